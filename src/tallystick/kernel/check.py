@@ -1,0 +1,11 @@
+"""Invariants that hold in production, too."""
+
+
+class InvariantBroken(Exception):
+    """A state that must not exist. Ends the shard that met it; never becomes an error code."""
+
+
+def check(condition: object, why: str) -> None:
+    """Raise InvariantBroken unless `condition` holds; unlike `assert` it survives `python -O`."""
+    if not condition:
+        raise InvariantBroken(why)

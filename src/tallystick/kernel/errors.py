@@ -1,0 +1,25 @@
+"""The root of our exceptions, and refusals as values.
+
+Inside machines a refusal is a `Reject`; in shells it is an exception (style R11).
+Every exception here must survive pickling: Spark sends them between processes.
+"""
+
+from dataclasses import dataclass
+
+from tallystick.kernel.codes import ErrorCode
+
+
+class TallystickError(Exception):
+    """Root of every exception this package raises on purpose."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """A command was refused and nothing changed.
+
+    `reason` names both values compared and where, for the log line and, where the
+    protocol has room, for the answer.
+    """
+
+    code: ErrorCode
+    reason: str

@@ -1,0 +1,51 @@
+"""Identifiers with a type each, so that an offset is never passed where an epoch is meant.
+
+No sentinel lives here: "none" is `None`. The wire's -1 is translated where it is read.
+"""
+
+from dataclasses import dataclass
+from typing import Final, NewType
+
+Offset = NewType("Offset", int)
+"""Position of a record in a partition, counted from 0."""
+
+LeaderEpoch = NewType("LeaderEpoch", int)
+ProducerId = NewType("ProducerId", int)
+ProducerEpoch = NewType("ProducerEpoch", int)
+CoordinatorEpoch = NewType("CoordinatorEpoch", int)
+Sequence = NewType("Sequence", int)
+"""Per-partition record number of an idempotent producer, 0 to INT32_MAX, then 0 again."""
+
+TimestampMs = NewType("TimestampMs", int)
+TransactionalId = NewType("TransactionalId", str)
+GroupId = NewType("GroupId", str)
+MemberId = NewType("MemberId", str)
+BrokerId = NewType("BrokerId", int)
+
+INT8_MAX: Final = 2**7 - 1
+INT16_MAX: Final = 2**15 - 1
+INT32_MAX: Final = 2**31 - 1
+INT64_MAX: Final = 2**63 - 1
+UINT32_MAX: Final = 2**32 - 1
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class TopicPartition:
+    """One partition of one topic; prints as Kafka's directory name, `topic-0`."""
+
+    topic: str
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Identity:
+    """A producer id and its epoch: who signs records, and which incarnation of them."""
+
+    producer_id: ProducerId
+    epoch: ProducerEpoch
+
+    def __str__(self) -> str:
+        return f"{self.producer_id}/{self.epoch}"

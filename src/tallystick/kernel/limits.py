@@ -1,0 +1,45 @@
+"""Every maximum in one place, with the relations between them checked at import.
+
+A limit exists so that bytes from outside cannot make us allocate, loop or wait without bound.
+"""
+
+from typing import Final
+
+from tallystick.kernel.check import check
+from tallystick.kernel.ids import INT16_MAX, INT32_MAX
+
+KIB: Final = 1024
+MIB: Final = 1024 * KIB
+
+# Kafka's socket.request.max.bytes default: no frame above it is read.
+FRAME_BYTES_MAX_DEFAULT: Final = 100 * MIB
+
+# A classic string has an int16 length.
+STRING_BYTES_MAX: Final = INT16_MAX
+
+# Elements one array may announce; every element costs at least one byte on the wire,
+# so a decoder also refuses counts above the bytes that are left.
+ARRAY_ELEMENTS_MAX: Final = 1_000_000
+# All elements of one message together: nested arrays cannot multiply past this.
+MESSAGE_ELEMENTS_MAX: Final = 1_000_000
+TAGGED_FIELDS_MAX: Final = 1_000
+# Decoding never costs more memory than this plus 4x the frame.
+DECODE_MEMORY_BASE_BYTES: Final = 64 * MIB
+
+# A record batch may unpack to this many bytes, and to this many times its own size.
+DECOMPRESSED_BYTES_MAX: Final = 128 * MIB
+DECOMPRESSION_RATIO_MAX: Final = 2_000
+RECORDS_PER_BATCH_MAX: Final = 10_000_000
+HEADERS_PER_RECORD_MAX: Final = 10_000
+
+# Kafka keeps the last five batches of a producer to recognise a repetition.
+PRODUCER_BATCHES_CACHED: Final = 5
+
+# Topic names (Kafka: at most 249 characters, so that "-<partition>" fits a file name).
+TOPIC_NAME_LENGTH_MAX: Final = 249
+
+EPOCH_MAX: Final = INT16_MAX
+SEQUENCE_MAX: Final = INT32_MAX
+
+check(FRAME_BYTES_MAX_DEFAULT <= INT32_MAX, "a frame's length is an int32")
+check(DECOMPRESSED_BYTES_MAX >= FRAME_BYTES_MAX_DEFAULT, "an uncompressed frame must always fit")
