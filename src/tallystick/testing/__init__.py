@@ -1,4 +1,4 @@
-"""What users need to test their own Kafka code: an in-process broker, a clock that stands still, a disk that forgets."""
+"""What users need to test their own Kafka code: a broker of their own, a clock that stands still."""
 
 from tallystick.testing.clock import FakeClock
 from tallystick.testing.waiting import eventually

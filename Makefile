@@ -1,0 +1,51 @@
+# The two commands are `make run` and `make test`; the rest is for developers (CONTRIBUTING.md).
+# Logic lives in tools/*.py; a recipe here only says what is run.
+
+PYTHON ?= $(firstword $(shell command -v python3.11 python3.12 python3.13 python3 2>/dev/null))
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help run test check format lint types layers unit interop crash fuzz bench docs kafka clean
+
+help: ## what there is to make
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+$(READY): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "tallystick needs Python 3.11 or later on the PATH"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "tallystick needs Python 3.11 or later, not $$($(PYTHON) -V)"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "Installing into $(VENV) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,demo]'
+	@touch $@
+
+run: $(READY) ## start the broker, send and read back 336,776 real records
+	@$(BIN)/python tools/run_flights.py
+
+test: $(READY) ## everything a change must pass
+	@$(BIN)/python tools/gate.py
+	@$(BIN)/python -m pytest
+
+check: $(READY) ## the quick loop: format, lint, types, layers, unit tests (under a minute)
+	@$(BIN)/python tools/gate.py
+	@$(BIN)/python -m pytest -m "not slow and not server and not kafka and not mount" tests/unit tests/spec tests/scripts tests/properties tests/meta
+
+format: $(READY) ## rewrite the sources in the house format
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+interop: $(READY) ## Apache's and librdkafka's clients, on our broker and on Apache Kafka
+	@TALLYSTICK_INTEROP_KAFKA=1 $(BIN)/python -m pytest tests/interop
+
+crash: $(READY) ## the long form of every crash test
+	@TALLYSTICK_LONG=1 $(BIN)/python -m pytest tests/crash
+
+fuzz: $(READY) ## a million hostile inputs to every decoder
+	@$(BIN)/python tools/fuzz.py --inputs 1000000
+
+bench: $(READY) ## measure beside Apache Kafka and rewrite docs/benchmarks.md
+	@$(BIN)/python -m tools.bench
+
+clean: ## remove the environment and every cache
+	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

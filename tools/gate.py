@@ -1,0 +1,37 @@
+"""Format, lint, types and layers, side by side; the output of what failed, nothing else."""
+
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+BIN = Path(sys.executable).parent
+STEPS = {
+    "format": ["ruff", "format", "--check", "."],
+    "lint": ["ruff", "check", "."],
+    "types": ["mypy"],
+    "layers": ["lint-imports"],
+}
+
+
+def run(name: str) -> tuple[str, float, int, str]:
+    """Run one step; its name, seconds, exit code and output."""
+    started = time.monotonic()
+    program, *arguments = STEPS[name]
+    done = subprocess.run([BIN / program, *arguments], capture_output=True, text=True, check=False)
+    return name, time.monotonic() - started, done.returncode, done.stdout + done.stderr
+
+
+def main() -> int:
+    with ThreadPoolExecutor() as pool:
+        results = list(pool.map(run, STEPS))
+    for name, seconds, code, output in results:
+        print(f"{name:8}{'ok' if code == 0 else 'FAILED':8}{seconds:5.1f} s")
+        if code:
+            print(output)
+    return int(any(code for _, _, code, _ in results))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
