@@ -1,0 +1,43 @@
+"""What a process loads: the broker stays small because it never imports what it does not need."""
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = {
+    "numpy",
+    "pandas",
+    "pyarrow",
+    "sqlalchemy",
+    "pyspark",
+    "rich",
+    "typer",
+    "click",
+    "hypothesis",
+    "confluent_kafka",
+}
+
+
+def modules_after(code: str) -> set[str]:
+    printed = subprocess.run(
+        [sys.executable, "-c", f"{code}\nimport sys; print('\\n'.join(sys.modules))"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return {name.partition(".")[0] for name in printed.stdout.split()}
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import tallystick",
+        "import tallystick.broker.broker",
+        "import tallystick.broker.embedded",
+        "import tallystick.testing",
+        "import tallystick.cli.main, tallystick.cli.broker",
+    ],
+)
+def test_nothing_heavy_is_loaded(code: str) -> None:
+    assert not modules_after(code) & HEAVY
