@@ -1,0 +1,261 @@
+"""What a setting is: one declared value with Kafka's dotted name, its bounds, its text form.
+
+A configuration is a frozen dataclass whose fields are made by `setting()`; the field name with dots for
+underscores is Kafka's name. `problems_in` and `build` work on any such class, so that the broker's and a
+topic's configuration are checked, shown and documented by the same code.
+"""
+
+import difflib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from enum import IntEnum
+from typing import Final, TypeVar, cast
+
+from tallystick.kernel.errors import TallystickError
+from tallystick.kernel.ids import INT32_MAX, INT64_MAX
+
+Value = bool | int | float | str | tuple[str, ...] | None
+T = TypeVar("T", bound=Value)
+C = TypeVar("C")
+
+_META: Final = "tallystick.setting"
+_DECLARED: Final[dict[type, tuple[tuple[str, "Setting"], ...]]] = {}
+
+
+class BadConfig(TallystickError):
+    """Everything that is wrong with a configuration, one problem a line."""
+
+
+class Kind(IntEnum):
+    """The type of a setting, numbered as DescribeConfigs answers it (KIP-569)."""
+
+    BOOLEAN = 1
+    STRING = 2
+    INT = 3
+    LONG = 5
+    DOUBLE = 6
+    LIST = 7
+
+
+_BOUNDS: Final = {Kind.INT: INT32_MAX, Kind.LONG: INT64_MAX}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Synonym:
+    """A broker setting that a topic setting falls back to; its value times `scale`."""
+
+    name: str
+    scale: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One setting.
+
+    name       Kafka's dotted name; empty until the class's field gives it
+    none       the text that stands for "no limit" or "not set": -1 or empty on the wire, None inside
+    dynamic    may be changed while the broker runs
+    synonyms   broker settings a topic's setting falls back to, strongest first
+    """
+
+    name: str = ""
+    kind: Kind
+    default: Value
+    doc: str
+    low: float | None = None
+    high: float | None = None
+    choices: tuple[str, ...] = ()
+    none: str | None = None
+    dynamic: bool = False
+    synonyms: tuple[Synonym, ...] = ()
+
+    def parse(self, text: str) -> Value:
+        """The value of `text`. Raises ValueError that says what is allowed."""
+        text = text.strip()
+        if self.none is not None and text == self.none:
+            return None
+        match self.kind:
+            case Kind.BOOLEAN:
+                return self._parse_bool(text)
+            case Kind.INT | Kind.LONG:
+                return int(self._bounded(text, int(text) if _is_integer(text) else None))
+            case Kind.DOUBLE:
+                return self._bounded(text, _float(text))
+            case Kind.LIST:
+                values = tuple(part.strip() for part in text.split(",") if part.strip())
+                for value in values:
+                    self._one_of(value)
+                return values
+            case Kind.STRING:
+                return self._one_of(text)
+
+    def format(self, value: Value) -> str | None:
+        """The text that `parse` reads back; None where there is no value and no text for that."""
+        match value:
+            case None:
+                return self.none or None
+            case bool():
+                return "true" if value else "false"
+            case tuple():
+                return ",".join(value)
+            case _:
+                return str(value)
+
+    def allowed(self) -> str:
+        """What may be written, in words."""
+        if self.kind is Kind.BOOLEAN:
+            return "true or false"
+        if self.choices:
+            word = "any of" if self.kind is Kind.LIST else "one of"
+            return f"{word} {', '.join(self.choices)}"
+        if self.kind in (Kind.INT, Kind.LONG, Kind.DOUBLE):
+            span = f"{self.kind.name.lower()}, {_number(self.low)} to {_number(self._high())}"
+            return span if not self.none else f"{span}, or {self.none} for none"
+        return self.kind.name.lower()
+
+    def _high(self) -> float | None:
+        return self.high if self.high is not None else _BOUNDS.get(self.kind)
+
+    def _parse_bool(self, text: str) -> bool:
+        if text.lower() not in ("true", "false"):
+            raise ValueError(f"{text!r} is not true or false")
+        return text.lower() == "true"
+
+    def _bounded(self, text: str, value: float | None) -> float:
+        high = self._high()
+        too_low = value is not None and self.low is not None and value < self.low
+        too_high = value is not None and high is not None and value > high
+        if value is None or too_low or too_high:
+            raise ValueError(f"{text!r} is not {self.allowed()}")
+        return value
+
+    def _one_of(self, text: str) -> str:
+        if self.choices and text not in self.choices:
+            raise ValueError(f"{text!r} is not {self.allowed()}")
+        return text
+
+
+def setting(default: T, doc: str, **more: object) -> T:
+    """A field of a configuration class; `more` are the attributes of Setting.
+
+    The kind follows from the default unless given: bool, int (LONG unless kind=INT), float, str, tuple.
+    """
+    kind = more.pop("kind", None) or _kind_of(default)
+    made = Setting(kind=cast(Kind, kind), default=default, doc=doc, **more)  # type: ignore[arg-type]
+    made_field: T = field(default=default, metadata={_META: made})
+    return made_field
+
+
+def settings_of(cls: type) -> dict[str, Setting]:
+    """The settings of a configuration class by dotted name, in order of declaration."""
+    return {made.name: made for _, made in _settings(cls)}
+
+
+def build(cls: type[C], texts: Mapping[str, str], **more: object) -> C:
+    """An instance of `cls` from texts by dotted name.
+
+    Raises: BadConfig with every bad value and unknown name; cross-field rules are the class's own,
+        in `problems(self) -> Iterator[str]`.
+    """
+    declared = {made.name: (attribute, made) for attribute, made in _settings(cls)}
+    values: dict[str, object] = dict(more)
+    problems = []
+    for name, text in texts.items():
+        if name not in declared:
+            problems.append(unknown(name, declared))
+            continue
+        attribute, made = declared[name]
+        try:
+            values[attribute] = made.parse(text)
+        except ValueError as exc:
+            problems.append(f"{name}: {exc}")
+    if not problems:
+        built = cls(**values)
+        rules = getattr(built, "problems", None)
+        problems = list(rules()) if rules is not None else []
+        if not problems:
+            return built
+    raise BadConfig("\n".join(problems))
+
+
+def unknown(name: str, known: Mapping[str, object]) -> str:
+    """What to say of a name nobody declared, with the nearest one that somebody did."""
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    return f"{name}: unknown setting" + (f"; did you mean {near[0]}?" if near else "")
+
+
+def read_properties(text: str, source: str) -> dict[str, str]:
+    """Parse a `server.properties` file: `#` and `!` comments, `=` or `:`, lines continued with `\\`.
+
+    Raises: BadConfig naming each line that is not `name=value`, and each name given twice.
+    """
+    values: dict[str, str] = {}
+    problems = []
+    for number, line in _logical_lines(text):
+        at = min((i for i in (line.find("="), line.find(":")) if i >= 0), default=-1)
+        name = line[:at].strip()
+        if at < 1 or not name:
+            problems.append(f"{source}:{number}: {line!r} is not name=value")
+        elif name in values:
+            problems.append(f"{source}:{number}: {name} is given twice")
+        else:
+            values[name] = line[at + 1 :].strip()
+    if problems:
+        raise BadConfig("\n".join(problems))
+    return values
+
+
+def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
+    started, pending = 0, ""
+    for number, raw in enumerate(text.splitlines(), 1):
+        line = raw.strip()
+        if not pending and (not line or line[0] in "#!"):
+            continue
+        started = started if pending else number
+        if line.endswith("\\"):
+            pending += line[:-1]
+            continue
+        yield started, pending + line
+        pending = ""
+    if pending:
+        yield started, pending
+
+
+def _settings(cls: type) -> tuple[tuple[str, Setting], ...]:
+    """Attribute and setting of every declared field; made once per class."""
+    if cls not in _DECLARED:
+        _DECLARED[cls] = tuple(
+            (f.name, replace(f.metadata[_META], name=f.name.replace("_", ".")))
+            for f in fields(cls)
+            if _META in f.metadata
+        )
+    return _DECLARED[cls]
+
+
+def _kind_of(default: Value) -> Kind:
+    match default:
+        case bool():
+            return Kind.BOOLEAN
+        case int():
+            return Kind.LONG
+        case float():
+            return Kind.DOUBLE
+        case tuple():
+            return Kind.LIST
+        case _:
+            return Kind.STRING
+
+
+def _is_integer(text: str) -> bool:
+    return text.lstrip("+-").isdecimal() and text.isascii() and len(text) <= 20
+
+
+def _float(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _number(value: float | None) -> str:
+    return "any" if value is None else f"{int(value)}" if value == int(value) else f"{value}"
