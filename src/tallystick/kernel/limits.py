@@ -29,6 +29,8 @@ DECODE_MEMORY_BASE_BYTES: Final = 64 * MIB
 # A record batch may unpack to this many bytes, and to this many times its own size.
 DECOMPRESSED_BYTES_MAX: Final = 128 * MIB
 DECOMPRESSION_RATIO_MAX: Final = 2_000
+# Up to here the ratio is not looked at: zstd packs a megabyte of zeros into 60 bytes, and rightly.
+DECOMPRESSED_BYTES_FLOOR: Final = 16 * MIB
 RECORDS_PER_BATCH_MAX: Final = 10_000_000
 HEADERS_PER_RECORD_MAX: Final = 10_000
 
@@ -43,3 +45,4 @@ SEQUENCE_MAX: Final = INT32_MAX
 
 check(FRAME_BYTES_MAX_DEFAULT <= INT32_MAX, "a frame's length is an int32")
 check(DECOMPRESSED_BYTES_MAX >= FRAME_BYTES_MAX_DEFAULT, "an uncompressed frame must always fit")
+check(DECOMPRESSED_BYTES_FLOOR <= DECOMPRESSED_BYTES_MAX, "the floor lies below the bound")

@@ -125,6 +125,11 @@ class BatchHeader:
         return TimestampType.LOG_APPEND_TIME if log_append_time else TimestampType.CREATE_TIME
 
     @property
+    def log_append_time_ms(self) -> int | None:
+        """The broker's time, which stands for every record's own; None where producers set the time."""
+        return self.max_timestamp if self.attributes & LOG_APPEND_TIME_BIT else None
+
+    @property
     def delete_horizon_ms(self) -> int | None:
         """When the tombstones or the marker of this batch may go; it takes the base timestamp's place."""
         return self.base_timestamp if self.attributes & DELETE_HORIZON_BIT else None

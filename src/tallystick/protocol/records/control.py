@@ -1,0 +1,111 @@
+"""Control records: the markers that end transactions.
+
+A marker is a batch of its own, transactional and control, with one record and no sequence number. It
+takes an offset and is never handed to an application.
+
+Source: KIP-98, "Control Messages"; ControlRecordType, EndTransactionMarker.
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum
+from struct import Struct
+from typing import Final
+
+from tallystick.kernel.check import check
+from tallystick.kernel.ids import Identity
+from tallystick.protocol.records.batch import Buffer, read_header
+from tallystick.protocol.records.errors import InvalidBatch
+from tallystick.protocol.records.record import Record
+from tallystick.protocol.records.section import BatchMeta, decode_records, encode_batch
+
+_KEY: Final = Struct(">hh")  # version 0, type
+_VALUE: Final = Struct(">hi")  # version 0, coordinator epoch
+_VERSION: Final = 0
+
+
+class ControlType(IntEnum):
+    """What a control record says; the types after COMMIT belong to Kafka's controller and raft."""
+
+    ABORT = 0
+    COMMIT = 1
+    LEADER_CHANGE = 2
+    SNAPSHOT_HEADER = 3
+    SNAPSHOT_FOOTER = 4
+    KRAFT_VERSION = 5
+    KRAFT_VOTERS = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Marker:
+    """The end of a transaction in one partition.
+
+    `coordinator_epoch` lets a partition refuse the marker of a coordinator that was replaced.
+    """
+
+    type: ControlType
+    coordinator_epoch: int
+
+
+def encode_marker(
+    marker: Marker, identity: Identity, *, timestamp_ms: int, offset: int = 0, leader_epoch: int = -1
+) -> bytes:
+    """The whole batch of a marker, signed by `identity`."""
+    check(marker.type in (ControlType.ABORT, ControlType.COMMIT), "only these two end a transaction")
+    record = Record(
+        offset=offset,
+        timestamp_ms=timestamp_ms,
+        key=_KEY.pack(_VERSION, marker.type),
+        value=_VALUE.pack(_VERSION, marker.coordinator_epoch),
+    )
+    meta = BatchMeta(
+        base_offset=offset,
+        producer_id=identity.producer_id,
+        epoch=identity.epoch,
+        transactional=True,
+        control=True,
+        leader_epoch=leader_epoch,
+    )
+    return encode_batch([record], meta)
+
+
+def control_type(record: Record) -> ControlType | None:
+    """What a control record is; None for a type newer than ours, which readers skip.
+
+    A key of a later version begins like ours: Kafka reads the fields it knows.
+    Raises: InvalidBatch.
+    """
+    if record.key is None or len(record.key) < _KEY.size:
+        raise InvalidBatch(f"the key of control record {record.offset} is shorter than {_KEY.size} bytes")
+    version, number = _KEY.unpack_from(record.key)
+    if version < 0:
+        raise InvalidBatch(f"the key of control record {record.offset} has version {version}")
+    try:
+        return ControlType(number)
+    except ValueError:
+        return None
+
+
+def decode_marker(record: Record) -> Marker:
+    """The marker in a control record. Raises: InvalidBatch, also where it is no marker."""
+    found = control_type(record)
+    if found not in (ControlType.ABORT, ControlType.COMMIT):
+        raise InvalidBatch(f"control record {record.offset} is no marker but {found!r}")
+    if record.value is None or len(record.value) < _VALUE.size:
+        raise InvalidBatch(f"the value of marker {record.offset} is shorter than {_VALUE.size} bytes")
+    version, coordinator_epoch = _VALUE.unpack_from(record.value)
+    if version < 0:
+        raise InvalidBatch(f"the value of marker {record.offset} has version {version}")
+    return Marker(type=found, coordinator_epoch=coordinator_epoch)
+
+
+def read_marker(buf: Buffer, at: int = 0) -> Marker | None:
+    """The marker in the batch at `at`; None for data, other control records, and an emptied batch.
+
+    Raises: as decode_records, and InvalidBatch for a malformed marker.
+    """
+    if not read_header(buf, at).is_control:
+        return None
+    for record in decode_records(buf, at):
+        if control_type(record) in (ControlType.ABORT, ControlType.COMMIT):
+            return decode_marker(record)
+    return None

@@ -1,0 +1,86 @@
+"""A batch again without some of its records, as compaction leaves it.
+
+What the batch says about its producer stays as it was: base offset, last offset delta, producer, epoch
+and first sequence, so that a producer's next sequence number still follows on after compaction, even
+where every record is gone and an empty batch stands for them [REC-7].
+
+Source: MemoryRecords.filterTo; KIP-534 for the delete horizon.
+"""
+
+from collections.abc import Callable, Set
+from dataclasses import replace
+
+from tallystick.protocol.records.batch import (
+    CODEC_MASK,
+    DELETE_HORIZON_BIT,
+    BatchHeader,
+    Buffer,
+    read_header,
+)
+from tallystick.protocol.records.compression import compress
+from tallystick.protocol.records.record import Span, encode_span, walk
+from tallystick.protocol.records.section import ScannedKey, seal, unpack_section
+
+
+def filter_batch(
+    buf: Buffer,
+    at: int,
+    keep: Callable[[ScannedKey], bool] | Set[int],
+    *,
+    retain_empty: bool,
+    horizon_ms: int | None = None,
+) -> bytes | None:
+    """Rewrite the batch at `at` with the records to keep.
+
+    Args:
+        keep: asked for every record in order; or the offsets to keep.
+        retain_empty: leave an empty batch where no record is kept: its last sequence is still the newest
+            of a live producer.
+        horizon_ms: a delete horizon to set where there is none yet and the kept records need one: they
+            hold a tombstone, or are a control record. Pass it for a marker only once nothing of its
+            transaction is left.
+    Returns:
+        The batch, byte for byte the old one where nothing changes; None where nothing is left.
+    Raises: CorruptBatch, InvalidBatch, UnsupportedMagic.
+    """
+    header = read_header(buf, at)
+    section = unpack_section(buf, at, header)
+    kept = [span for span in walk(section, header) if _wanted(span, keep)]
+    if not kept:
+        return seal_empty(header) if retain_empty else None
+
+    needs_horizon = header.is_control or any(span.value_size < 0 for span in kept)
+    new_horizon = horizon_ms if needs_horizon and header.delete_horizon_ms is None else None
+    if len(kept) == header.record_count and new_horizon is None:
+        return bytes(memoryview(buf)[at : at + header.size_bytes])
+    return _rewrite(header, section, kept, new_horizon)
+
+
+def seal_empty(header: BatchHeader) -> bytes:
+    """The batch with no record left in it.
+
+    Source: DefaultRecordBatch.writeEmptyHeader: uncompressed, without base timestamp or delete horizon.
+    """
+    attributes = header.attributes & ~(CODEC_MASK | DELETE_HORIZON_BIT)
+    return seal(replace(header, attributes=attributes, base_timestamp=-1, record_count=0), b"")
+
+
+def _wanted(span: Span, keep: Callable[[ScannedKey], bool] | Set[int]) -> bool:
+    if isinstance(keep, Set):
+        return span.offset in keep
+    size = span.value_size
+    return keep(ScannedKey(span.offset, span.timestamp_ms, span.key, size < 0, max(0, size)))
+
+
+def _rewrite(header: BatchHeader, section: bytes, kept: list[Span], new_horizon: int | None) -> bytes:
+    horizon = header.delete_horizon_ms if new_horizon is None else new_horizon
+    base_timestamp = kept[0].timestamp_ms if horizon is None else horizon
+    records = [encode_span(span, section, header.base_offset, base_timestamp) for span in kept]
+    changed = replace(
+        header,
+        attributes=header.attributes | (0 if horizon is None else DELETE_HORIZON_BIT),
+        base_timestamp=base_timestamp,
+        max_timestamp=max(span.timestamp_ms for span in kept),
+        record_count=len(kept),
+    )
+    return seal(changed, compress(header.codec, b"".join(records)))

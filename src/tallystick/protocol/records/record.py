@@ -1,0 +1,245 @@
+"""Records inside a batch: the section between the header and the end, unpacked.
+
+Each record is a zigzag varint of its length, then attributes (one byte, unused), timestamp and offset
+as deltas to the batch, key, value and headers, every length a zigzag varint, -1 for null.
+
+This is the one place that works record by record, so its loops are written out: a varint of one or two
+bytes, which is nearly all of them, is read in line or looked up in a table.
+
+Source: Kafka's protocol guide, "Record" and "Record Header"; DefaultRecord.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+from tallystick.kernel.ids import INT64_MAX
+from tallystick.kernel.limits import HEADERS_PER_RECORD_MAX
+from tallystick.protocol.records.batch import BatchHeader
+from tallystick.protocol.records.errors import InvalidBatch
+
+Headers = tuple[tuple[str, bytes | None], ...]
+
+INT64_MIN: Final = -INT64_MAX - 1
+UINT64_MAX: Final = 2**64 - 1
+
+_VARLONG_BYTES_MAX: Final = 10
+_NULL: Final = b"\x01"  # zigzag of -1
+_NO_HEADERS: Final = b"\x00"
+
+
+class Record(NamedTuple):
+    """One record, with its place in the log and its time."""
+
+    offset: int
+    timestamp_ms: int
+    key: bytes | None = None
+    value: bytes | None = None
+    headers: Headers = ()
+
+
+class Span(NamedTuple):
+    """A record as `walk` finds it: what everybody needs, and where the rest is in the section."""
+
+    offset: int
+    timestamp_ms: int
+    key: bytes | None
+    tail_at: int  # everything after the deltas: key, value, headers
+    value_at: int
+    value_size: int  # -1 for null
+    end: int
+
+
+def encode_zigzag(value: int) -> bytes:
+    """A signed number as Kafka's varint or varlong, which differ in range alone; past 64 bits it wraps."""
+    raw = ((value << 1) ^ -(value >> 63 & 1)) & UINT64_MAX
+    out = bytearray()
+    while raw > 0x7F:
+        out.append(raw & 0x7F | 0x80)
+        raw >>= 7
+    out.append(raw)
+    return bytes(out)
+
+
+def decode_zigzag(data: bytes, at: int = 0) -> tuple[int, int]:
+    """The signed number at `at`, and where it ends."""
+    raw, last = long_varint(data, at)
+    return (raw >> 1) ^ -(raw & 1), last + 1
+
+
+def long_varint(data: bytes, at: int) -> tuple[int, int]:
+    """The varint at `at`, still in zigzag, and its *last* byte.
+
+    Raises: InvalidBatch beyond 64 bits; IndexError at the end of the data.
+    """
+    raw = 0
+    for position in range(at, at + _VARLONG_BYTES_MAX):
+        byte = data[position]
+        raw |= (byte & 0x7F) << 7 * (position - at)
+        if byte <= 0x7F:
+            if raw > UINT64_MAX:
+                break
+            return raw, position
+    raise InvalidBatch(f"the varint at byte {at} of the records has more than 64 bits")
+
+
+# Varints of one and two bytes, by value; all a batch needs but for large values and late timestamps.
+_SMALL: Final = 8192
+_ZIGZAG: Final = tuple(map(encode_zigzag, range(_SMALL)))
+
+
+def encode_records(records: Sequence[Record], base_offset: int, base_timestamp: int) -> bytes:
+    """The record section, uncompressed; offsets and times are written as deltas to the two bases.
+
+    Cost: about 250 ns a record.
+    """
+    table, small, join = _ZIGZAG, _SMALL, b"".join
+    parts: list[bytes] = []
+    for offset, timestamp, key, value, headers in records:
+        delta = timestamp - base_timestamp
+        when = table[delta] if 0 <= delta < small else encode_zigzag(delta)
+        delta = offset - base_offset
+        where = table[delta] if 0 <= delta < small else encode_zigzag(delta)
+        if key is None:
+            key_size, key = _NULL, b""
+        else:
+            size = len(key)
+            key_size = table[size] if size < small else encode_zigzag(size)
+        if value is None:
+            value_size, value = _NULL, b""
+        else:
+            size = len(value)
+            value_size = table[size] if size < small else encode_zigzag(size)
+        tail = encode_headers(headers) if headers else _NO_HEADERS
+        body = join((b"\0", when, where, key_size, key, value_size, value, tail))
+        size = len(body)
+        parts += (table[size] if size < small else encode_zigzag(size), body)
+    return join(parts)
+
+
+def encode_headers(headers: Headers) -> bytes:
+    """Their number, then key and value of each."""
+    parts = [encode_zigzag(len(headers))]
+    for name, value in headers:
+        key = name.encode()
+        parts += (encode_zigzag(len(key)), key)
+        parts += (_NULL,) if value is None else (encode_zigzag(len(value)), value)
+    return b"".join(parts)
+
+
+def encode_span(span: Span, section: bytes, base_offset: int, base_timestamp: int) -> bytes:
+    """A record again, with its deltas counted from other bases, and key, value and headers untouched."""
+    when = encode_zigzag(span.timestamp_ms - base_timestamp)
+    where = encode_zigzag(span.offset - base_offset)
+    body = b"".join((b"\0", when, where, section[span.tail_at : span.end]))
+    return encode_zigzag(len(body)) + body
+
+
+def walk(section: bytes, header: BatchHeader) -> Iterator[Span]:
+    """Every record of an unpacked section in turn, its headers unread.
+
+    Holds the section to its word: as many records as announced, each within its length, offsets rising
+    and within the batch [REC-6], and nothing left over.
+
+    Raises: InvalidBatch.
+    Cost: about 450 ns a record.
+    """
+    new, here = tuple.__new__, Span
+    at, limit, previous, last = 0, len(section), -1, header.last_offset_delta
+    base_offset, base_timestamp, fixed_time = (
+        header.base_offset,
+        header.base_timestamp,
+        header.log_append_time_ms,
+    )
+    try:
+        for _ in range(header.record_count):
+            raw = section[at]
+            if raw > 0x7F:
+                more = section[at + 1]
+                raw, at = (raw & 0x7F | more << 7, at + 1) if more <= 0x7F else long_varint(section, at)
+            end = at + 1 + (raw >> 1)
+            if raw & 1 or end > limit:
+                raise InvalidBatch(f"a record ends at byte {end}, its section at {limit}")
+            at += 2  # past the attributes
+            raw = section[at]
+            if raw > 0x7F:
+                more = section[at + 1]
+                raw, at = (raw & 0x7F | more << 7, at + 1) if more <= 0x7F else long_varint(section, at)
+            timestamp = base_timestamp + ((raw >> 1) ^ -(raw & 1))
+            if not INT64_MIN <= timestamp <= INT64_MAX:
+                timestamp = (timestamp - INT64_MIN & UINT64_MAX) + INT64_MIN  # as Java adds
+            at += 1
+            raw = section[at]
+            if raw > 0x7F:
+                more = section[at + 1]
+                raw, at = (raw & 0x7F | more << 7, at + 1) if more <= 0x7F else long_varint(section, at)
+            delta = raw >> 1
+            if raw & 1 or not previous < delta <= last:
+                raise InvalidBatch(f"offset delta {delta} after {previous}, the last one being {last}")
+            previous = delta
+            at += 1
+            tail_at, raw, key = at, section[at], None
+            if raw > 0x7F:
+                more = section[at + 1]
+                raw, at = (raw & 0x7F | more << 7, at + 1) if more <= 0x7F else long_varint(section, at)
+            at += 1
+            if not raw & 1:
+                key = section[at : at + (raw >> 1)]
+                at += raw >> 1
+            raw = section[at]
+            if raw > 0x7F:
+                more = section[at + 1]
+                raw, at = (raw & 0x7F | more << 7, at + 1) if more <= 0x7F else long_varint(section, at)
+            at += 1
+            value_size, value_end = (-1, at) if raw & 1 else (raw >> 1, at + (raw >> 1))
+            if value_end >= end:
+                raise InvalidBatch(f"key and value end at byte {value_end}, their record at {end}")
+            if fixed_time is not None:
+                timestamp = fixed_time
+            yield new(here, (base_offset + delta, timestamp, key, tail_at, at, value_size, end))
+            at = end
+    except IndexError:
+        raise InvalidBatch(f"{limit} bytes end inside a record") from None
+    if at != limit:
+        raise InvalidBatch(f"{limit - at} bytes follow the last of {header.record_count} records")
+
+
+def decode_record(section: bytes, span: Span) -> Record:
+    """The whole record at a span. Raises: InvalidBatch."""
+    offset, timestamp, key, _, value_at, value_size, end = span
+    if value_size < 0:
+        value, at = None, value_at
+    else:
+        at = value_at + value_size
+        value = section[value_at:at]
+    headers: Headers = ()
+    if section[at]:
+        headers = decode_headers(section, at, end)
+    elif at + 1 != end:
+        raise InvalidBatch(f"a record without headers ends at byte {at + 1}, its length says {end}")
+    return tuple.__new__(Record, (offset, timestamp, key, value, headers))
+
+
+def decode_headers(section: bytes, at: int, end: int) -> Headers:
+    """The headers that fill `at` to `end`.
+
+    Names that are not UTF-8 are read as Java reads them, with replacement characters.
+    """
+    headers: list[tuple[str, bytes | None]] = []
+    try:
+        count, at = decode_zigzag(section, at)
+        if not 0 <= count <= min(HEADERS_PER_RECORD_MAX, (end - at) // 2):
+            raise InvalidBatch(f"{count} headers in {end - at} bytes, the most is {HEADERS_PER_RECORD_MAX}")
+        for _ in range(count):
+            size, at = decode_zigzag(section, at)
+            if size < 0:
+                raise InvalidBatch("a header has no name")
+            name = section[at : at + size].decode("utf-8", "replace")
+            at += size
+            size, at = decode_zigzag(section, at)
+            headers.append((name, None if size < 0 else section[at : at + size]))
+            at += max(0, size)
+    except IndexError:
+        raise InvalidBatch(f"{len(section)} bytes end inside the headers of a record") from None
+    if at != end:
+        raise InvalidBatch(f"headers end at byte {at}, their record at {end}")
+    return tuple(headers)
