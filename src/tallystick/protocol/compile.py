@@ -1,0 +1,633 @@
+"""Declaration + version -> two Python functions, written and compiled on first use.
+
+A codec that walks the declaration for every message spends its time asking questions whose answers
+never change. Here they are asked once: the generated source holds only what this version does, fields
+of fixed size that stand side by side become one `struct` call (with the next length prefix in it), and
+nested structs are inlined. A compiled codec costs about a millisecond, once, and only for versions met.
+
+Generated code never trusts a length. Every read is bounded by the buffer: `struct` and indexing raise
+beyond its end, slices are compared first. Every count is compared with the bytes that are left before
+anything is allocated, and everything counted is paid for from one purse of bytes (`_Cost`), so that
+decoding costs at most DECODE_MEMORY_BASE_BYTES plus four times the frame [WIRE-2].
+
+This is the one module that uses `Any`: it works on classes that only exist as declarations.
+"""
+
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from tallystick.kernel.check import check
+from tallystick.kernel.limits import (
+    ARRAY_ELEMENTS_MAX,
+    DECODE_MEMORY_BASE_BYTES,
+    MESSAGE_ELEMENTS_MAX,
+    STRING_BYTES_MAX,
+    TAGGED_FIELDS_MAX,
+)
+from tallystick.protocol.errors import DecodeError, EncodeError, UnsupportedField, UnsupportedVersion
+from tallystick.protocol.primitives import (
+    SHORT_UVARINTS,
+    Buffer,
+    encode_uvarint,
+    read_uvarint,
+    uuid_from,
+)
+from tallystick.protocol.wire import (
+    BYTES,
+    INT16,
+    INT32,
+    STRING,
+    UUID,
+    Array,
+    FieldSpec,
+    MessageSpec,
+    Scalar,
+    StructSpec,
+    WireType,
+    draft_of,
+    message_spec,
+    struct_spec,
+)
+
+Decoder = Callable[[memoryview, int], tuple[Any, int]]
+Encoder = Callable[[Any], list[Buffer]]
+
+# What the purse holds. The rest of DECODE_MEMORY_BASE_BYTES is for what is not counted: the generated
+# functions, temporary lists, the allocator's rounding.
+PURSE_BYTES: Final = DECODE_MEMORY_BASE_BYTES - DECODE_MEMORY_BASE_BYTES // 8
+# So many bytes an element costs at least; it makes the purse bound the number of elements as well.
+ELEMENT_BYTES_MIN: Final = PURSE_BYTES // MESSAGE_ELEMENTS_MAX
+_UNKNOWN_TAG_BYTES: Final = 200
+
+check(ELEMENT_BYTES_MIN > 0, "an element must cost something")
+
+_FIXED_BYTES: Final = {letter: struct.calcsize(f">{letter}") for letter in "?bBhHiIqd"} | {"16s": 16}
+
+
+def encoder(cls: type, version: int) -> Encoder:
+    """The compiled function `value -> list of buffers` for one class and version."""
+    made: Encoder = _compiled(_ENCODERS, cls, version, _EncodeSource)
+    return made
+
+
+def decoder(cls: type, version: int) -> Decoder:
+    """The compiled function `(view, at) -> (value, next)` for one class and version."""
+    made: Decoder = _compiled(_DECODERS, cls, version, _DecodeSource)
+    return made
+
+
+def source(cls: type, version: int) -> str:
+    """Both generated functions as text, for a reader or a debugger."""
+    spec = message_spec(cls)
+    return f"{_DecodeSource(spec, version).text()}\n\n{_EncodeSource(spec, version).text()}\n"
+
+
+_ENCODERS: Final[dict[tuple[type, int], Encoder]] = {}
+_DECODERS: Final[dict[tuple[type, int], Decoder]] = {}
+
+
+def _compiled(cache: dict[tuple[type, int], Any], cls: type, version: int, kind: type["_Source"]) -> Any:
+    found = cache.get((cls, version))
+    if found is None:
+        spec = message_spec(cls)
+        if version not in spec.versions:
+            known = f"{spec.versions.first}-{spec.versions.last}"
+            raise UnsupportedVersion(f"{cls.__name__} has versions {known}, not {version}")
+        found = cache[cls, version] = kind(spec, version).function()
+    return found
+
+
+# ------------------------------------------------------------------------------ source text
+
+
+class _Source:
+    """Lines of Python under construction, the constants they name, and a run of fixed-size fields.
+
+    `pending` holds (struct letter, expression or target) pairs that the next `flush` turns into one call.
+    """
+
+    name = "codec"
+
+    def __init__(self, spec: MessageSpec, version: int) -> None:
+        self.spec, self.version = spec, version
+        self.flexible = version in spec.flexible
+        self.lines: list[str] = []
+        self.depth = 2  # inside `def` and `try`
+        self.serial = 0
+        self.names: dict[str, Any] = dict(_RUNTIME)
+        self.pending: list[tuple[str, str]] = []
+
+    def put(self, line: str) -> None:
+        self.lines.append("    " * self.depth + line)
+
+    @contextmanager
+    def block(self, head: str) -> Iterator[None]:
+        self.put(head)
+        self.depth += 1
+        yield
+        self.depth -= 1
+
+    def fresh(self, stem: str) -> str:
+        """A variable nobody else uses: nested structs are inlined into one function."""
+        self.serial += 1
+        return f"{stem}{self.serial}"
+
+    def constant(self, value: object, stem: str = "k") -> str:
+        name = self.fresh(stem)
+        self.names[name] = value
+        return name
+
+    def packer(self, letters: str, method: str) -> str:
+        name = f"{method}_{letters.replace('?', 'o')}"
+        self.names[name] = getattr(struct.Struct(f">{letters}"), method)
+        return name
+
+    def present(self, struct_: StructSpec, *, tagged: bool) -> list[FieldSpec]:
+        fields = [
+            f
+            for f in struct_.fields
+            if self.version in f.wire.versions and f.is_tagged(self.version) is tagged
+        ]
+        return sorted(fields, key=lambda f: f.wire.tag or 0) if tagged else fields
+
+    def text(self) -> str:
+        raise NotImplementedError
+
+    def function(self) -> Any:
+        text = self.text()
+        where = f"<{self.name} {self.spec.struct.cls.__name__} v{self.version}>"
+        exec(compile(text, where, "exec"), self.names)
+        return self.names[self.name]
+
+
+# ---------------------------------------------------------------------------------- decoding
+
+
+class _DecodeSource(_Source):
+    """Writes `decode(buf, at)`; `at` moves over `buf`, whose end is `end`."""
+
+    name = "decode"
+
+    def text(self) -> str:
+        self.lines.clear()
+        self.put("end = len(buf)")
+        self.put(f"room = {PURSE_BYTES}")
+        value = self.struct_(self.spec.struct)
+        self.put(f"return {value}, at")
+        label = f"{self.spec.struct.cls.__name__} v{self.version}"
+        body = "\n".join(self.lines)
+        return (
+            f"def decode(buf, at):\n    try:\n{body}\n"
+            f"    except (StructError, IndexError):\n"
+            f"        raise DecodeError(f'{label}: cut off, at the end of {{len(buf)}} bytes') from None\n"
+            f"    except UnicodeDecodeError as error:\n"
+            f"        raise DecodeError(f'{label}: a string is not UTF-8: {{error.reason}}') from None"
+        )
+
+    # ---- runs of fixed-size fields
+
+    def flush(self) -> None:
+        if not self.pending:
+            return
+        letters = "".join(letter for letter, _ in self.pending)
+        targets = [target for _, target in self.pending]
+        size = sum(_FIXED_BYTES[letter] for letter, _ in self.pending)
+        if letters == "B":
+            self.put(f"{targets[0]} = buf[at]")
+        else:
+            self.put(f"{', '.join(targets)}, = {self.packer(letters, 'unpack_from')}(buf, at)")
+        self.put(f"at += {size}")
+        for letter, target in self.pending:
+            if letter == "16s":
+                self.put(f"{target} = uuid_from({target})")
+        self.pending.clear()
+
+    def length(self, what: str, classic: Scalar) -> str:
+        """Read a length or count; leaves a variable that is -1 for null in both encodings."""
+        n = self.fresh("n")
+        if self.flexible:
+            self.pending.append(("B", n))
+            self.flush()
+            self.put(f"if {n} > 127: {n}, at = read_uvarint(buf, at - 1)")
+            self.put(f"{n} -= 1")
+        else:
+            self.pending.append((classic.format or "", n))
+            self.flush()
+        return n
+
+    # ---- values
+
+    def value(self, kind: WireType, nullable: bool, what: str) -> str:
+        """Emit the reading of one value; the name of the variable that holds it after the next flush."""
+        target = self.fresh("v")
+        if isinstance(kind, Array):
+            self.array(kind, nullable, what, target)
+        elif not isinstance(kind, Scalar):
+            self.nested(kind, nullable, target)
+        elif kind.format is not None:
+            self.pending.append((kind.format, target))
+        else:
+            self.sized(kind, nullable, what, target)
+        return target
+
+    def sized(self, kind: Scalar, nullable: bool, what: str, target: str) -> None:
+        n = self.length(what, INT16 if kind is STRING else INT32)
+        stop = self.fresh("e")
+        take = {STRING: f"str(buf[at:{stop}], 'utf-8')", BYTES: f"bytes(buf[at:{stop}])"}
+        with self.null_or(nullable, n, target):
+            self.put(f"{stop} = at + {n}")
+            too_long = f" or {n} > {STRING_BYTES_MAX}" if kind is STRING and self.flexible else ""
+            negative = "" if nullable else f"{n} < 0 or "
+            self.put(f"if {negative}{stop} > end{too_long}: raise bad_length({what!r}, {n}, end - at)")
+            self.put(f"{target} = {take.get(kind, f'buf[at:{stop}]')}")
+            self.put(f"at = {stop}")
+
+    @contextmanager
+    def null_or(self, nullable: bool, n: str, target: str) -> Iterator[None]:
+        if not nullable:
+            yield
+            return
+        self.put(f"if {n} < 0: {target} = None")
+        with self.block("else:"):
+            yield
+
+    def array(self, kind: Array, nullable: bool, what: str, target: str) -> None:
+        n = self.length(what, INT32)
+        cost = _Cost(self.version, self.flexible)
+        wire_min, price = max(1, cost.wire_min(kind.element)), cost.price(kind.element)
+        with self.null_or(nullable, n, target):
+            self.put(f"room -= {n} * {price}")
+            negative = "" if nullable else f"{n} < 0 or "
+            bound = f"(end - at) // {wire_min}" if wire_min > 1 else "end - at"
+            self.put(
+                f"if {negative}{n} > {bound} or {n} > {ARRAY_ELEMENTS_MAX} or room < 0: "
+                f"raise bad_count({what!r}, {n}, end - at)"
+            )
+            element = kind.element
+            if isinstance(element, Scalar) and element.format is not None and element is not UUID:
+                self.put(f"{target} = unpack_from(f'>{{{n}}}{element.format}', buf, at)")
+                self.put(f"at += {n} * {_FIXED_BYTES[element.format]}")
+                return
+            self.put(f"{target} = []")
+            with self.block(f"for _ in range({n}):"):
+                item = self.value(element, nullable=False, what=f"{what}[]")
+                self.flush()
+                self.put(f"{target}.append({item})")
+            self.put(f"{target} = tuple({target})")
+
+    def nested(self, cls: type, nullable: bool, target: str) -> None:
+        if not nullable:
+            self.put(f"{target} = {self.struct_(struct_spec(cls))}")
+            return
+        there = self.fresh("n")
+        self.pending.append(("b", there))
+        self.flush()
+        with self.null_or(True, there, target):
+            self.put(f"{target} = {self.struct_(struct_spec(cls))}")
+
+    def struct_(self, struct_: StructSpec) -> str:
+        """Emit the reading of a struct, tagged fields included; returns the variable that holds it."""
+        values: dict[str, str] = {f.name: "" for f in struct_.fields}
+        for f in self.present(struct_, tagged=False):
+            what = f"{struct_.cls.__name__}.{f.name}"
+            values[f.name] = self.value(f.wire.kind, self.version in f.wire.nullable, what)
+        tagged = self.present(struct_, tagged=True)
+        for f in tagged:
+            values[f.name] = self.fresh("v")
+        unknown = self.tags(struct_, tagged, values) if self.flexible else "()"
+        self.flush()
+        for f in struct_.fields:
+            values[f.name] = values[f.name] or self.constant(f.default, "default")
+        made = self.fresh("s")
+        draft = self.constant(draft_of(struct_.cls), "draft")
+        self.put(f"{made} = {draft}({', '.join((*values.values(), unknown))})")
+        self.put(f"{made}.__class__ = {self.constant(struct_.cls, 'final')}")
+        return made
+
+    def tags(self, struct_: StructSpec, tagged: list[FieldSpec], values: dict[str, str]) -> str:
+        count, unknown, tag, stop = (self.fresh(stem) for stem in ("n", "u", "t", "e"))
+        self.pending.append(("B", count))
+        self.flush()
+        for f in tagged:
+            self.put(f"{values[f.name]} = {self.constant(f.default, 'default')}")
+        self.put(f"{unknown} = ()")
+        with self.block(f"if {count}:"):
+            self.put(f"if {count} > 127: {count}, at = read_uvarint(buf, at - 1)")
+            self.put(f"if {count} > {TAGGED_FIELDS_MAX}: raise bad_count('tagged fields', {count}, end - at)")
+            self.put(f"{unknown} = []")
+            with self.block(f"for _ in range({count}):"):
+                self.put(f"{tag}, at = read_uvarint(buf, at)")
+                self.put(f"{stop}, at = read_uvarint(buf, at)")
+                self.put(f"{stop} += at")
+                self.put(f"if {stop} > end: raise bad_length('tagged field', {stop} - at, end - at)")
+                self.one_tag(struct_, tagged, values, (tag, stop, unknown))
+            self.put(f"{unknown} = tuple({unknown})")
+        return unknown
+
+    def one_tag(
+        self,
+        struct_: StructSpec,
+        tagged: list[FieldSpec],
+        values: dict[str, str],
+        names: tuple[str, str, str],
+    ) -> None:
+        tag, stop, unknown = names
+        cost = _Cost(self.version, self.flexible)
+        for position, f in enumerate(tagged):
+            with self.block(f"{'elif' if position else 'if'} {tag} == {f.wire.tag}:"):
+                self.put(f"room -= {cost.price(f.wire.kind)}")
+                what = f"{struct_.cls.__name__}.{f.name}"
+                value = self.value(f.wire.kind, self.version in f.wire.nullable, what)
+                self.flush()
+                self.put(f"{values[f.name]} = {value}")
+                self.put(f"if at != {stop}: raise bad_tag({what!r}, at - {stop})")
+        with self.block("else:" if tagged else "if True:"):
+            self.put(f"room -= {_UNKNOWN_TAG_BYTES}")
+            self.put(f"if room < 0: raise bad_count('tagged fields', {tag}, end - at)")
+            self.put(f"{unknown}.append(({tag}, bytes(buf[at:{stop}])))")
+            self.put(f"at = {stop}")
+
+
+# ---------------------------------------------------------------------------------- encoding
+
+
+class _EncodeSource(_Source):
+    """Writes `encode(m)`: a list of buffers that, joined, are the message."""
+
+    name = "encode"
+
+    def __init__(self, spec: MessageSpec, version: int) -> None:
+        super().__init__(spec, version)
+        self.write = "w"  # the append method of the list being filled
+
+    def text(self) -> str:
+        self.lines.clear()
+        self.put("out = []")
+        self.put("w = out.append")
+        self.struct_(self.spec.struct, "m")
+        self.put("return out")
+        label = f"{self.spec.struct.cls.__name__} v{self.version}"
+        body = "\n".join(self.lines)
+        return (
+            f"def encode(m):\n    try:\n{body}\n"
+            f"    except (StructError, UnicodeEncodeError) as error:\n"
+            f"        raise EncodeError(f'{label}: {{error}}') from error"
+        )
+
+    # ---- runs of fixed-size fields
+
+    def run(self, extra: tuple[tuple[str, str], ...] = ()) -> str:
+        """The expression that packs the pending fields and `extra`."""
+        fields = [*self.pending, *extra]
+        letters = "".join(letter for letter, _ in fields)
+        return f"{self.packer(letters, 'pack')}({', '.join(e for letter, e in fields if letter != 'x')})"
+
+    def flush(self) -> None:
+        if self.pending:
+            self.put(f"{self.write}({self.run()})")
+        self.pending.clear()
+
+    def length(self, n: str, classic: Scalar, wide: str) -> None:
+        """Write a length or count held in `n` (-1 for null); `wide` writes one that needs two bytes."""
+        if not self.flexible:
+            self.pending.append((classic.format or "", n))
+            self.flush()
+            return
+        self.put(f"{n} += 1")
+        short = self.run((("B", n),)) if self.pending else f"SHORT_UVARINTS[{n}]"
+        self.put(f"if {n} < 128: {self.write}({short})")
+        with self.block("else:"):
+            if self.pending:
+                self.put(f"{self.write}({self.run()})")
+            self.put(f"{self.write}({wide}({n}))")
+        self.pending.clear()
+
+    # ---- values
+
+    def value(self, kind: WireType, nullable: bool, expression: str) -> None:
+        if isinstance(kind, Array):
+            self.array(kind, nullable, expression)
+        elif not isinstance(kind, Scalar):
+            self.nested(kind, nullable, expression)
+        elif kind.format is not None:
+            self.pending.append((kind.format, f"{expression}.bytes" if kind is UUID else expression))
+        else:
+            self.sized(kind, nullable, expression)
+
+    def sized(self, kind: Scalar, nullable: bool, expression: str) -> None:
+        raw, n = self.fresh("r"), self.fresh("n")
+        convert = f"{expression}.encode()" if kind is STRING else expression
+        if nullable:
+            self.put(f"{raw} = {expression}")
+            self.put(f"if {raw} is None: {raw} = b''; {n} = -1")
+            with self.block("else:"):
+                if kind is STRING:
+                    self.put(f"{raw} = {raw}.encode()")
+                self.put(f"{n} = len({raw})")
+        else:
+            self.put(f"{raw} = {convert}")
+            self.put(f"{n} = len({raw})")
+        self.length(
+            n, INT16 if kind is STRING else INT32, "long_string" if kind is STRING else "encode_uvarint"
+        )
+        self.put(f"{self.write}({raw})")
+
+    def array(self, kind: Array, nullable: bool, expression: str) -> None:
+        items, n = self.fresh("a"), self.fresh("n")
+        self.put(f"{items} = {expression}")
+        if nullable:
+            self.put(f"if {items} is None: {items} = (); {n} = -1")
+            self.put(f"else: {n} = len({items})")
+        else:
+            self.put(f"{n} = len({items})")
+        self.length(n, INT32, "encode_uvarint")
+        element = kind.element
+        if isinstance(element, Scalar) and element.format is not None and element is not UUID:
+            self.put(f"{self.write}(pack(f'>{{len({items})}}{element.format}', *{items}))")
+            return
+        item = self.fresh("i")
+        with self.block(f"for {item} in {items}:"):
+            self.value(element, nullable=False, expression=item)
+            self.flush()
+
+    def nested(self, cls: type, nullable: bool, expression: str) -> None:
+        if not nullable:
+            inner = self.fresh("m")
+            self.put(f"{inner} = {expression}")
+            self.struct_(struct_spec(cls), inner)
+            return
+        self.flush()
+        inner = self.fresh("m")
+        self.put(f"{inner} = {expression}")
+        self.put(f"if {inner} is None: {self.write}(b'\\xff')")
+        with self.block("else:"):
+            self.put(f"{self.write}(b'\\x01')")
+            self.struct_(struct_spec(cls), inner)
+            self.flush()
+
+    def struct_(self, struct_: StructSpec, value: str) -> None:
+        name = struct_.cls.__name__
+        for f in struct_.fields:
+            self.guard(f, f"{name}.{f.name}", f"{value}.{f.name}")
+        if not self.flexible:
+            self.put(f"if {value}.unknown_tags: raise no_field('{name}.unknown_tags', {self.version})")
+        for f in self.present(struct_, tagged=False):
+            self.value(f.wire.kind, self.version in f.wire.nullable, f"{value}.{f.name}")
+        if self.flexible:
+            self.tags(self.present(struct_, tagged=True), value)
+
+    def guard(self, f: FieldSpec, what: str, expression: str) -> None:
+        """Refuse what this version would lose: a value without its field, a null without room for it."""
+        if self.version not in f.wire.versions:
+            if not f.wire.ignorable:
+                default = self.constant(f.default, "default")
+                self.put(f"if {expression} != {default}: raise no_field({what!r}, {self.version})")
+        elif f.may_be_null and self.version not in f.wire.nullable:
+            self.put(f"if {expression} is None: raise no_field('null in {what}', {self.version})")
+
+    def tags(self, tagged: list[FieldSpec], value: str) -> None:
+        defaults = {f.name: self.constant(f.default, "default") for f in tagged}
+        changed = [f"{value}.{f.name} != {defaults[f.name]}" for f in tagged]
+        with self.block(f"if {' or '.join([f'{value}.unknown_tags', *changed])}:"):
+            if self.pending:
+                self.put(f"{self.write}({self.run()})")
+            held, self.pending = self.pending, []
+            collected = self.fresh("t")
+            self.put(f"{collected} = list({value}.unknown_tags)")
+            for f in tagged:
+                with self.block(f"if {value}.{f.name} != {defaults[f.name]}:"):
+                    self.one_tag(f, f"{value}.{f.name}", collected)
+            self.put(f"write_tags({self.write}, {collected})")
+            self.pending = held
+        self.put(f"else: {self.write}({self.run((('x', ''),))})")
+        self.pending.clear()
+
+    def one_tag(self, f: FieldSpec, expression: str, collected: str) -> None:
+        """A tagged field has its size in front, so its value is encoded aside first."""
+        outer, parts = self.write, self.fresh("p")
+        self.put(f"{parts} = []")
+        self.write = f"{parts}.append"
+        self.value(f.wire.kind, self.version in f.wire.nullable, expression)
+        self.flush()
+        self.put(f"{collected}.append(({f.wire.tag}, b''.join({parts})))")
+        self.write = outer
+
+
+# ------------------------------------------------------------------- what decoded values cost
+
+
+class _Cost:
+    """Sizes of one version's types: the least on the wire, and the most in memory beyond 4x the wire.
+
+    The frame's own bytes pay for four bytes of memory each (a character above U+FFFF makes Python store
+    every character of its string in four). `price` is what a decoded value may cost on top of that.
+    """
+
+    def __init__(self, version: int, flexible: bool) -> None:
+        self.version, self.flexible = version, flexible
+
+    def wire_min(self, kind: WireType) -> int:
+        if isinstance(kind, Array):
+            return 1 if self.flexible else 4
+        if not isinstance(kind, Scalar):
+            return sum(self._field_wire_min(f) for f in self._fields(kind)) + self.flexible
+        if kind.format is not None:
+            return _FIXED_BYTES[kind.format]
+        return 1 if self.flexible else (2 if kind is STRING else 4)
+
+    def _fields(self, cls: type) -> list[FieldSpec]:
+        return [
+            f
+            for f in struct_spec(cls).fields
+            if self.version in f.wire.versions and not f.is_tagged(self.version)
+        ]
+
+    def _field_wire_min(self, f: FieldSpec) -> int:
+        return 1 if self._nullable_struct(f) else self.wire_min(f.wire.kind)
+
+    def _nullable_struct(self, f: FieldSpec) -> bool:
+        return not isinstance(f.wire.kind, (Scalar, Array)) and self.version in f.wire.nullable
+
+    def memory(self, kind: WireType) -> int:
+        """Most bytes one value takes, its variable content and its array elements apart."""
+        if isinstance(kind, Array):
+            return 56
+        if not isinstance(kind, Scalar):
+            own = 32 + 8 * (len(struct_spec(cls=kind).fields) + 1)
+            return own + sum(self.memory(f.wire.kind) for f in self._fields(kind))
+        return _SCALAR_MEMORY[kind.name]
+
+    def price(self, kind: WireType) -> int:
+        slots = 24  # in the list it grows in, over-allocated, and in the tuple it ends in
+        return max(ELEMENT_BYTES_MIN, self.memory(kind) + slots - 4 * self.wire_min(kind))
+
+
+# Sizes of CPython objects of 64-bit builds, rounded up to the allocator's 16 bytes.
+_SCALAR_MEMORY: Final = {
+    "bool": 0,
+    "int8": 32,
+    "int16": 32,
+    "uint16": 32,
+    "int32": 32,
+    "uint32": 32,
+    "int64": 48,
+    "float64": 32,
+    "uuid": 128,
+    "string": 80,
+    "bytes": 48,
+    "records": 208,
+}
+
+
+# ------------------------------------------------------------ what generated functions call
+
+
+def _bad_length(what: str, length: int, left: int) -> DecodeError:
+    return DecodeError(f"{what}: length {length}, with {left} bytes left in the frame")
+
+
+def _bad_count(what: str, count: int, left: int) -> DecodeError:
+    return DecodeError(f"{what}: {count} elements, with {left} bytes left in the frame and limits in memory")
+
+
+def _bad_tag(what: str, off: int) -> DecodeError:
+    return DecodeError(f"{what}: the tagged field's value ends {off:+d} bytes from where its size says")
+
+
+def _no_field(what: str, version: int) -> UnsupportedField:
+    return UnsupportedField(f"{what} cannot be said in version {version}")
+
+
+def _long_string(stored: int) -> bytes:
+    """The prefix of a compact string of 127 bytes and more; int16 limits even those (KIP-482)."""
+    if stored > STRING_BYTES_MAX + 1:
+        raise EncodeError(f"a string of {stored - 1} bytes, above {STRING_BYTES_MAX}")
+    return encode_uvarint(stored)
+
+
+def _write_tags(write: Callable[[bytes], None], tags: list[tuple[int, bytes]]) -> None:
+    write(encode_uvarint(len(tags)))
+    for tag, value in sorted(tags, key=lambda pair: pair[0]):
+        write(encode_uvarint(tag) + encode_uvarint(len(value)))
+        write(value)
+
+
+_RUNTIME: Final[dict[str, Any]] = {
+    "DecodeError": DecodeError,
+    "EncodeError": EncodeError,
+    "SHORT_UVARINTS": SHORT_UVARINTS,
+    "StructError": struct.error,
+    "bad_count": _bad_count,
+    "bad_length": _bad_length,
+    "bad_tag": _bad_tag,
+    "encode_uvarint": encode_uvarint,
+    "long_string": _long_string,
+    "no_field": _no_field,
+    "pack": struct.pack,
+    "read_uvarint": read_uvarint,
+    "unpack_from": struct.unpack_from,
+    "uuid_from": uuid_from,
+    "write_tags": _write_tags,
+}

@@ -1,0 +1,83 @@
+"""Variable-length integers and strings: the parts of the wire format that `struct` cannot say.
+
+Readers take `(buf, at)` and return `(value, next)`; what is too short or too long is a `DecodeError`,
+never an IndexError. Fixed-size numbers are read by `struct` where they stand.
+
+Source: KIP-482 "Unsigned Varints"; Kafka protocol guide "Protocol Primitive Types".
+"""
+
+from typing import Final
+from uuid import UUID, SafeUUID
+
+from tallystick.kernel.ids import UINT32_MAX
+from tallystick.protocol.errors import DecodeError
+
+Buffer = bytes | bytearray | memoryview
+
+
+_VARINT_BYTES_MAX: Final = 5
+_VARLONG_BYTES_MAX: Final = 10
+_UINT64_MAX: Final = 2**64 - 1
+_SET: Final = object.__setattr__
+_UNKNOWN: Final = SafeUUID.unknown
+
+NIL: Final = UUID(int=0)
+SHORT_UVARINTS: Final = tuple(bytes((n,)) for n in range(128))
+
+
+def _read_varint(buf: Buffer, at: int, bytes_max: int, value_max: int) -> tuple[int, int]:
+    value = shift = 0
+    for position in range(at, min(at + bytes_max, len(buf))):
+        byte = buf[position]
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            if value > value_max:
+                raise DecodeError(f"varint at byte {at} is {value}, above {value_max}")
+            return value, position + 1
+        shift += 7
+    raise DecodeError(f"varint at byte {at} does not end within {bytes_max} bytes or the frame's {len(buf)}")
+
+
+def read_uvarint(buf: Buffer, at: int) -> tuple[int, int]:
+    """An unsigned 32-bit varint, low seven bits first."""
+    return _read_varint(buf, at, _VARINT_BYTES_MAX, UINT32_MAX)
+
+
+def read_varint(buf: Buffer, at: int) -> tuple[int, int]:
+    """A signed 32-bit integer in zigzag form, as record batches use for lengths."""
+    value, at = _read_varint(buf, at, _VARINT_BYTES_MAX, UINT32_MAX)
+    return (value >> 1) ^ -(value & 1), at
+
+
+def read_varlong(buf: Buffer, at: int) -> tuple[int, int]:
+    """A signed 64-bit integer in zigzag form, as record batches use for timestamp deltas."""
+    value, at = _read_varint(buf, at, _VARLONG_BYTES_MAX, _UINT64_MAX)
+    return (value >> 1) ^ -(value & 1), at
+
+
+def encode_uvarint(value: int) -> bytes:
+    """Bytes of an unsigned varint; the caller guarantees `value >= 0`."""
+    if value < 0x80:
+        return SHORT_UVARINTS[value]
+    out = bytearray()
+    while value > 0x7F:
+        out.append((value & 0x7F) | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def encode_varint(value: int) -> bytes:
+    """Bytes of a signed integer in zigzag form, of any width up to 64 bits."""
+    return encode_uvarint((value << 1) ^ (value >> 63))
+
+
+def uuid_from(raw: bytes) -> UUID:
+    """A UUID from its 16 bytes; UUID's own constructor checks again what `struct` made sure of."""
+    value = int.from_bytes(raw, "big")
+    if value == 0:
+        return NIL
+    made = UUID.__new__(UUID)
+    _SET(made, "int", value)
+    _SET(made, "is_safe", _UNKNOWN)
+    return made
