@@ -19,7 +19,7 @@ from tallystick.protocol.records.batch import (
 )
 from tallystick.protocol.records.compression import compress
 from tallystick.protocol.records.record import Span, encode_span, walk
-from tallystick.protocol.records.section import ScannedKey, seal, unpack_section
+from tallystick.protocol.records.section import ScannedKey, scanned, seal, unpack_section
 
 
 def filter_batch(
@@ -45,11 +45,14 @@ def filter_batch(
     """
     header = read_header(buf, at)
     section = unpack_section(buf, at, header)
-    kept = [span for span in walk(section, header) if _wanted(span, keep)]
+    if isinstance(keep, Set):
+        kept = [span for span in walk(section, header) if span[0] in keep]
+    else:
+        kept = [span for span in walk(section, header) if keep(scanned(span))]
     if not kept:
         return seal_empty(header) if retain_empty else None
 
-    needs_horizon = header.is_control or any(span.value_size < 0 for span in kept)
+    needs_horizon = header.is_control or any(value_size < 0 for *_, value_size, _ in kept)
     new_horizon = horizon_ms if needs_horizon and header.delete_horizon_ms is None else None
     if len(kept) == header.record_count and new_horizon is None:
         return bytes(memoryview(buf)[at : at + header.size_bytes])
@@ -65,22 +68,15 @@ def seal_empty(header: BatchHeader) -> bytes:
     return seal(replace(header, attributes=attributes, base_timestamp=-1, record_count=0), b"")
 
 
-def _wanted(span: Span, keep: Callable[[ScannedKey], bool] | Set[int]) -> bool:
-    if isinstance(keep, Set):
-        return span.offset in keep
-    size = span.value_size
-    return keep(ScannedKey(span.offset, span.timestamp_ms, span.key, size < 0, max(0, size)))
-
-
 def _rewrite(header: BatchHeader, section: bytes, kept: list[Span], new_horizon: int | None) -> bytes:
     horizon = header.delete_horizon_ms if new_horizon is None else new_horizon
-    base_timestamp = kept[0].timestamp_ms if horizon is None else horizon
+    base_timestamp = kept[0][1] if horizon is None else horizon
     records = [encode_span(span, section, header.base_offset, base_timestamp) for span in kept]
     changed = replace(
         header,
         attributes=header.attributes | (0 if horizon is None else DELETE_HORIZON_BIT),
         base_timestamp=base_timestamp,
-        max_timestamp=max(span.timestamp_ms for span in kept),
+        max_timestamp=max(timestamp for _, timestamp, *_ in kept),
         record_count=len(kept),
     )
     return seal(changed, compress(header.codec, b"".join(records)))

@@ -37,16 +37,9 @@ class Record(NamedTuple):
     headers: Headers = ()
 
 
-class Span(NamedTuple):
-    """A record as `walk` finds it: what everybody needs, and where the rest is in the section."""
-
-    offset: int
-    timestamp_ms: int
-    key: bytes | None
-    tail_at: int  # everything after the deltas: key, value, headers
-    value_at: int
-    value_size: int  # -1 for null
-    end: int
+# A record as `walk` finds it: offset, timestamp, key, where everything after the deltas begins, where the
+# value begins, its size (-1 for null), where the record ends. A bare tuple: one is made for every record.
+Span = tuple[int, int, bytes | None, int, int, int, int]
 
 
 def encode_zigzag(value: int) -> bytes:
@@ -128,9 +121,9 @@ def encode_headers(headers: Headers) -> bytes:
 
 def encode_span(span: Span, section: bytes, base_offset: int, base_timestamp: int) -> bytes:
     """A record again, with its deltas counted from other bases, and key, value and headers untouched."""
-    when = encode_zigzag(span.timestamp_ms - base_timestamp)
-    where = encode_zigzag(span.offset - base_offset)
-    body = b"".join((b"\0", when, where, section[span.tail_at : span.end]))
+    offset, timestamp, _, tail_at, _, _, end = span
+    when, where = encode_zigzag(timestamp - base_timestamp), encode_zigzag(offset - base_offset)
+    body = b"".join((b"\0", when, where, section[tail_at:end]))
     return encode_zigzag(len(body)) + body
 
 
@@ -143,35 +136,37 @@ def walk(section: bytes, header: BatchHeader) -> Iterator[Span]:
     Raises: InvalidBatch.
     Cost: about 450 ns a record.
     """
-    new, here = tuple.__new__, Span
     at, limit, previous, last = 0, len(section), -1, header.last_offset_delta
-    base_offset, base_timestamp, fixed_time = (
-        header.base_offset,
-        header.base_timestamp,
-        header.log_append_time_ms,
-    )
+    base_offset, base_timestamp = header.base_offset, header.base_timestamp
+    fixed_time, earliest, latest = header.log_append_time_ms, INT64_MIN, INT64_MAX
     try:
         for _ in range(header.record_count):
             raw = section[at]
             if raw > 0x7F:
-                more = section[at + 1]
-                raw, at = (raw & 0x7F | more << 7, at + 1) if more <= 0x7F else long_varint(section, at)
+                at += 1
+                raw += (section[at] << 7) - 0x80
+                if raw > 0x3FFF:
+                    raw, at = long_varint(section, at - 1)
             end = at + 1 + (raw >> 1)
             if raw & 1 or end > limit:
                 raise InvalidBatch(f"a record ends at byte {end}, its section at {limit}")
             at += 2  # past the attributes
             raw = section[at]
             if raw > 0x7F:
-                more = section[at + 1]
-                raw, at = (raw & 0x7F | more << 7, at + 1) if more <= 0x7F else long_varint(section, at)
+                at += 1
+                raw += (section[at] << 7) - 0x80
+                if raw > 0x3FFF:
+                    raw, at = long_varint(section, at - 1)
             timestamp = base_timestamp + ((raw >> 1) ^ -(raw & 1))
-            if not INT64_MIN <= timestamp <= INT64_MAX:
-                timestamp = (timestamp - INT64_MIN & UINT64_MAX) + INT64_MIN  # as Java adds
+            if not earliest <= timestamp <= latest:
+                timestamp = (timestamp - earliest & UINT64_MAX) + earliest  # as Java adds
             at += 1
             raw = section[at]
             if raw > 0x7F:
-                more = section[at + 1]
-                raw, at = (raw & 0x7F | more << 7, at + 1) if more <= 0x7F else long_varint(section, at)
+                at += 1
+                raw += (section[at] << 7) - 0x80
+                if raw > 0x3FFF:
+                    raw, at = long_varint(section, at - 1)
             delta = raw >> 1
             if raw & 1 or not previous < delta <= last:
                 raise InvalidBatch(f"offset delta {delta} after {previous}, the last one being {last}")
@@ -179,23 +174,27 @@ def walk(section: bytes, header: BatchHeader) -> Iterator[Span]:
             at += 1
             tail_at, raw, key = at, section[at], None
             if raw > 0x7F:
-                more = section[at + 1]
-                raw, at = (raw & 0x7F | more << 7, at + 1) if more <= 0x7F else long_varint(section, at)
+                at += 1
+                raw += (section[at] << 7) - 0x80
+                if raw > 0x3FFF:
+                    raw, at = long_varint(section, at - 1)
             at += 1
             if not raw & 1:
                 key = section[at : at + (raw >> 1)]
                 at += raw >> 1
             raw = section[at]
             if raw > 0x7F:
-                more = section[at + 1]
-                raw, at = (raw & 0x7F | more << 7, at + 1) if more <= 0x7F else long_varint(section, at)
+                at += 1
+                raw += (section[at] << 7) - 0x80
+                if raw > 0x3FFF:
+                    raw, at = long_varint(section, at - 1)
             at += 1
             value_size, value_end = (-1, at) if raw & 1 else (raw >> 1, at + (raw >> 1))
             if value_end >= end:
                 raise InvalidBatch(f"key and value end at byte {value_end}, their record at {end}")
             if fixed_time is not None:
                 timestamp = fixed_time
-            yield new(here, (base_offset + delta, timestamp, key, tail_at, at, value_size, end))
+            yield base_offset + delta, timestamp, key, tail_at, at, value_size, end
             at = end
     except IndexError:
         raise InvalidBatch(f"{limit} bytes end inside a record") from None
@@ -203,20 +202,20 @@ def walk(section: bytes, header: BatchHeader) -> Iterator[Span]:
         raise InvalidBatch(f"{limit - at} bytes follow the last of {header.record_count} records")
 
 
-def decode_record(section: bytes, span: Span) -> Record:
-    """The whole record at a span. Raises: InvalidBatch."""
-    offset, timestamp, key, _, value_at, value_size, end = span
-    if value_size < 0:
-        value, at = None, value_at
-    else:
-        at = value_at + value_size
-        value = section[value_at:at]
-    headers: Headers = ()
-    if section[at]:
-        headers = decode_headers(section, at, end)
-    elif at + 1 != end:
-        raise InvalidBatch(f"a record without headers ends at byte {at + 1}, its length says {end}")
-    return tuple.__new__(Record, (offset, timestamp, key, value, headers))
+def iter_section(section: bytes, header: BatchHeader) -> Iterator[Record]:
+    """Every record of an unpacked section. Raises: InvalidBatch."""
+    new, here, headers = tuple.__new__, Record, ()
+    for offset, timestamp, key, _, at, value_size, end in walk(section, header):
+        value: bytes | None = None
+        if value_size >= 0:
+            value = section[at : at + value_size]
+            at += value_size
+        if section[at]:
+            yield new(here, (offset, timestamp, key, value, decode_headers(section, at, end)))
+        elif at + 1 == end:
+            yield new(here, (offset, timestamp, key, value, headers))
+        else:
+            raise InvalidBatch(f"a record without headers ends at byte {at + 1}, its length says {end}")
 
 
 def decode_headers(section: bytes, at: int, end: int) -> Headers:

@@ -26,7 +26,7 @@ from tallystick.protocol.records.batch import (
 )
 from tallystick.protocol.records.compression import Codec, compress, decompress
 from tallystick.protocol.records.errors import CorruptBatch, InvalidBatch
-from tallystick.protocol.records.record import Record, decode_record, encode_records, walk
+from tallystick.protocol.records.record import Record, Span, encode_records, iter_section, walk
 
 # The header in two: what the CRC covers, and what comes before it.
 _PLACE: Final = Struct(">qiibI")
@@ -150,9 +150,7 @@ def iter_records(buf: Buffer, at: int = 0, limits: DecodeLimits = DEFAULT_LIMITS
     Raises: CorruptBatch, InvalidBatch, UnsupportedMagic; records before the bad one have been yielded.
     """
     header = read_header(buf, at)
-    section = unpack_section(buf, at, header, limits)
-    for span in walk(section, header):
-        yield decode_record(section, span)
+    yield from iter_section(unpack_section(buf, at, header, limits), header)
 
 
 def decode_records(buf: Buffer, at: int = 0, limits: DecodeLimits = DEFAULT_LIMITS) -> list[Record]:
@@ -162,8 +160,7 @@ def decode_records(buf: Buffer, at: int = 0, limits: DecodeLimits = DEFAULT_LIMI
     Raises: CorruptBatch, InvalidBatch, UnsupportedMagic.
     """
     header = read_header(buf, at)
-    section = unpack_section(buf, at, header, limits)
-    return [decode_record(section, span) for span in walk(section, header)]
+    return list(iter_section(unpack_section(buf, at, header, limits), header))
 
 
 def scan_keys(buf: Buffer, at: int = 0, limits: DecodeLimits = DEFAULT_LIMITS) -> Iterator[ScannedKey]:
@@ -172,7 +169,10 @@ def scan_keys(buf: Buffer, at: int = 0, limits: DecodeLimits = DEFAULT_LIMITS) -
     Raises: CorruptBatch, InvalidBatch, UnsupportedMagic.
     """
     header = read_header(buf, at)
-    for span in walk(unpack_section(buf, at, header, limits), header):
-        yield ScannedKey(
-            span.offset, span.timestamp_ms, span.key, span.value_size < 0, max(0, span.value_size)
-        )
+    return map(scanned, walk(unpack_section(buf, at, header, limits), header))
+
+
+def scanned(span: Span) -> ScannedKey:
+    """What compaction looks at, of a record that `walk` found."""
+    offset, timestamp, key, _, _, size, _ = span
+    return tuple.__new__(ScannedKey, (offset, timestamp, key, size < 0, max(0, size)))
