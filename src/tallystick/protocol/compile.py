@@ -152,6 +152,13 @@ class _Source:
         ]
         return sorted(fields, key=lambda f: f.wire.tag or 0) if tagged else fields
 
+    @contextmanager
+    def compactness(self, f: FieldSpec) -> Iterator[None]:
+        """A request header's client id keeps its classic form: it must be legible to the oldest broker."""
+        flexible, self.flexible = self.flexible, self.flexible and f.wire.compact
+        yield
+        self.flexible = flexible
+
     def text(self) -> str:
         raise NotImplementedError
 
@@ -292,7 +299,8 @@ class _DecodeSource(_Source):
         values: dict[str, str] = {f.name: "" for f in struct_.fields}
         for f in self.present(struct_, tagged=False):
             what = f"{struct_.cls.__name__}.{f.name}"
-            values[f.name] = self.value(f.wire.kind, self.version in f.wire.nullable, what)
+            with self.compactness(f):
+                values[f.name] = self.value(f.wire.kind, self.version in f.wire.nullable, what)
         tagged = self.present(struct_, tagged=True)
         for f in tagged:
             values[f.name] = self.fresh("v")
@@ -474,7 +482,8 @@ class _EncodeSource(_Source):
         if not self.flexible:
             self.put(f"if {value}.unknown_tags: raise no_field('{name}.unknown_tags', {self.version})")
         for f in self.present(struct_, tagged=False):
-            self.value(f.wire.kind, self.version in f.wire.nullable, f"{value}.{f.name}")
+            with self.compactness(f):
+                self.value(f.wire.kind, self.version in f.wire.nullable, f"{value}.{f.name}")
         if self.flexible:
             self.tags(self.present(struct_, tagged=True), value)
 

@@ -112,6 +112,7 @@ class Wire:
     tag: int | None
     tagged: Versions
     ignorable: bool
+    compact: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +159,7 @@ def wire(
     tag: int | None = None,
     tagged_versions: str | None = None,
     ignorable: bool = False,
+    compact: bool = True,
 ) -> Wire:
     """Annotate a field.
 
@@ -167,6 +169,7 @@ def wire(
         nullable: where it may be null; True for all versions.
         tag: number of a tagged field; `tagged_versions` where it is tagged, if not in all it exists in.
         ignorable: encoding drops a value silently where the field does not exist.
+        compact: False for the one string that keeps its int16 length in flexible versions.
     """
     if nullable is None or nullable is False:
         may_be_null = NEVER
@@ -174,7 +177,7 @@ def wire(
         may_be_null = ALWAYS if nullable is True else Versions.parse(nullable)
     exists = Versions.parse(versions)
     tagged = NEVER if tag is None else Versions.parse(tagged_versions or versions)
-    return Wire(kind, exists, may_be_null, tag, tagged, ignorable)
+    return Wire(kind, exists, may_be_null, tag, tagged, ignorable, compact)
 
 
 _STRUCTS: Final[dict[type, StructSpec]] = {}
@@ -213,7 +216,7 @@ def struct(cls: type[T]) -> type[T]:
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
 def message(
-    *, versions: str, flexible: str = "none", api_key: int | None = None
+    *, versions: str, flexible: str | None = None, api_key: int | None = None
 ) -> Callable[[type[T]], type[T]]:
     """Declare a request, a response, a header or a stored record.
 
@@ -226,7 +229,7 @@ def message(
     def declare(cls: type[T]) -> type[T]:
         made = _declare(cls)
         _MESSAGES[made] = MessageSpec(
-            _STRUCTS[made], api_key, Versions.parse(versions), Versions.parse(flexible)
+            _STRUCTS[made], api_key, Versions.parse(versions), Versions.parse(flexible or "none")
         )
         return made
 
@@ -277,7 +280,7 @@ def _brief(value: object) -> str:
 
 
 def _rebuild(cls: type, *values: object) -> object:
-    return cls(**dict(zip(cls.__slots__, values, strict=True)))
+    return cls(**dict(zip(cast(type[Value], cls).__slots__, values, strict=True)))
 
 
 # ----------------------------------------------------------------------- making the classes

@@ -1,0 +1,56 @@
+"""ApiVersions: what this broker can do; the first thing most clients ask.
+
+Versions: 3 flexible request, client software (KIP-511) and features (KIP-584); 4 allows a feature whose
+least version is 0 (KIP-1022). The *response* header has version 0 always: an older broker answers a version
+it does not know in version 0, so the client must be able to read the header before it knows (KIP-511).
+"""
+
+from typing import Annotated
+
+from tallystick.protocol.wire import BOOL, INT16, INT32, INT64, STRING, array, message, struct, wire
+
+
+@message(api_key=18, versions="0-4", flexible="3+")
+class ApiVersionsRequest:
+    """Who is asking."""
+
+    client_software_name: Annotated[str, wire(STRING, "3+", ignorable=True)] = ""
+    client_software_version: Annotated[str, wire(STRING, "3+", ignorable=True)] = ""
+
+
+@struct
+class ApiVersion:
+    api_key: Annotated[int, wire(INT16, "0+")]
+    min_version: Annotated[int, wire(INT16, "0+")]
+    max_version: Annotated[int, wire(INT16, "0+")]
+
+
+@struct
+class SupportedFeatureKey:
+    name: Annotated[str, wire(STRING, "3+")] = ""
+    min_version: Annotated[int, wire(INT16, "3+")] = 0
+    max_version: Annotated[int, wire(INT16, "3+")] = 0
+
+
+@struct
+class FinalizedFeatureKey:
+    name: Annotated[str, wire(STRING, "3+")] = ""
+    max_version_level: Annotated[int, wire(INT16, "3+")] = 0
+    min_version_level: Annotated[int, wire(INT16, "3+")] = 0
+
+
+@message(api_key=18, versions="0-4", flexible="3+")
+class ApiVersionsResponse:
+    """`transaction.version` >= 2 among the features lets writes themselves join transactions (KIP-890)."""
+
+    error_code: Annotated[int, wire(INT16, "0+")] = 0
+    api_keys: Annotated[tuple[ApiVersion, ...], wire(array(ApiVersion), "0+")] = ()
+    throttle_time_ms: Annotated[int, wire(INT32, "1+", ignorable=True)] = 0
+    supported_features: Annotated[
+        tuple[SupportedFeatureKey, ...], wire(array(SupportedFeatureKey), "3+", tag=0, ignorable=True)
+    ] = ()
+    finalized_features_epoch: Annotated[int, wire(INT64, "3+", tag=1, ignorable=True)] = -1
+    finalized_features: Annotated[
+        tuple[FinalizedFeatureKey, ...], wire(array(FinalizedFeatureKey), "3+", tag=2, ignorable=True)
+    ] = ()
+    zk_migration_ready: Annotated[bool, wire(BOOL, "3+", tag=3, ignorable=True)] = False

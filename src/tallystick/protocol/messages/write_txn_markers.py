@@ -1,0 +1,60 @@
+"""WriteTxnMarkers: the coordinator's decision, for the partitions that took part.
+
+Versions: 1 flexible; 2 says which transaction version decided (KIP-1228). Kafka 4 refuses version 0.
+"""
+
+from typing import Annotated
+
+from tallystick.protocol.wire import BOOL, INT8, INT16, INT32, INT64, STRING, array, message, struct, wire
+
+
+@struct
+class WritableTxnMarkerTopic:
+    name: Annotated[str, wire(STRING, "0+")]
+    partition_indexes: Annotated[tuple[int, ...], wire(array(INT32), "0+")] = ()
+
+
+@struct
+class WritableTxnMarker:
+    producer_id: Annotated[int, wire(INT64, "0+")]
+    producer_epoch: Annotated[int, wire(INT16, "0+")]
+    transaction_result: Annotated[bool, wire(BOOL, "0+")]
+    topics: Annotated[tuple[WritableTxnMarkerTopic, ...], wire(array(WritableTxnMarkerTopic), "0+")] = ()
+    coordinator_epoch: Annotated[int, wire(INT32, "0+")]
+    transaction_version: Annotated[int, wire(INT8, "2+", ignorable=True)] = 0
+
+
+@message(api_key=27, versions="1-2", flexible="1+")
+class WriteTxnMarkersRequest:
+    """One control batch per marker and partition."""
+
+    markers: Annotated[tuple[WritableTxnMarker, ...], wire(array(WritableTxnMarker), "0+")] = ()
+
+
+@struct
+class WritableTxnMarkerPartitionResult:
+    partition_index: Annotated[int, wire(INT32, "0+")]
+    error_code: Annotated[int, wire(INT16, "0+")] = 0
+
+
+@struct
+class WritableTxnMarkerTopicResult:
+    name: Annotated[str, wire(STRING, "0+")]
+    partitions: Annotated[
+        tuple[WritableTxnMarkerPartitionResult, ...], wire(array(WritableTxnMarkerPartitionResult), "0+")
+    ] = ()
+
+
+@struct
+class WritableTxnMarkerResult:
+    producer_id: Annotated[int, wire(INT64, "0+")]
+    topics: Annotated[
+        tuple[WritableTxnMarkerTopicResult, ...], wire(array(WritableTxnMarkerTopicResult), "0+")
+    ] = ()
+
+
+@message(api_key=27, versions="1-2", flexible="1+")
+class WriteTxnMarkersResponse:
+    """A result per marker and partition."""
+
+    markers: Annotated[tuple[WritableTxnMarkerResult, ...], wire(array(WritableTxnMarkerResult), "0+")] = ()
