@@ -212,7 +212,7 @@ class TopicConfig:
             )
 
 
-# In Kafka's TopicConfig, without meaning for one broker without tiered storage: only the defaults are accepted.
+# In Kafka's TopicConfig, without meaning for one broker without tiered storage: only the default is taken.
 ONLY_DEFAULTS: Final = {
     "follower.replication.throttled.replicas": "",
     "leader.replication.throttled.replicas": "",

@@ -1,0 +1,218 @@
+"""What the broker knows besides the records: topics, configs, producer ids, who it is. In SQLite.
+
+The store is blocking and durable: when a method returns, its change survives power loss (`synchronous=FULL`
+on a write-ahead log: one sync a change). The broker calls it from one thread, and changes its own image of
+the metadata, which is what handlers read, only after the store has answered [MET-1].
+
+Source: docs/adr/0051-metadata-in-sqlite.md.
+"""
+
+import base64
+import sqlite3
+import uuid
+from collections.abc import Iterable, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+from tallystick.kernel.errors import TallystickError
+from tallystick.kernel.ids import INT64_MAX, ProducerId
+
+PRODUCER_ID_BLOCK: Final = 1000
+FILE_NAME: Final = "metadata.sqlite"
+_FORMAT: Final = 1
+
+_SCHEMA: Final = """
+    CREATE TABLE cluster (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID;
+    CREATE TABLE topic (
+        name TEXT PRIMARY KEY, id BLOB NOT NULL UNIQUE, partitions INTEGER NOT NULL CHECK (partitions > 0)
+    ) STRICT, WITHOUT ROWID;
+    CREATE TABLE topic_config (
+        topic TEXT NOT NULL REFERENCES topic ON DELETE CASCADE, name TEXT NOT NULL, value TEXT NOT NULL,
+        PRIMARY KEY (topic, name)
+    ) STRICT, WITHOUT ROWID;
+    CREATE TABLE deleted_topic (id BLOB PRIMARY KEY, name TEXT NOT NULL) STRICT, WITHOUT ROWID;
+    CREATE TABLE broker_config (
+        broker TEXT NOT NULL, name TEXT NOT NULL, value TEXT NOT NULL, PRIMARY KEY (broker, name)
+    ) STRICT, WITHOUT ROWID;
+"""
+
+
+class MetadataUnusable(TallystickError):
+    """The metadata file cannot be read, or was written by a newer version."""
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """A topic as it is defined; `configs` are its own settings, as texts."""
+
+    name: str
+    topic_id: uuid.UUID
+    partitions: int
+    configs: Mapping[str, str] = MappingProxyType({})
+
+
+def new_id() -> uuid.UUID:
+    """A random id that is none of those Kafka keeps for itself and does not begin with a dash as text."""
+    while True:
+        made = uuid.uuid4()
+        if not id_text(made).startswith("-"):
+            return made
+
+
+def id_text(value: uuid.UUID) -> str:
+    """Kafka's text of an id: 22 characters of URL-safe base64."""
+    return base64.urlsafe_b64encode(value.bytes).rstrip(b"=").decode()
+
+
+class MetadataStore:
+    """The file. Owned by the broker, called by one thread at a time; every method is one transaction."""
+
+    def __init__(self, path: Path) -> None:
+        """Open or make the file. Raises: MetadataUnusable, OSError."""
+        self._path = path
+        try:
+            self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+            # Alone on the file: no shared-memory file beside the write-ahead log.
+            self._db.execute("PRAGMA locking_mode = EXCLUSIVE")
+            self._db.execute("PRAGMA journal_mode = WAL")
+            self._db.execute("PRAGMA synchronous = FULL")
+            self._db.execute("PRAGMA foreign_keys = ON")
+            self._prepare()
+        except sqlite3.DatabaseError as exc:
+            raise MetadataUnusable(f"{path}: {exc}") from exc
+
+    def _prepare(self) -> None:
+        (found,) = self._db.execute("PRAGMA user_version").fetchone()
+        if found > _FORMAT:
+            raise MetadataUnusable(f"{self._path}: format {found}, this version reads up to {_FORMAT}")
+        if found == 0:
+            with self._transaction():
+                for statement in _SCHEMA.split(";"):
+                    self._db.execute(statement)
+                self._set("cluster.id", id_text(new_id()))
+                self._db.execute(f"PRAGMA user_version = {_FORMAT}")
+
+    def _transaction(self) -> "_Transaction":
+        return _Transaction(self._db)
+
+    def _get(self, name: str) -> str | None:
+        row = self._db.execute("SELECT value FROM cluster WHERE name = ?", (name,)).fetchone()
+        return None if row is None else str(row[0])
+
+    def _set(self, name: str, value: str) -> None:
+        self._db.execute("INSERT OR REPLACE INTO cluster VALUES (?, ?)", (name, value))
+
+    # ------------------------------------------------------------------------ reading
+
+    def cluster_id(self) -> str:
+        return self._get("cluster.id") or ""
+
+    def topics(self) -> list[Topic]:
+        configs: dict[str, dict[str, str]] = {}
+        for topic, name, value in self._db.execute("SELECT topic, name, value FROM topic_config"):
+            configs.setdefault(topic, {})[name] = value
+        rows = self._db.execute("SELECT name, id, partitions FROM topic ORDER BY name")
+        return [
+            Topic(name, uuid.UUID(bytes=topic_id), partitions, MappingProxyType(configs.get(name, {})))
+            for name, topic_id, partitions in rows
+        ]
+
+    def deleted_topics(self) -> list[tuple[str, uuid.UUID]]:
+        """Topics that are deleted and whose files may still be there."""
+        rows = self._db.execute("SELECT name, id FROM deleted_topic")
+        return [(name, uuid.UUID(bytes=topic_id)) for name, topic_id in rows]
+
+    def broker_configs(self) -> dict[str, dict[str, str]]:
+        """Dynamic settings by broker id as text; the empty text is the default of all brokers."""
+        configs: dict[str, dict[str, str]] = {}
+        for broker, name, value in self._db.execute("SELECT broker, name, value FROM broker_config"):
+            configs.setdefault(broker, {})[name] = value
+        return configs
+
+    # ----------------------------------------------------------------------- changing
+
+    def create_topics(self, topics: Iterable[Topic]) -> None:
+        with self._transaction():
+            for topic in topics:
+                row = (topic.name, topic.topic_id.bytes, topic.partitions)
+                self._db.execute("INSERT INTO topic VALUES (?, ?, ?)", row)
+                rows = [(topic.name, name, value) for name, value in topic.configs.items()]
+                self._db.executemany("INSERT INTO topic_config VALUES (?, ?, ?)", rows)
+
+    def delete_topics(self, topics: Iterable[Topic]) -> None:
+        """Forget topics, and remember that their files must go."""
+        with self._transaction():
+            for topic in topics:
+                row = (topic.topic_id.bytes, topic.name)
+                self._db.execute("INSERT OR REPLACE INTO deleted_topic VALUES (?, ?)", row)
+                self._db.execute("DELETE FROM topic WHERE name = ?", (topic.name,))
+
+    def forget_deleted(self, topic_ids: Iterable[uuid.UUID]) -> None:
+        """Call when the files are gone."""
+        with self._transaction():
+            rows = [(topic_id.bytes,) for topic_id in topic_ids]
+            self._db.executemany("DELETE FROM deleted_topic WHERE id = ?", rows)
+
+    def set_partitions(self, counts: Mapping[str, int]) -> None:
+        with self._transaction():
+            rows = [(count, name) for name, count in counts.items()]
+            self._db.executemany("UPDATE topic SET partitions = ? WHERE name = ?", rows)
+
+    def set_topic_config(self, topic: str, configs: Mapping[str, str]) -> None:
+        """Replace a topic's own settings."""
+        with self._transaction():
+            self._db.execute("DELETE FROM topic_config WHERE topic = ?", (topic,))
+            rows = [(topic, name, value) for name, value in configs.items()]
+            self._db.executemany("INSERT INTO topic_config VALUES (?, ?, ?)", rows)
+
+    def set_broker_config(self, broker: str, configs: Mapping[str, str]) -> None:
+        """Replace the dynamic settings of one broker, or with an empty name the default of all."""
+        with self._transaction():
+            self._db.execute("DELETE FROM broker_config WHERE broker = ?", (broker,))
+            rows = [(broker, name, value) for name, value in configs.items()]
+            self._db.executemany("INSERT INTO broker_config VALUES (?, ?, ?)", rows)
+
+    def take_producer_ids(self) -> range:
+        """A block of producer ids that nobody was given before, nor will be [MET-2]."""
+        with self._transaction():
+            first = int(self._get("producer.id.next") or "0")
+            if first > INT64_MAX - PRODUCER_ID_BLOCK:
+                raise MetadataUnusable(f"{self._path}: all producer ids are used")
+            self._set("producer.id.next", str(first + PRODUCER_ID_BLOCK))
+        return range(first, first + PRODUCER_ID_BLOCK)
+
+    def close(self) -> None:
+        with closing(self._db):
+            self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+
+class _Transaction:
+    """`with`: BEGIN, then COMMIT or, on any exception, ROLLBACK."""
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db = db
+
+    def __enter__(self) -> None:
+        self._db.execute("BEGIN IMMEDIATE")
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._db.execute("COMMIT" if kind is None else "ROLLBACK")
+
+
+class ProducerIds:
+    """Hands out the ids of the current block; the caller fetches the next one when it is empty."""
+
+    def __init__(self) -> None:
+        self._block: Iterable[int] = iter(())
+
+    def refill(self, block: range) -> None:
+        self._block = iter(block)
+
+    def take(self) -> ProducerId | None:
+        """The next id, or None when a block must be taken first."""
+        for producer_id in self._block:
+            return ProducerId(producer_id)
+        return None
