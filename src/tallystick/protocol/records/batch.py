@@ -202,7 +202,7 @@ def check_produced(header: BatchHeader, at: int = 0) -> None:
     Raises: InvalidBatch.
     """
     count = header.record_count
-    if count != header.last_offset_delta + 1:
+    if count < 1 or count != header.last_offset_delta + 1:
         raise InvalidBatch(f"{count} records for offset deltas 0 to {header.last_offset_delta}", at)
     if header.attributes & CONTROL_BIT:
         raise InvalidBatch("clients may not write control records", at)

@@ -1,0 +1,126 @@
+"""Somebody else's bytes: batches written by Kafka's own code, and one spelled out by hand.
+
+Where nothing depends on a codec's implementation ours must be the same, byte for byte.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from tallystick.kernel.ids import INT32_MAX, Identity, ProducerEpoch, ProducerId
+from tallystick.protocol.records import (
+    BatchMeta,
+    Codec,
+    ControlType,
+    InvalidBatch,
+    Marker,
+    Record,
+    check_batch,
+    control_type,
+    decode_marker,
+    decode_records,
+    encode_batch,
+    encode_marker,
+    filter_batch,
+    iter_records,
+    read_header,
+    read_marker,
+    scan_keys,
+)
+
+Vector = Callable[[str], bytes]
+
+RECORDS = [
+    Record(5, 1_700_000_000_000, None, b"first"),
+    Record(6, 1_700_000_000_007, b"k", None),
+    Record(7, 1_699_999_999_000, b"key", b"v" * 300, (("h", b"\0\1"), ("n", None))),
+    Record(8, 1_700_000_100_000, b"", b""),
+]
+PLAIN = BatchMeta(base_offset=5, leader_epoch=3)
+TRANSACTIONAL = replace(PLAIN, producer_id=4000, epoch=7, base_sequence=INT32_MAX - 1, transactional=True)
+
+
+def test_the_batch_spelled_out_by_hand(vector: Vector) -> None:
+    record = Record(42, 1000, b"a", b"b")
+    check_batch(vector("by_hand"))
+    assert decode_records(vector("by_hand")) == [record]
+    assert encode_batch([record], BatchMeta(base_offset=42)) == vector("by_hand")
+
+
+@pytest.mark.parametrize("name", ["plain", "gzip", "snappy", "lz4", "zstd"])
+def test_kafkas_batches_hold_the_same_records_under_every_codec(vector: Vector, name: str) -> None:
+    batch = vector(name)
+    header = check_batch(batch)
+    assert header.codec is (Codec.NONE if name == "plain" else Codec[name.upper()])
+    assert decode_records(batch) == RECORDS
+    assert list(iter_records(batch)) == RECORDS
+    assert [tuple(found) for found in scan_keys(batch)] == [
+        (5, 1_700_000_000_000, None, False, 5),
+        (6, 1_700_000_000_007, b"k", True, 0),
+        (7, 1_699_999_999_000, b"key", False, 300),
+        (8, 1_700_000_100_000, b"", False, 0),
+    ]
+
+
+def test_our_batches_are_kafkas_byte_for_byte(vector: Vector) -> None:
+    assert encode_batch(RECORDS, PLAIN) == vector("plain")
+    assert encode_batch(RECORDS, TRANSACTIONAL) == vector("transactional_wrap")
+
+
+@pytest.mark.parametrize("outcome", [ControlType.ABORT, ControlType.COMMIT])
+def test_markers_are_kafkas_byte_for_byte(vector: Vector, outcome: ControlType) -> None:
+    marker = Marker(type=outcome, coordinator_epoch=11)
+    batch = vector(outcome.name.lower())
+    identity = Identity(ProducerId(4000), ProducerEpoch(8))
+    ours = encode_marker(marker, identity, timestamp_ms=1_700_000_000_000, offset=9, leader_epoch=3)
+    assert ours == batch
+
+    header = check_batch(batch)
+    assert (header.is_control, header.is_transactional, header.base_sequence) == (True, True, -1)
+    assert header.producer == identity
+    assert read_marker(batch) == marker
+    assert decode_marker(decode_records(batch)[0]) == marker
+
+
+def test_only_markers_are_markers(vector: Vector) -> None:
+    assert read_marker(vector("plain")) is None
+    leader_change = Record(0, 0, b"\0\0\0\2", b"")
+    assert control_type(leader_change) is ControlType.LEADER_CHANGE
+    assert control_type(Record(0, 0, b"\0\0\x7f\0", b"")) is None
+    for wrong in (
+        leader_change,
+        Record(0, 0, None, b"\0\0\0\0\0\1"),
+        Record(0, 0, b"\0\0\0", b"\0\0\0\0\0\1"),
+        Record(0, 0, b"\xff\xff\0\1", b"\0\0\0\0\0\1"),
+        Record(0, 0, b"\0\0\0\1", None),
+        Record(0, 0, b"\0\0\0\1", b"\0\0\0\0\0"),
+        Record(0, 0, b"\0\0\0\1", b"\xff\xff\0\0\0\1"),
+    ):
+        with pytest.raises(InvalidBatch):
+            decode_marker(wrong)
+    # A later version begins like ours.
+    later = Record(0, 0, b"\0\1\0\1more", b"\0\1\0\0\0\7more")
+    assert decode_marker(later) == Marker(type=ControlType.COMMIT, coordinator_epoch=7)
+
+
+@pytest.mark.parametrize(
+    ("name", "offsets", "horizon_ms"),
+    [
+        ("compacted_none", {7, 8}, 1_700_000_501_000),
+        ("compacted_horizon", {6, 7, 8}, 1_700_000_501_000),
+        ("compacted_first", {5}, 1_700_000_501_000),
+        ("compacted_empty", set(), 1_700_000_501_000),
+    ],
+)
+def test_compaction_leaves_what_kafkas_leaves(
+    vector: Vector, name: str, offsets: set[int], horizon_ms: int
+) -> None:
+    """[REC-7] Byte for byte, and the producer's last sequence stays where it was."""
+    before = vector("transactional_wrap")
+    after = filter_batch(before, 0, offsets, retain_empty=True, horizon_ms=horizon_ms)
+    assert after == vector(name)
+    header = check_batch(after)
+    assert decode_records(after) == [record for record in RECORDS if record.offset in offsets]
+    assert (header.last_offset, header.last_sequence) == (8, read_header(before).last_sequence)
+    assert header.delete_horizon_ms == (horizon_ms if name == "compacted_horizon" else None)
