@@ -375,6 +375,7 @@ class _EncodeSource(_Source):
         self.put("out = []")
         self.put("w = out.append")
         self.struct_(self.spec.struct, "m")
+        self.flush()
         self.put("return out")
         label = f"{self.spec.struct.cls.__name__} v{self.version}"
         body = "\n".join(self.lines)
