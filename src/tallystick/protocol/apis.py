@@ -1,0 +1,268 @@
+"""The registry: every API this code can speak, its versions and its headers.
+
+Declared is not advertised: what ApiVersions answers is this table cut down to the APIs that have a
+handler. The server dispatches on the same table, so the two cannot disagree.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from types import MappingProxyType
+from typing import Final
+
+from tallystick.kernel.check import check
+from tallystick.protocol.messages.add_offsets_to_txn import AddOffsetsToTxnRequest, AddOffsetsToTxnResponse
+from tallystick.protocol.messages.add_partitions_to_txn import (
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnResponse,
+)
+from tallystick.protocol.messages.alter_configs import AlterConfigsRequest, AlterConfigsResponse
+from tallystick.protocol.messages.alter_user_scram_credentials import (
+    AlterUserScramCredentialsRequest,
+    AlterUserScramCredentialsResponse,
+)
+from tallystick.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
+from tallystick.protocol.messages.consumer_group_describe import (
+    ConsumerGroupDescribeRequest,
+    ConsumerGroupDescribeResponse,
+)
+from tallystick.protocol.messages.consumer_group_heartbeat import (
+    ConsumerGroupHeartbeatRequest,
+    ConsumerGroupHeartbeatResponse,
+)
+from tallystick.protocol.messages.create_acls import CreateAclsRequest, CreateAclsResponse
+from tallystick.protocol.messages.create_partitions import CreatePartitionsRequest, CreatePartitionsResponse
+from tallystick.protocol.messages.create_topics import CreateTopicsRequest, CreateTopicsResponse
+from tallystick.protocol.messages.delete_acls import DeleteAclsRequest, DeleteAclsResponse
+from tallystick.protocol.messages.delete_groups import DeleteGroupsRequest, DeleteGroupsResponse
+from tallystick.protocol.messages.delete_records import DeleteRecordsRequest, DeleteRecordsResponse
+from tallystick.protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicsResponse
+from tallystick.protocol.messages.describe_acls import DescribeAclsRequest, DescribeAclsResponse
+from tallystick.protocol.messages.describe_cluster import DescribeClusterRequest, DescribeClusterResponse
+from tallystick.protocol.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResponse
+from tallystick.protocol.messages.describe_groups import DescribeGroupsRequest, DescribeGroupsResponse
+from tallystick.protocol.messages.describe_log_dirs import DescribeLogDirsRequest, DescribeLogDirsResponse
+from tallystick.protocol.messages.describe_producers import (
+    DescribeProducersRequest,
+    DescribeProducersResponse,
+)
+from tallystick.protocol.messages.describe_topic_partitions import (
+    DescribeTopicPartitionsRequest,
+    DescribeTopicPartitionsResponse,
+)
+from tallystick.protocol.messages.describe_transactions import (
+    DescribeTransactionsRequest,
+    DescribeTransactionsResponse,
+)
+from tallystick.protocol.messages.describe_user_scram_credentials import (
+    DescribeUserScramCredentialsRequest,
+    DescribeUserScramCredentialsResponse,
+)
+from tallystick.protocol.messages.end_txn import EndTxnRequest, EndTxnResponse
+from tallystick.protocol.messages.fetch import FetchRequest, FetchResponse
+from tallystick.protocol.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
+from tallystick.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
+from tallystick.protocol.messages.incremental_alter_configs import (
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsResponse,
+)
+from tallystick.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
+from tallystick.protocol.messages.join_group import JoinGroupRequest, JoinGroupResponse
+from tallystick.protocol.messages.leave_group import LeaveGroupRequest, LeaveGroupResponse
+from tallystick.protocol.messages.list_config_resources import (
+    ListConfigResourcesRequest,
+    ListConfigResourcesResponse,
+)
+from tallystick.protocol.messages.list_groups import ListGroupsRequest, ListGroupsResponse
+from tallystick.protocol.messages.list_offsets import ListOffsetsRequest, ListOffsetsResponse
+from tallystick.protocol.messages.list_partition_reassignments import (
+    ListPartitionReassignmentsRequest,
+    ListPartitionReassignmentsResponse,
+)
+from tallystick.protocol.messages.list_transactions import ListTransactionsRequest, ListTransactionsResponse
+from tallystick.protocol.messages.metadata import MetadataRequest, MetadataResponse
+from tallystick.protocol.messages.offset_commit import OffsetCommitRequest, OffsetCommitResponse
+from tallystick.protocol.messages.offset_delete import OffsetDeleteRequest, OffsetDeleteResponse
+from tallystick.protocol.messages.offset_fetch import OffsetFetchRequest, OffsetFetchResponse
+from tallystick.protocol.messages.offset_for_leader_epoch import (
+    OffsetForLeaderEpochRequest,
+    OffsetForLeaderEpochResponse,
+)
+from tallystick.protocol.messages.produce import ProduceRequest, ProduceResponse
+from tallystick.protocol.messages.sasl_authenticate import SaslAuthenticateRequest, SaslAuthenticateResponse
+from tallystick.protocol.messages.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
+from tallystick.protocol.messages.sync_group import SyncGroupRequest, SyncGroupResponse
+from tallystick.protocol.messages.txn_offset_commit import TxnOffsetCommitRequest, TxnOffsetCommitResponse
+from tallystick.protocol.messages.update_features import UpdateFeaturesRequest, UpdateFeaturesResponse
+from tallystick.protocol.messages.write_txn_markers import WriteTxnMarkersRequest, WriteTxnMarkersResponse
+from tallystick.protocol.wire import Versions, message_spec
+
+
+class ApiKey(IntEnum):
+    """Kafka's number of an API."""
+
+    PRODUCE = 0
+    FETCH = 1
+    LIST_OFFSETS = 2
+    METADATA = 3
+    OFFSET_COMMIT = 8
+    OFFSET_FETCH = 9
+    FIND_COORDINATOR = 10
+    JOIN_GROUP = 11
+    HEARTBEAT = 12
+    LEAVE_GROUP = 13
+    SYNC_GROUP = 14
+    DESCRIBE_GROUPS = 15
+    LIST_GROUPS = 16
+    SASL_HANDSHAKE = 17
+    API_VERSIONS = 18
+    CREATE_TOPICS = 19
+    DELETE_TOPICS = 20
+    DELETE_RECORDS = 21
+    INIT_PRODUCER_ID = 22
+    OFFSET_FOR_LEADER_EPOCH = 23
+    ADD_PARTITIONS_TO_TXN = 24
+    ADD_OFFSETS_TO_TXN = 25
+    END_TXN = 26
+    WRITE_TXN_MARKERS = 27
+    TXN_OFFSET_COMMIT = 28
+    DESCRIBE_ACLS = 29
+    CREATE_ACLS = 30
+    DELETE_ACLS = 31
+    DESCRIBE_CONFIGS = 32
+    ALTER_CONFIGS = 33
+    DESCRIBE_LOG_DIRS = 35
+    SASL_AUTHENTICATE = 36
+    CREATE_PARTITIONS = 37
+    DELETE_GROUPS = 42
+    INCREMENTAL_ALTER_CONFIGS = 44
+    LIST_PARTITION_REASSIGNMENTS = 46
+    OFFSET_DELETE = 47
+    DESCRIBE_USER_SCRAM_CREDENTIALS = 50
+    ALTER_USER_SCRAM_CREDENTIALS = 51
+    UPDATE_FEATURES = 57
+    DESCRIBE_CLUSTER = 60
+    DESCRIBE_PRODUCERS = 61
+    DESCRIBE_TRANSACTIONS = 65
+    LIST_TRANSACTIONS = 66
+    CONSUMER_GROUP_HEARTBEAT = 68
+    CONSUMER_GROUP_DESCRIBE = 69
+    LIST_CONFIG_RESOURCES = 74
+    DESCRIBE_TOPIC_PARTITIONS = 75
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiSpec:
+    """One API: its messages, the versions both have, and since when it is flexible."""
+
+    key: ApiKey
+    name: str
+    request: type
+    response: type
+    min_version: int
+    max_version: int
+    flexible_from: int | None
+
+    def __contains__(self, version: int) -> bool:
+        return self.min_version <= version <= self.max_version
+
+    def is_flexible(self, version: int) -> bool:
+        return self.flexible_from is not None and version >= self.flexible_from
+
+    def request_header_version(self, version: int) -> int:
+        """2 with tagged fields, 1 without. Also right for versions newer than ours."""
+        return 2 if self.is_flexible(version) else 1
+
+    def response_header_version(self, version: int) -> int:
+        """1 with tagged fields, 0 without; ApiVersions stays at 0 [WIRE-3].
+
+        Its client may not know yet which versions this broker has, so it must be able to read the
+        answer to a version the broker does not know, which is an answer in version 0 (KIP-511).
+        """
+        return 1 if self.is_flexible(version) and self.key is not ApiKey.API_VERSIONS else 0
+
+    @property
+    def advertised(self) -> Versions:
+        """The range ApiVersions shows.
+
+        Produce is shown from 0 although 0 to 2 are refused: librdkafka before 2.4 derives which
+        compression codecs a broker has from that range (KAFKA-18659).
+        """
+        first = 0 if self.key is ApiKey.PRODUCE else self.min_version
+        return Versions(first, self.max_version)
+
+
+def _spec(request: type, response: type) -> ApiSpec:
+    asked, answered = message_spec(request), message_spec(response)
+    name = request.__name__.removesuffix("Request")
+    check(response.__name__ == f"{name}Response", f"{name}: paired with {response.__name__}")
+    for what in ("api_key", "versions", "flexible"):
+        check(getattr(asked, what) == getattr(answered, what), f"{name}: two different values of {what}")
+    last = asked.versions.last
+    if asked.api_key is None or last is None:
+        raise TypeError(f"{name}: a request has a key and a last version")
+    return ApiSpec(
+        key=ApiKey(asked.api_key),
+        name=name,
+        request=request,
+        response=response,
+        min_version=asked.versions.first,
+        max_version=last,
+        flexible_from=asked.flexible.first if asked.flexible.last is None else None,
+    )
+
+
+_SPECS: Final = (
+    _spec(ProduceRequest, ProduceResponse),
+    _spec(FetchRequest, FetchResponse),
+    _spec(ListOffsetsRequest, ListOffsetsResponse),
+    _spec(MetadataRequest, MetadataResponse),
+    _spec(OffsetCommitRequest, OffsetCommitResponse),
+    _spec(OffsetFetchRequest, OffsetFetchResponse),
+    _spec(FindCoordinatorRequest, FindCoordinatorResponse),
+    _spec(JoinGroupRequest, JoinGroupResponse),
+    _spec(HeartbeatRequest, HeartbeatResponse),
+    _spec(LeaveGroupRequest, LeaveGroupResponse),
+    _spec(SyncGroupRequest, SyncGroupResponse),
+    _spec(DescribeGroupsRequest, DescribeGroupsResponse),
+    _spec(ListGroupsRequest, ListGroupsResponse),
+    _spec(SaslHandshakeRequest, SaslHandshakeResponse),
+    _spec(ApiVersionsRequest, ApiVersionsResponse),
+    _spec(CreateTopicsRequest, CreateTopicsResponse),
+    _spec(DeleteTopicsRequest, DeleteTopicsResponse),
+    _spec(DeleteRecordsRequest, DeleteRecordsResponse),
+    _spec(InitProducerIdRequest, InitProducerIdResponse),
+    _spec(OffsetForLeaderEpochRequest, OffsetForLeaderEpochResponse),
+    _spec(AddPartitionsToTxnRequest, AddPartitionsToTxnResponse),
+    _spec(AddOffsetsToTxnRequest, AddOffsetsToTxnResponse),
+    _spec(EndTxnRequest, EndTxnResponse),
+    _spec(WriteTxnMarkersRequest, WriteTxnMarkersResponse),
+    _spec(TxnOffsetCommitRequest, TxnOffsetCommitResponse),
+    _spec(DescribeAclsRequest, DescribeAclsResponse),
+    _spec(CreateAclsRequest, CreateAclsResponse),
+    _spec(DeleteAclsRequest, DeleteAclsResponse),
+    _spec(DescribeConfigsRequest, DescribeConfigsResponse),
+    _spec(AlterConfigsRequest, AlterConfigsResponse),
+    _spec(DescribeLogDirsRequest, DescribeLogDirsResponse),
+    _spec(SaslAuthenticateRequest, SaslAuthenticateResponse),
+    _spec(CreatePartitionsRequest, CreatePartitionsResponse),
+    _spec(DeleteGroupsRequest, DeleteGroupsResponse),
+    _spec(IncrementalAlterConfigsRequest, IncrementalAlterConfigsResponse),
+    _spec(ListPartitionReassignmentsRequest, ListPartitionReassignmentsResponse),
+    _spec(OffsetDeleteRequest, OffsetDeleteResponse),
+    _spec(DescribeUserScramCredentialsRequest, DescribeUserScramCredentialsResponse),
+    _spec(AlterUserScramCredentialsRequest, AlterUserScramCredentialsResponse),
+    _spec(UpdateFeaturesRequest, UpdateFeaturesResponse),
+    _spec(DescribeClusterRequest, DescribeClusterResponse),
+    _spec(DescribeProducersRequest, DescribeProducersResponse),
+    _spec(DescribeTransactionsRequest, DescribeTransactionsResponse),
+    _spec(ListTransactionsRequest, ListTransactionsResponse),
+    _spec(ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse),
+    _spec(ConsumerGroupDescribeRequest, ConsumerGroupDescribeResponse),
+    _spec(ListConfigResourcesRequest, ListConfigResourcesResponse),
+    _spec(DescribeTopicPartitionsRequest, DescribeTopicPartitionsResponse),
+)
+
+API: Final[Mapping[ApiKey, ApiSpec]] = MappingProxyType({spec.key: spec for spec in _SPECS})
+
+check(set(API) == set(ApiKey) and len(API) == len(_SPECS), "every ApiKey has one row")

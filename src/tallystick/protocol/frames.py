@@ -1,0 +1,99 @@
+"""Length-prefixed framing: an int32, then so many bytes.
+
+Pure and incremental: the owner of a connection keeps the buffer and asks what is complete in it. A length
+above the limit is refused when its four bytes are there, before anything is read or reserved for it.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from struct import Struct
+from typing import Final
+
+from tallystick.kernel.ids import INT32_MAX
+from tallystick.protocol.errors import DecodeError, EncodeError
+from tallystick.protocol.primitives import Buffer
+
+LENGTH_BYTES: Final = 4
+_LENGTH: Final = Struct(">i")
+
+
+class FrameTooLarge(DecodeError):
+    """The peer announced a frame above the limit; the connection cannot be used any further.
+
+    Attributes: length, limit (both in bytes, without the prefix).
+    """
+
+    def __init__(self, length: int, limit: int) -> None:
+        super().__init__(length, limit)
+        self.length, self.limit = length, limit
+
+    def __str__(self) -> str:
+        return f"a frame of {self.length} bytes, above the limit of {self.limit}"
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """Where a whole frame lies in a buffer: its body is `buf[start:end]`."""
+
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """No whole frame yet. `size` is what it will take from its prefix on; 4 while that is unknown."""
+
+    size: int
+
+
+def frame_at(buf: Buffer, at: int, filled: int, limit: int) -> Frame | Partial:
+    """The frame whose prefix stands at `at`, of a buffer that holds data up to `filled`.
+
+    Raises: FrameTooLarge; DecodeError for a negative length.
+    """
+    start = at + LENGTH_BYTES
+    if start > filled:
+        return Partial(LENGTH_BYTES)
+    (length,) = _LENGTH.unpack_from(buf, at)
+    if length < 0:
+        raise DecodeError(f"a frame of {length} bytes")
+    if length > limit:
+        raise FrameTooLarge(length, limit)
+    end = start + length
+    return Frame(start, end) if end <= filled else Partial(LENGTH_BYTES + length)
+
+
+class FrameReader:
+    """Frames out of chunks, for those who do not keep a buffer of their own. One per connection.
+
+    Never holds more than one frame and the chunk that ended it.
+    """
+
+    __slots__ = ("_buffer", "_limit")
+
+    def __init__(self, limit: int) -> None:
+        self._buffer = bytearray()
+        self._limit = limit
+
+    def feed(self, chunk: Buffer) -> list[bytes]:
+        """The bodies that `chunk` completes, in order.
+
+        Raises: FrameTooLarge, DecodeError; frames completed before the bad one are lost with it.
+        """
+        self._buffer += chunk
+        bodies: list[bytes] = []
+        at = 0
+        while isinstance(found := frame_at(self._buffer, at, len(self._buffer), self._limit), Frame):
+            bodies.append(bytes(self._buffer[found.start : found.end]))
+            at = found.end
+        del self._buffer[:at]
+        return bodies
+
+
+def frame(parts: Iterable[Buffer]) -> list[Buffer]:
+    """Parts of a body with the length prefix in front, unjoined."""
+    body = list(parts)
+    length = sum(len(part) for part in body)
+    if length > INT32_MAX:
+        raise EncodeError(f"a frame of {length} bytes, above {INT32_MAX}")
+    return [_LENGTH.pack(length), *body]
