@@ -1,0 +1,313 @@
+"""Every file access of the broker's data directories, behind one protocol (style R14).
+
+`RealFileSystem` is a thin layer over system calls; `tallystick.testing.MemoryFileSystem` models what a
+crash may lose. The layer adds no promise of its own: bytes are durable after `File.sync`, a name after
+`FileSystem.sync_dir` of its directory, and neither before.
+"""
+
+import errno
+import fcntl
+import os
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+from tallystick.kernel.errors import TallystickError
+
+Buffer = bytes | bytearray | memoryview
+
+
+class StorageFailure(TallystickError):
+    """A disk did not do what it was told. Attributes: path, reason."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(path, reason)
+        self.path, self.reason = path, reason
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.reason}"
+
+
+class LogFull(StorageFailure):
+    """No room for these bytes. Nothing was appended; what is there stays readable."""
+
+
+class LogOffline(StorageFailure):
+    """The state of the file is unknown (a sync or a repair failed): its data directory is finished [LOG-4]."""
+
+
+class File(Protocol):
+    """One open file. Writes go to the end; reads name their position."""
+
+    @property
+    def path(self) -> str: ...
+
+    def write(self, buffers: Sequence[Buffer]) -> int:
+        """Append all of `buffers`; returns their bytes. After an OSError any prefix may be in the file."""
+        ...
+
+    def pread(self, size: int, at: int) -> bytes:
+        """Up to `size` bytes from position `at`; fewer only at the end of the file."""
+        ...
+
+    def sync(self) -> None:
+        """Block until every byte written is on the disk. After an OSError nothing is known (never retry)."""
+        ...
+
+    def truncate(self, size: int) -> None: ...
+
+    def size(self) -> int: ...
+
+    def forget_cached(self) -> None:
+        """Let go of cached clean pages, so that the next read tells what the disk holds."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Lock(Protocol):
+    """A held lock; `release` or the end of the process gives it back."""
+
+    def release(self) -> None: ...
+
+
+class FileSystem(Protocol):
+    """A tree of files named by plain strings with `/`. Raises OSError, as the system does."""
+
+    def open_append(self, path: str) -> File:
+        """Open for reading and appending; created empty where it does not exist."""
+        ...
+
+    def open_read(self, path: str) -> File: ...
+
+    def read_bytes(self, path: str) -> bytes: ...
+
+    def exists(self, path: str) -> bool: ...
+
+    def size(self, path: str) -> int: ...
+
+    def listdir(self, path: str) -> list[str]:
+        """Sorted names, files and directories alike."""
+        ...
+
+    def is_dir(self, path: str) -> bool: ...
+
+    def mkdir(self, path: str) -> None:
+        """Make a directory and those above it; not an error where it exists."""
+        ...
+
+    def rename(self, old: str, new: str) -> None:
+        """Atomic; replaces `new`."""
+        ...
+
+    def remove(self, path: str) -> None: ...
+
+    def rmdir(self, path: str) -> None: ...
+
+    def sync_dir(self, path: str) -> None:
+        """Block until the names in this directory are on the disk."""
+        ...
+
+    def free_bytes(self, path: str) -> int: ...
+
+    def preallocate(self, path: str, size: int) -> None:
+        """Make or resize a file of `size` bytes whose blocks are really taken."""
+        ...
+
+    def lock(self, path: str) -> Lock | None:
+        """Take an exclusive lock on a file, or None when another process holds it."""
+        ...
+
+
+def replace_file(fs: FileSystem, path: str, data: Buffer) -> None:
+    """Write a small file so that a crash leaves the old or the new content, whole, and nothing between.
+
+    Order: temporary file, sync, rename, sync of the directory; durable when it returns.
+    """
+    temporary = f"{path}.tmp"
+    if fs.exists(temporary):
+        fs.remove(temporary)
+    file = fs.open_append(temporary)
+    try:
+        file.write([data])
+        file.sync()
+    finally:
+        file.close()
+    fs.rename(temporary, path)
+    fs.sync_dir(path.rpartition("/")[0])
+
+
+def is_full(error: OSError) -> bool:
+    """True when a write failed for want of room, which a later write may find again."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+class Syscalls:
+    """The system calls that change a disk, in one place where a test can write them down [FS-1]."""
+
+    open = staticmethod(os.open)
+    writev = staticmethod(os.writev)
+    fdatasync = staticmethod(os.fdatasync)
+    fsync = staticmethod(os.fsync)
+    ftruncate = staticmethod(os.ftruncate)
+    close = staticmethod(os.close)
+    rename = staticmethod(os.replace)
+    unlink = staticmethod(os.unlink)
+    mkdir = staticmethod(os.mkdir)
+    rmdir = staticmethod(os.rmdir)
+
+
+# The kernel takes at most this many buffers at once.
+_IOV_MAX: Final = 1024
+
+
+class RealFile:
+    """A file descriptor. Sync may run in another thread than write; close must wait for both."""
+
+    __slots__ = ("_fd", "_sys", "_writev", "path")
+
+    def __init__(self, path: str, fd: int, sys: Syscalls) -> None:
+        self.path = path
+        self._fd = fd
+        self._sys = sys
+        self._writev = sys.writev
+
+    def write(self, buffers: Sequence[Buffer]) -> int:
+        total = 0
+        for buffer in buffers:
+            total += len(buffer)
+        written = self._writev(self._fd, buffers) if len(buffers) <= _IOV_MAX else 0
+        if written != total:
+            self._write_rest(buffers, written)
+        return total
+
+    def _write_rest(self, buffers: Sequence[Buffer], written: int) -> None:
+        # A short write is no error: a signal, or the last bytes of a full disk. The next one says which.
+        rest = memoryview(b"".join(buffers))[written:]
+        while rest:
+            count = self._writev(self._fd, [rest])
+            if count == 0:
+                raise OSError(errno.EIO, "a write took no bytes", self.path)
+            rest = rest[count:]
+
+    def pread(self, size: int, at: int) -> bytes:
+        data = os.pread(self._fd, size, at)
+        if len(data) == size or not data:
+            return data
+        parts = [data]
+        at += len(data)
+        size -= len(data)
+        while size and (data := os.pread(self._fd, size, at)):
+            parts.append(data)
+            at += len(data)
+            size -= len(data)
+        return b"".join(parts)
+
+    def sync(self) -> None:
+        self._sys.fdatasync(self._fd)
+
+    def truncate(self, size: int) -> None:
+        self._sys.ftruncate(self._fd, size)
+
+    def size(self) -> int:
+        return os.fstat(self._fd).st_size
+
+    def forget_cached(self) -> None:
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            self._sys.close(fd)
+
+
+class RealLock:
+    """An flock on an open descriptor."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def release(self) -> None:
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            os.close(fd)
+
+
+class RealFileSystem:
+    """The machine's file systems."""
+
+    def __init__(self, sys: Syscalls | None = None) -> None:
+        self._sys = sys or Syscalls()
+
+    def open_append(self, path: str) -> RealFile:
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        return RealFile(path, self._sys.open(path, flags, 0o644), self._sys)
+
+    def open_read(self, path: str) -> RealFile:
+        return RealFile(path, self._sys.open(path, os.O_RDONLY | os.O_CLOEXEC), self._sys)
+
+    def read_bytes(self, path: str) -> bytes:
+        with open(path, "rb") as file:
+            return file.read()
+
+    def exists(self, path: str) -> bool:
+        return os.path.exists(path)
+
+    def size(self, path: str) -> int:
+        return os.stat(path).st_size
+
+    def listdir(self, path: str) -> list[str]:
+        return sorted(os.listdir(path))
+
+    def is_dir(self, path: str) -> bool:
+        return os.path.isdir(path)
+
+    def mkdir(self, path: str) -> None:
+        parent = os.path.dirname(path)
+        if parent and not os.path.isdir(parent):
+            self.mkdir(parent)
+        try:
+            self._sys.mkdir(path, 0o755)
+        except FileExistsError:
+            if not os.path.isdir(path):
+                raise
+
+    def rename(self, old: str, new: str) -> None:
+        self._sys.rename(old, new)
+
+    def remove(self, path: str) -> None:
+        self._sys.unlink(path)
+
+    def rmdir(self, path: str) -> None:
+        self._sys.rmdir(path)
+
+    def sync_dir(self, path: str) -> None:
+        fd = self._sys.open(path or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            self._sys.fsync(fd)
+        finally:
+            self._sys.close(fd)
+
+    def free_bytes(self, path: str) -> int:
+        facts = os.statvfs(path)
+        return facts.f_bavail * facts.f_frsize
+
+    def preallocate(self, path: str, size: int) -> None:
+        fd = self._sys.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            if os.fstat(fd).st_size > size:
+                self._sys.ftruncate(fd, size)
+            if size:
+                os.posix_fallocate(fd, 0, size)
+            self._sys.fsync(fd)
+        finally:
+            self._sys.close(fd)
+
+    def lock(self, path: str) -> RealLock | None:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            return None
+        return RealLock(fd)
