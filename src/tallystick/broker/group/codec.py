@@ -1,0 +1,296 @@
+"""Durable events to records of `__consumer_offsets` and back; the log's -1 and "" end here.
+
+A record's key begins with an int16 that says what the record is, its value with an
+int16 version; a null value is a tombstone. Types we do not write (consumer, share and
+streams groups) are skipped on replay, so that a log of Kafka's own can be read.
+
+Source: Kafka's OffsetCommitKey/Value and GroupMetadataKey/Value; docs/formats/consumer-offsets.md.
+"""
+
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, assert_never
+from uuid import UUID
+
+from tallystick.broker.group.events import (
+    DurableEvent,
+    GroupRemoved,
+    GroupStored,
+    OffsetsCommitted,
+    OffsetsDeleted,
+    StoredMember,
+    TransactionEnded,
+)
+from tallystick.broker.group.model import CommittedOffset, Generation, InstanceId
+from tallystick.kernel.ids import (
+    GroupId,
+    LeaderEpoch,
+    MemberId,
+    Offset,
+    ProducerId,
+    TimestampMs,
+    TopicPartition,
+)
+from tallystick.protocol import DecodeError, decode, decode_prefix, encode
+from tallystick.protocol.messages.stored_offsets import (
+    GroupMetadataKey,
+    GroupMetadataValue,
+    MemberMetadata,
+    OffsetCommitKey,
+    OffsetCommitValue,
+)
+from tallystick.protocol.records import (
+    BatchMeta,
+    ControlType,
+    Record,
+    decode_records,
+    encode_batch,
+    iter_headers,
+    read_marker,
+)
+from tallystick.protocol.records.batch import BatchHeader
+
+_INT16: Final = struct.Struct(">h")
+
+OFFSET_KEY_TYPES: Final = (0, 1)  # 0 was written by very old brokers
+OFFSET_KEY: Final = 1
+GROUP_KEY: Final = 2
+
+# A commit with an expiry of its own has a field for it in version 1 alone.
+OFFSET_VALUE_WITH_EXPIRY: Final = 1
+OFFSET_VALUE: Final = 4
+GROUP_VALUE: Final = 3
+
+_ZERO_ID: Final = UUID(int=0)
+
+
+def partition_of(group_id: GroupId, partition_count: int) -> int:
+    """The partition of `__consumer_offsets` that keeps a group: |Java's String.hashCode| mod N.
+
+    Java hashes UTF-16 code units; |the smallest int| is taken as 0, as Kafka does.
+    """
+    value = 0
+    encoded = group_id.encode("utf-16-be", "surrogatepass")
+    for (unit,) in struct.iter_unpack(">H", encoded):
+        value = (31 * value + unit) & 0xFFFFFFFF
+    signed = value - (1 << 32) if value >> 31 else value
+    return 0 if signed == -(1 << 31) else abs(signed) % partition_count
+
+
+def record_count(event: DurableEvent) -> int:
+    """How many records an event becomes."""
+    match event:
+        case GroupStored() | GroupRemoved():
+            return 1
+        case OffsetsCommitted(offsets=offsets):
+            return len(offsets)
+        case OffsetsDeleted(partitions=partitions):
+            return len(partitions)
+        case _:
+            assert_never(event)
+
+
+def encode_batch_of(events: Sequence[DurableEvent], now_ms: TimestampMs) -> bytes:
+    """One batch of all events, so that they are there after a crash together or not at all."""
+    records = [
+        Record(offset=index, timestamp_ms=now_ms, key=key, value=value)
+        for index, (key, value) in enumerate(pair for event in events for pair in encode_event(event))
+    ]
+    return encode_batch(records, BatchMeta())
+
+
+def encode_event(event: DurableEvent) -> Iterator[tuple[bytes, bytes | None]]:
+    """Key and value of each record of an event."""
+    match event:
+        case GroupStored(group_id=group_id):
+            yield _group_key(group_id), _INT16.pack(GROUP_VALUE) + encode(_group_value(event), GROUP_VALUE)
+        case GroupRemoved(group_id=group_id):
+            yield _group_key(group_id), None
+        case OffsetsCommitted(group_id=group_id, offsets=offsets):
+            for partition, offset in offsets.items():
+                expires = offset.expire_timestamp_ms is not None
+                version = OFFSET_VALUE_WITH_EXPIRY if expires else OFFSET_VALUE
+                value = _INT16.pack(version) + encode(_offset_value(offset), version)
+                yield _offset_key(group_id, partition), value
+        case OffsetsDeleted(group_id=group_id, partitions=partitions):
+            for partition in partitions:
+                yield _offset_key(group_id, partition), None
+        case _:
+            assert_never(event)
+
+
+def _group_key(group_id: GroupId) -> bytes:
+    return _INT16.pack(GROUP_KEY) + encode(GroupMetadataKey(group=group_id), GROUP_KEY)
+
+
+def _offset_key(group_id: GroupId, partition: TopicPartition) -> bytes:
+    key = OffsetCommitKey(group=group_id, topic=partition.topic, partition=partition.partition)
+    return _INT16.pack(OFFSET_KEY) + encode(key, OFFSET_KEY)
+
+
+def _offset_value(offset: CommittedOffset) -> OffsetCommitValue:
+    return OffsetCommitValue(
+        offset=offset.offset,
+        leader_epoch=-1 if offset.leader_epoch is None else offset.leader_epoch,
+        metadata=offset.metadata,
+        commit_timestamp=offset.commit_timestamp_ms,
+        expire_timestamp=-1 if offset.expire_timestamp_ms is None else offset.expire_timestamp_ms,
+        topic_id=offset.topic_id or _ZERO_ID,
+    )
+
+
+def _group_value(event: GroupStored) -> GroupMetadataValue:
+    return GroupMetadataValue(
+        protocol_type=event.protocol_type or "",
+        generation=event.generation,
+        protocol=event.protocol_name,
+        leader=event.leader,
+        current_state_timestamp=-1 if event.state_timestamp_ms is None else event.state_timestamp_ms,
+        members=tuple(
+            MemberMetadata(
+                member_id=member.member_id,
+                group_instance_id=member.instance_id,
+                client_id=member.client_id,
+                client_host=member.client_host,
+                rebalance_timeout=member.rebalance_timeout_ms,
+                session_timeout=member.session_timeout_ms,
+                subscription=member.subscription,
+                assignment=member.assignment,
+            )
+            for member in event.members
+        ),
+    )
+
+
+# ---- reading
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """An event found in the log, and the offset of its first record."""
+
+    event: DurableEvent | TransactionEnded
+    at: Offset
+
+
+def decode_batches(data: bytes) -> Iterator[Replayed]:
+    """Every event in whole batches, in order. The log has checked their CRCs.
+
+    Raises: DecodeError for a record of a type of ours that cannot be read.
+    """
+    for at, header in iter_headers(data):
+        if header.is_control:
+            marker = read_marker(data, at)
+            if marker is not None:
+                ended = TransactionEnded(
+                    producer_id=ProducerId(header.producer_id), committed=marker.type is ControlType.COMMIT
+                )
+                yield Replayed(ended, Offset(header.base_offset))
+        else:
+            yield from _merge(_decode_record(record, header) for record in decode_records(data, at))
+
+
+def _merge(found: Iterator[Replayed | None]) -> Iterator[Replayed]:
+    """Join neighbouring commits of one group, so that a request is applied at once, as it was live."""
+    held: Replayed | None = None
+    for entry in found:
+        joined = None if held is None or entry is None else _joined(held, entry)
+        if joined is not None:
+            held = joined
+            continue
+        if held is not None:
+            yield held
+        held = entry
+    if held is not None:
+        yield held
+
+
+def _joined(first: Replayed, second: Replayed) -> Replayed | None:
+    """Both as one event; None unless they are commits of one writer to one group, offset after offset.
+
+    Compaction leaves gaps between records, and a partition may come twice: then they stay apart.
+    """
+    a, b = first.event, second.event
+    if not isinstance(a, OffsetsCommitted) or not isinstance(b, OffsetsCommitted):
+        return None
+    adjacent = first.at + len(a.offsets) == second.at and not a.offsets.keys() & b.offsets.keys()
+    if not adjacent or (a.group_id, a.producer_id) != (b.group_id, b.producer_id):
+        return None
+    merged = OffsetsCommitted(
+        group_id=a.group_id, offsets={**a.offsets, **b.offsets}, producer_id=a.producer_id
+    )
+    return Replayed(merged, first.at)
+
+
+def _decode_record(record: Record, header: BatchHeader) -> Replayed | None:
+    """The event of one record; None for a type of somebody else's."""
+    key = record.key
+    if key is None or len(key) < _INT16.size:
+        raise DecodeError(f"__consumer_offsets record {record.offset} has no key")
+    (key_type,) = _INT16.unpack_from(key)
+    at = Offset(record.offset)
+    if key_type in OFFSET_KEY_TYPES:
+        offset_key = decode(OffsetCommitKey, key[_INT16.size :], key_type)
+        producer_id = ProducerId(header.producer_id) if header.is_transactional else None
+        return Replayed(_offset_event(offset_key, record.value, producer_id), at)
+    if key_type == GROUP_KEY:
+        group_key = decode(GroupMetadataKey, key[_INT16.size :], key_type)
+        return Replayed(_group_event(GroupId(group_key.group), record.value), at)
+    return None
+
+
+def _version_of(value: bytes) -> int:
+    if len(value) < _INT16.size:
+        raise DecodeError(f"a value of {len(value)} bytes has no version")
+    (version,) = _INT16.unpack_from(value)
+    return int(version)
+
+
+def _offset_event(
+    key: OffsetCommitKey, value: bytes | None, producer_id: ProducerId | None
+) -> OffsetsCommitted | OffsetsDeleted:
+    group_id, partition = GroupId(key.group), TopicPartition(key.topic, key.partition)
+    if value is None:
+        return OffsetsDeleted(group_id=group_id, partitions=(partition,))
+    read, _ = decode_prefix(OffsetCommitValue, value, _version_of(value), _INT16.size)
+    offset = CommittedOffset(
+        offset=Offset(read.offset),
+        leader_epoch=None if read.leader_epoch < 0 else LeaderEpoch(read.leader_epoch),
+        metadata=read.metadata,
+        commit_timestamp_ms=TimestampMs(read.commit_timestamp),
+        expire_timestamp_ms=None if read.expire_timestamp < 0 else TimestampMs(read.expire_timestamp),
+        topic_id=None if read.topic_id == _ZERO_ID else read.topic_id,
+    )
+    return OffsetsCommitted(group_id=group_id, offsets={partition: offset}, producer_id=producer_id)
+
+
+def _group_event(group_id: GroupId, value: bytes | None) -> GroupStored | GroupRemoved:
+    if value is None:
+        return GroupRemoved(group_id=group_id)
+    read, _ = decode_prefix(GroupMetadataValue, value, _version_of(value), _INT16.size)
+    timestamp = read.current_state_timestamp
+    return GroupStored(
+        group_id=group_id,
+        generation=Generation(read.generation),
+        protocol_type=read.protocol_type or None,
+        protocol_name=read.protocol,
+        leader=None if read.leader is None else MemberId(read.leader),
+        state_timestamp_ms=None if timestamp < 0 else TimestampMs(timestamp),
+        members=tuple(_stored_member(member) for member in read.members),
+    )
+
+
+def _stored_member(read: MemberMetadata) -> StoredMember:
+    timeout_ms = read.rebalance_timeout
+    return StoredMember(
+        member_id=MemberId(read.member_id),
+        instance_id=None if read.group_instance_id is None else InstanceId(read.group_instance_id),
+        client_id=read.client_id,
+        client_host=read.client_host,
+        # Version 0 had one timeout for both.
+        rebalance_timeout_ms=read.session_timeout if timeout_ms < 0 else timeout_ms,
+        session_timeout_ms=read.session_timeout,
+        subscription=read.subscription,
+        assignment=read.assignment,
+    )

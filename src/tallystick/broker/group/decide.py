@@ -1,0 +1,80 @@
+"""Every command has one decision; this is the table of them."""
+
+from typing import assert_never
+
+from tallystick.broker.group.commands import (
+    Command,
+    CommitOffsets,
+    DeleteGroup,
+    DeleteOffsets,
+    Env,
+    ExpireOffsets,
+    ForgetPartitions,
+    Heartbeat,
+    Join,
+    JoinPhaseTimedOut,
+    Leave,
+    Revive,
+    SessionTimedOut,
+    Step,
+    Sync,
+    SyncPhaseTimedOut,
+)
+from tallystick.broker.group.join import decide_join
+from tallystick.broker.group.leave import (
+    decide_join_timeout,
+    decide_leave,
+    decide_revive,
+    decide_session_timeout,
+    decide_sync_timeout,
+)
+from tallystick.broker.group.model import Group
+from tallystick.broker.group.offsets import (
+    decide_commit,
+    decide_delete_group,
+    decide_delete_offsets,
+    decide_expire,
+    decide_forget,
+)
+from tallystick.broker.group.sync import decide_heartbeat, decide_sync
+from tallystick.kernel.errors import Reject
+
+
+def decide(group: Group | None, command: Command, env: Env) -> Step | Reject:
+    """What follows from `command`. Reads, never writes.
+
+    Args:
+        group: as of now; None when there is no such group.
+        env: settings, both clocks, and an id nobody has used.
+    Returns:
+        A Step for the driver; or a Reject, and nothing changes.
+    """
+    match command:
+        case Join():
+            return decide_join(group, command, env)
+        case Sync():
+            return decide_sync(group, command, env)
+        case Heartbeat():
+            return decide_heartbeat(group, command, env)
+        case Leave():
+            return decide_leave(group, command, env)
+        case CommitOffsets():
+            return decide_commit(group, command, env)
+        case DeleteOffsets():
+            return decide_delete_offsets(group, command, env)
+        case ForgetPartitions():
+            return decide_forget(group, command)
+        case DeleteGroup():
+            return decide_delete_group(group, env)
+        case ExpireOffsets():
+            return decide_expire(group, env)
+        case Revive():
+            return decide_revive(group, env)
+        case SessionTimedOut():
+            return decide_session_timeout(group, command, env)
+        case JoinPhaseTimedOut():
+            return decide_join_timeout(group, env)
+        case SyncPhaseTimedOut():
+            return decide_sync_timeout(group, env)
+        case _:
+            assert_never(command)

@@ -1,0 +1,419 @@
+"""The shell around the group machine: appends, waits, answers, keeps time.
+
+It branches on what a Step contains, never on what a group is in. One lane per group:
+from `decide` until its Step is durable and applied no other command of the group is
+decided; commands without records take no lane and cost no task.
+"""
+
+import asyncio
+import heapq
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+from uuid import uuid4
+
+from tallystick.broker.group.apply import apply
+from tallystick.broker.group.codec import (
+    Replayed,
+    decode_batches,
+    encode_batch_of,
+    partition_of,
+    record_count,
+)
+from tallystick.broker.group.commands import Answer, Command, Env, ExpireOffsets, Revive, Step
+from tallystick.broker.group.decide import decide
+from tallystick.broker.group.events import DurableEvent, SessionExtended, TransactionEnded
+from tallystick.broker.group.expiry import due, next_deadline
+from tallystick.broker.group.model import Group, GroupConfig, Now, Ticket
+from tallystick.kernel.clock import Clock
+from tallystick.kernel.codes import ErrorCode
+from tallystick.kernel.errors import Reject, TallystickError
+from tallystick.kernel.ids import GroupId, Offset
+
+log = logging.getLogger("tallystick.groups")
+
+REPLAY_CHUNK_BYTES: Final = 1 << 20
+EXPIRED_GROUPS_PER_TICK: Final = 64
+
+STOPPED: Final = Reject(ErrorCode.COORDINATOR_NOT_AVAILABLE, "the coordinator is stopping")
+LOADING: Final = Reject(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "__consumer_offsets is being read")
+LOST: Final = Reject(ErrorCode.NOT_COORDINATOR, "the partition of __consumer_offsets is offline")
+SLOW: Final = Reject(ErrorCode.COORDINATOR_NOT_AVAILABLE, "the offsets topic did not answer in time")
+
+# What a client can do about an append that was refused, as Kafka translates it: look for the
+# coordinator again and retry, or nothing.
+_REFUSED_AS: Final = {
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.NOT_ENOUGH_REPLICAS: ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.REQUEST_TIMED_OUT: ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.NOT_LEADER_OR_FOLLOWER: ErrorCode.NOT_COORDINATOR,
+    ErrorCode.KAFKA_STORAGE_ERROR: ErrorCode.NOT_COORDINATOR,
+    ErrorCode.MESSAGE_TOO_LARGE: ErrorCode.UNKNOWN_SERVER_ERROR,
+    ErrorCode.RECORD_LIST_TOO_LARGE: ErrorCode.UNKNOWN_SERVER_ERROR,
+}
+
+
+class Appended(Protocol):
+    """Where a batch went."""
+
+    @property
+    def base_offset(self) -> int: ...
+
+
+class OffsetsPartition(Protocol):
+    """What the coordinator needs of one partition of `__consumer_offsets`."""
+
+    async def append_durably(self, batch: bytes) -> Appended | Reject:
+        """Append one batch and wait until power loss cannot take it, as far as flush.policy promises.
+
+        A Reject means that nothing was written; an exception, that nobody knows.
+        """
+        ...
+
+    def read_all(self, max_bytes: int) -> Iterator[bytes]:
+        """Everything in the log now, in order, in pieces of whole batches."""
+        ...
+
+
+PartitionFor = Callable[[int], Awaitable[OffsetsPartition]]
+AnswerFuture = asyncio.Future[Answer]
+
+
+@dataclass(slots=True)
+class _Waiting:
+    command: Command
+    future: AnswerFuture
+    since_ms: int
+
+
+@dataclass(slots=True)
+class _Lane:
+    """A group while its Step is being appended."""
+
+    current: _Waiting
+    queue: deque[_Waiting] = field(default_factory=deque)
+    task: asyncio.Task[None] | None = None
+
+
+class GroupCoordinator:
+    """All groups of this broker. Owned by the event loop's thread; not to be shared between threads.
+
+    Life: create, `start` with the partitions that exist, `execute` commands, `stop`.
+    """
+
+    def __init__(
+        self,
+        partition_for: PartitionFor,
+        *,
+        partition_count: int,
+        config: GroupConfig,
+        clock: Clock,
+        new_id: Callable[[], str] = lambda: str(uuid4()),
+    ) -> None:
+        """Args:
+        partition_for: one partition of `__consumer_offsets`; creates the topic when there is none.
+        partition_count: of that topic. A group's partition depends on it, so it never changes.
+        """
+        self.config = config
+        self._partition_for = partition_for
+        self._partition_count = partition_count
+        self._clock = clock
+        self._new_id = new_id
+        self._groups: dict[GroupId, Group] = {}
+        self._lanes: dict[GroupId, _Lane] = {}
+        self._parked: dict[Ticket, AnswerFuture] = {}
+        self._tickets = 0
+        self._loading: set[int] = set()
+        self._lost: set[int] = set()
+        self._stopped = False
+        self._wakes: list[tuple[int, GroupId]] = []
+        self._wake_at: dict[GroupId, int] = {}
+        self._expire_at_ms = 0
+        self._to_expire: deque[GroupId] = deque()
+        self._woken = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # ---- life
+
+    def start(self, existing: Mapping[int, OffsetsPartition]) -> None:
+        """Begin to replay `existing` and to keep time. Until replayed, a group answers LOADING."""
+        self._loading = set(existing)
+        self._expire_at_ms = self._clock.monotonic_ms() + self.config.offsets_retention_check_interval_ms
+        self._spawn(self._load(existing))
+        self._spawn(self._keep_time())
+
+    async def stop(self) -> None:
+        """Finish what is being appended, answer everything that is parked, end the tasks."""
+        self._stopped = True
+        appending = [lane.task for lane in self._lanes.values() if lane.task is not None]
+        if appending:
+            await asyncio.wait(appending, timeout=self.config.offset_commit_timeout_ms / 1_000)
+        for lane in self._lanes.values():
+            for waiting in (lane.current, *lane.queue):
+                _answer(waiting.future, STOPPED)
+        for future in self._parked.values():
+            _answer(future, STOPPED)
+        self._parked.clear()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _spawn(self, work: Awaitable[None]) -> asyncio.Task[None]:
+        async def run() -> None:
+            await work
+
+        task = asyncio.get_running_loop().create_task(run())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _load(self, existing: Mapping[int, OffsetsPartition]) -> None:
+        for index, partition in existing.items():
+            try:
+                await self._replay(partition)
+            except (TallystickError, OSError) as exc:
+                log.error("__consumer_offsets-%d cannot be replayed, its groups are offline: %s", index, exc)
+                self._lost.add(index)
+            finally:
+                self._loading.discard(index)
+
+    async def _replay(self, partition: OffsetsPartition) -> None:
+        """Apply the log to nothing; the groups found are announced when all of it is applied."""
+        groups: dict[GroupId, Group] = {}
+        for piece in partition.read_all(REPLAY_CHUNK_BYTES):
+            for entry in decode_batches(piece):
+                _replay_entry(groups, entry)
+            await asyncio.sleep(0)
+        self._groups.update(groups)
+        for group_id in groups:
+            self._submit(group_id, Revive())
+
+    # ---- commands
+
+    def new_ticket(self) -> Ticket:
+        """A name for a request that may be parked."""
+        self._tickets += 1
+        return Ticket(self._tickets)
+
+    def group(self, group_id: GroupId) -> Group | Reject | None:
+        """The group as of its last durable step, for reading."""
+        return self._unavailable(group_id) or self._groups.get(group_id)
+
+    def groups(self) -> tuple[Group, ...] | Reject:
+        """All groups; LOADING while some are not known yet."""
+        if self._stopped:
+            return STOPPED
+        return LOADING if self._loading else tuple(self._groups.values())
+
+    async def settled(self, group_id: GroupId) -> Group | Reject | None:
+        """The group with everything applied that was asked for before, for a stable read (KIP-447)."""
+        while (lane := self._lanes.get(group_id)) is not None and lane.task is not None:
+            done, _ = await asyncio.wait([lane.task], timeout=self.config.offset_commit_timeout_ms / 1_000)
+            if not done:
+                return SLOW
+        return self.group(group_id)
+
+    async def execute(self, group_id: GroupId, command: Command) -> Answer:
+        """Run one command. Returns when it is durable and applied, or refused, or its time came.
+
+        A caller that is cancelled does not undo it.
+        """
+        unavailable = self._unavailable(group_id)
+        return unavailable or await self._submit(group_id, command)
+
+    def _unavailable(self, group_id: GroupId) -> Reject | None:
+        if self._stopped:
+            return STOPPED
+        if not self._loading and not self._lost:
+            return None
+        index = partition_of(group_id, self._partition_count)
+        if index in self._loading:
+            return LOADING
+        return LOST if index in self._lost else None
+
+    def _submit(self, group_id: GroupId, command: Command) -> AnswerFuture:
+        future: AnswerFuture = asyncio.get_running_loop().create_future()
+        waiting = _Waiting(command, future, self._clock.monotonic_ms())
+        lane = self._lanes.get(group_id)
+        if lane is None:
+            self._run(group_id, waiting)
+        else:
+            lane.queue.append(waiting)
+        return future
+
+    def _run(self, group_id: GroupId, waiting: _Waiting) -> None:
+        """Decide; carry out at once, or take the lane until the records are durable [GRP-1]."""
+        env = Env(group_id=group_id, config=self.config, now=self._now(), spare_id=self._new_id())
+        step = decide(self._groups.get(group_id), waiting.command, env)
+        if isinstance(step, Reject):
+            _answer(waiting.future, step)
+        elif step.append:
+            lane = _Lane(waiting)
+            self._lanes[group_id] = lane
+            lane.task = self._spawn(self._append(group_id, lane, step))
+            self._wake(group_id, waiting.since_ms + self.config.offset_commit_timeout_ms)
+        else:
+            self._finish(group_id, waiting, step, None)
+
+    async def _append(self, group_id: GroupId, lane: _Lane, step: Step) -> None:
+        index = partition_of(group_id, self._partition_count)
+        try:
+            batch = encode_batch_of(step.append, self._clock.now_ms())
+            partition = await self._partition_for(index)
+            appended = await partition.append_durably(batch)
+            if isinstance(appended, Reject):
+                code = _REFUSED_AS.get(appended.code, appended.code)
+                _answer(lane.current.future, Reject(code, appended.reason))
+            else:
+                self._finish(group_id, lane.current, step, Offset(appended.base_offset))
+            self._release(group_id, lane)
+        except Exception as exc:
+            # Durable or not? Unknown, or an invariant is broken. Nothing more is decided on this
+            # state; a restart replays what is there.
+            log.exception("__consumer_offsets-%d: its groups are offline: %s", index, exc)
+            self._lose(index)
+
+    def _release(self, group_id: GroupId, lane: _Lane) -> None:
+        """Give up the lane and decide what queued behind it, until one of those takes it again."""
+        del self._lanes[group_id]
+        queue = lane.queue
+        while queue:
+            waiting = queue.popleft()
+            if waiting.future.done():
+                continue  # its time came while it queued: it was answered, so it must not happen
+            self._run(group_id, waiting)
+            successor = self._lanes.get(group_id)
+            if successor is not None:
+                successor.queue = queue
+                return
+        self._schedule(group_id)
+
+    def _finish(self, group_id: GroupId, waiting: _Waiting, step: Step, at: Offset | None) -> None:
+        """Apply, then reply, then send [GRP-1]."""
+        group = self._groups.get(group_id)
+        for event in step.then_apply:
+            group = apply(group, event, at)
+            if at is not None and isinstance(event, DurableEvent):
+                at = Offset(at + record_count(event))
+        if group is None:
+            self._groups.pop(group_id, None)
+        else:
+            self._groups[group_id] = group
+        if step.then_reply is not None:
+            _answer(waiting.future, step.then_reply)
+        else:
+            ticket = getattr(waiting.command, "ticket", None)
+            if ticket is not None and not waiting.future.done():
+                self._parked[ticket] = waiting.future
+        for send in step.then_send:
+            parked = self._parked.pop(send.ticket, None)
+            if parked is not None:
+                _answer(parked, send.answer)
+        # A session that was extended only moves a deadline away; the wake-up finds out.
+        if any(not isinstance(event, SessionExtended) for event in step.then_apply):
+            self._schedule(group_id)
+
+    def _lose(self, index: int) -> None:
+        """A partition is gone: nobody waits for it any longer."""
+        self._lost.add(index)
+        gone = [name for name in self._groups if partition_of(name, self._partition_count) == index]
+        gone += [name for name in self._lanes if partition_of(name, self._partition_count) == index]
+        for group_id in gone:
+            group = self._groups.pop(group_id, None)
+            for member in group.members.values() if group else ():
+                for ticket in (member.awaiting_join, member.awaiting_sync):
+                    parked = self._parked.pop(ticket, None) if ticket is not None else None
+                    if parked is not None:
+                        _answer(parked, LOST)
+            lane = self._lanes.pop(group_id, None)
+            for waiting in (lane.current, *lane.queue) if lane else ():
+                _answer(waiting.future, LOST)
+
+    # ---- time
+
+    def _now(self) -> Now:
+        return Now(self._clock.now_ms(), self._clock.monotonic_ms())
+
+    def _schedule(self, group_id: GroupId) -> None:
+        """See to it that somebody looks at the group when its next deadline passes."""
+        group = self._groups.get(group_id)
+        deadline = next_deadline(group) if group is not None else None
+        if deadline is not None:
+            self._wake(group_id, deadline)
+
+    def _wake(self, group_id: GroupId, at_ms: int) -> None:
+        planned = self._wake_at.get(group_id)
+        if planned is None or at_ms < planned:
+            self._wake_at[group_id] = at_ms
+            heapq.heappush(self._wakes, (at_ms, group_id))
+            self._woken.set()
+
+    async def _keep_time(self) -> None:
+        while True:
+            self._woken.clear()
+            wait_ms = self.tick() - self._clock.monotonic_ms()
+            try:
+                await asyncio.wait_for(self._woken.wait(), max(wait_ms, 0) / 1_000)
+            except TimeoutError:
+                pass
+
+    def tick(self) -> int:
+        """Let everything happen whose time has come.
+
+        Returns: monotonic milliseconds of the next thing to happen.
+        """
+        now_ms = self._clock.monotonic_ms()
+        while self._wakes and self._wakes[0][0] <= now_ms:
+            at_ms, group_id = heapq.heappop(self._wakes)
+            if self._wake_at.get(group_id) == at_ms:
+                del self._wake_at[group_id]
+                self._look_at(group_id, now_ms)
+        self._expire_some(now_ms)
+        if self._to_expire:
+            return now_ms
+        return min(self._wakes[0][0], self._expire_at_ms) if self._wakes else self._expire_at_ms
+
+    def _look_at(self, group_id: GroupId, now_ms: int) -> None:
+        lane = self._lanes.get(group_id)
+        if lane is not None:
+            # Timeouts wait for the lane, which schedules them again; clients do not wait that long.
+            limit_ms = self.config.offset_commit_timeout_ms
+            for waiting in (lane.current, *lane.queue):
+                if now_ms - waiting.since_ms >= limit_ms:
+                    _answer(waiting.future, SLOW)
+            self._wake(group_id, now_ms + limit_ms)
+            return
+        group = self._groups.get(group_id)
+        for timeout in due(group, now_ms) if group is not None else ():
+            self._submit(group_id, timeout)
+        if group_id not in self._lanes:
+            self._schedule(group_id)
+
+    def _expire_some(self, now_ms: int) -> None:
+        """offsets.retention.check.interval.ms: all groups get their turn, a few a tick."""
+        if now_ms >= self._expire_at_ms:
+            self._expire_at_ms = now_ms + self.config.offsets_retention_check_interval_ms
+            self._to_expire = deque(self._groups)
+        for _ in range(min(EXPIRED_GROUPS_PER_TICK, len(self._to_expire))):
+            self._submit(self._to_expire.popleft(), ExpireOffsets())
+
+
+def _answer(future: AnswerFuture, answer: Answer) -> None:
+    if not future.done():
+        future.set_result(answer)
+
+
+def _replay_entry(groups: dict[GroupId, Group], entry: Replayed) -> None:
+    event = entry.event
+    if isinstance(event, TransactionEnded):
+        touched = [g.group_id for g in groups.values() if event.producer_id in g.pending_offsets]
+    else:
+        touched = [event.group_id]
+    for group_id in touched:
+        group = apply(groups.get(group_id), event, entry.at)
+        if group is None:
+            groups.pop(group_id, None)
+        else:
+            groups[group_id] = group

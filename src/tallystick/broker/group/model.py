@@ -1,0 +1,288 @@
+"""What a classic consumer group is: members, generations, offsets. Values only.
+
+A group lives through five states, Kafka's own:
+
+    Empty ---------------- a member joins ----------------> PreparingRebalance
+    PreparingRebalance --- everyone rejoined, or time ----> CompletingRebalance
+    PreparingRebalance --- time is up and nobody is left -> Empty
+    CompletingRebalance -- the leader's assignment -------> Stable
+    CompletingRebalance, Stable -- join, leave, death ----> PreparingRebalance
+    Dead: what is answered for a group that does not exist; no `Group` is ever in it
+
+Two kinds of facts make up a `Group`. *Durable* ones are in `__consumer_offsets` and
+come back by replay: the members and assignments of the last completed generation, and
+committed offsets. *Soft* ones (who has a request parked, deadlines, members that
+joined since) live in memory, as they do in Kafka: losing them costs one rebalance.
+
+Deadlines are monotonic milliseconds, so that a clock that is set does not expire
+sessions; timestamps are wall-clock milliseconds, because they are stored. `Now` carries both.
+
+Values are frozen: `apply` returns a new `Group`, so `decide` can try a cascade of
+events on a draft without touching the real one (ADR 0060).
+
+Sources: Kafka's classic group protocol; KIP-62 (rebalance and session timeouts apart),
+KIP-134 (initial rebalance delay), KIP-345 (static members), KIP-394 (member id first),
+KIP-447 (offsets pending in transactions), KIP-814 (skip assignment).
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from types import MappingProxyType
+from typing import Final, NewType
+from uuid import UUID
+
+from tallystick.kernel.ids import (
+    INT32_MAX,
+    GroupId,
+    LeaderEpoch,
+    MemberId,
+    Offset,
+    ProducerId,
+    TimestampMs,
+    TopicPartition,
+)
+
+DeadlineMs = NewType("DeadlineMs", int)
+"""Monotonic milliseconds: compared with `Now.monotonic_ms` only."""
+
+Ticket = NewType("Ticket", int)
+"""Names one parked request; the driver holds the future, the machine decides when it is answered."""
+
+InstanceId = NewType("InstanceId", str)
+Generation = NewType("Generation", int)
+
+CONSUMER_PROTOCOL_TYPE: Final = "consumer"
+NOTHING: Final = b""
+
+
+class GroupState(Enum):
+    """Names as Kafka's tools print them."""
+
+    EMPTY = "Empty"
+    PREPARING_REBALANCE = "PreparingRebalance"
+    COMPLETING_REBALANCE = "CompletingRebalance"
+    STABLE = "Stable"
+    DEAD = "Dead"
+
+
+# Which states may come before; `apply` checks it on every change of state [GRP-2].
+# Stable after Stable is a static member's new id being stored.
+PREVIOUS_STATES: Final[Mapping[GroupState, frozenset[GroupState]]] = MappingProxyType(
+    {
+        GroupState.EMPTY: frozenset({GroupState.PREPARING_REBALANCE}),
+        GroupState.PREPARING_REBALANCE: frozenset(
+            {GroupState.STABLE, GroupState.COMPLETING_REBALANCE, GroupState.EMPTY}
+        ),
+        GroupState.COMPLETING_REBALANCE: frozenset({GroupState.PREPARING_REBALANCE}),
+        GroupState.STABLE: frozenset({GroupState.COMPLETING_REBALANCE, GroupState.STABLE}),
+        GroupState.DEAD: frozenset(),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Now:
+    """One reading of the clock, both ways."""
+
+    wall_ms: TimestampMs
+    monotonic_ms: int
+
+    def deadline(self, after_ms: int) -> DeadlineMs:
+        return DeadlineMs(self.monotonic_ms + max(after_ms, 0))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupConfig:
+    """Settings of the group coordinator, Kafka's names and defaults (docs/config.md)."""
+
+    group_min_session_timeout_ms: int = 6_000
+    group_max_session_timeout_ms: int = 1_800_000
+    group_initial_rebalance_delay_ms: int = 3_000
+    group_max_size: int = INT32_MAX
+    offset_metadata_max_bytes: int = 4_096
+    offsets_retention_ms: int = 7 * 24 * 60 * 60 * 1_000
+    offsets_retention_check_interval_ms: int = 600_000
+    offset_commit_timeout_ms: int = 5_000
+    # Not a setting in Kafka either: how long a member that joined without an id yet may stay parked.
+    new_member_join_timeout_ms: int = 300_000
+
+
+@dataclass(frozen=True, slots=True)
+class ProtocolChoice:
+    """One assignor a member offers, with its subscription in that assignor's terms (opaque to us)."""
+
+    name: str
+    metadata: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """One consumer in a group.
+
+    `awaiting_join` and `awaiting_sync` name its parked requests; it has at most one of them
+    [GRP-3]. `is_new` until its first generation: it cannot heartbeat yet.
+    """
+
+    member_id: MemberId
+    instance_id: InstanceId | None
+    client_id: str
+    client_host: str
+    rebalance_timeout_ms: int
+    session_timeout_ms: int
+    protocols: tuple[ProtocolChoice, ...]
+    session_deadline_ms: DeadlineMs
+    assignment: bytes = NOTHING
+    is_new: bool = False
+    awaiting_join: Ticket | None = None
+    awaiting_sync: Ticket | None = None
+
+    @property
+    def is_static(self) -> bool:
+        return self.instance_id is not None
+
+    def supports(self, protocol: str) -> bool:
+        return any(offered.name == protocol for offered in self.protocols)
+
+    def metadata(self, protocol: str | None) -> bytes | None:
+        """The subscription for `protocol`; None when the member does not offer it."""
+        return next((offered.metadata for offered in self.protocols if offered.name == protocol), None)
+
+    def vote(self, candidates: frozenset[str]) -> str | None:
+        """Its own first choice among what everybody supports."""
+        return next((offered.name for offered in self.protocols if offered.name in candidates), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinTimer:
+    """When the join phase ends at the latest.
+
+    For the first rebalance of an empty group the phase lasts `delay_ms`, again and again
+    while new members come, `remaining_ms` more at most. Source: KIP-134.
+    """
+
+    deadline_ms: DeadlineMs
+    delay_ms: int | None = None
+    remaining_ms: int = 0
+
+    @property
+    def is_initial(self) -> bool:
+        return self.delay_ms is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommittedOffset:
+    """One committed offset.
+
+    record_offset: where in `__consumer_offsets` it is; among a plain and a transactional commit
+        of one partition the later *append* wins, not the later marker (KAFKA-5247).
+    expire_timestamp_ms: only when the client asked for a retention of its own (OffsetCommit 2-4).
+    """
+
+    offset: Offset
+    leader_epoch: LeaderEpoch | None = None
+    metadata: str = ""
+    commit_timestamp_ms: TimestampMs
+    expire_timestamp_ms: TimestampMs | None = None
+    topic_id: UUID | None = None
+    record_offset: Offset | None = None
+
+
+Offsets = Mapping[TopicPartition, CommittedOffset]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """One group, whole.
+
+    state_timestamp_ms  when it entered `state`; None only if an old Kafka wrote the record
+    pending_members     ids handed out by MEMBER_ID_REQUIRED and not yet used, with their deadlines
+    pending_sync        members of this generation that have not sent SyncGroup
+    new_member_added    somebody came during the current slice of the initial delay
+    pending_offsets     offsets of open transactions by producer; they become `offsets` by a marker
+    """
+
+    group_id: GroupId
+    state: GroupState = GroupState.EMPTY
+    state_timestamp_ms: TimestampMs | None = None
+    generation: Generation = Generation(0)
+    protocol_type: str | None = None
+    protocol_name: str | None = None
+    leader: MemberId | None = None
+    members: Mapping[MemberId, Member] = field(default_factory=dict)
+    pending_members: Mapping[MemberId, DeadlineMs] = field(default_factory=dict)
+    pending_sync: frozenset[MemberId] = frozenset()
+    join_timer: JoinTimer | None = None
+    sync_deadline_ms: DeadlineMs | None = None
+    new_member_added: bool = False
+    offsets: Offsets = field(default_factory=dict)
+    pending_offsets: Mapping[ProducerId, Offsets] = field(default_factory=dict)
+
+    @property
+    def is_simple(self) -> bool:
+        """Only ever used to keep offsets: no member, no protocol."""
+        return self.protocol_type is None and self.state is GroupState.EMPTY and not self.pending_members
+
+    @property
+    def uses_consumer_protocol(self) -> bool:
+        return self.protocol_type == CONSUMER_PROTOCOL_TYPE
+
+    @property
+    def rebalance_timeout_ms(self) -> int:
+        """The longest any member asked for, so that the slowest may finish (KIP-62)."""
+        return max((member.rebalance_timeout_ms for member in self.members.values()), default=0)
+
+    @property
+    def all_joined(self) -> bool:
+        """Everybody we know of has a JoinGroup parked."""
+        return not self.pending_members and all(
+            member.awaiting_join is not None for member in self.members.values()
+        )
+
+    @property
+    def awaiting_join_count(self) -> int:
+        return sum(member.awaiting_join is not None for member in self.members.values())
+
+    def member_of_instance(self, instance_id: InstanceId) -> Member | None:
+        """Cost: linear in members."""
+        return next((m for m in self.members.values() if m.instance_id == instance_id), None)
+
+    def candidate_protocols(self) -> frozenset[str]:
+        """Protocols every member supports."""
+        offers = [frozenset(p.name for p in member.protocols) for member in self.members.values()]
+        return frozenset.intersection(*offers) if offers else frozenset()
+
+    def supports_protocols(self, protocol_type: str, names: frozenset[str]) -> bool:
+        """May a member with these offers be part of the group as it is now?"""
+        if self.state is GroupState.EMPTY:
+            return bool(protocol_type) and bool(names)
+        if self.protocol_type != protocol_type:
+            return False
+        return any(all(m.supports(name) for m in self.members.values()) for name in names)
+
+    def select_protocol(self) -> str | None:
+        """Each member votes for its first choice among the common ones; most votes win.
+
+        A tie goes to the protocol that got its first vote earlier; Kafka leaves it open.
+        """
+        candidates = self.candidate_protocols()
+        votes: dict[str, int] = {}
+        for member in self.members.values():
+            choice = member.vote(candidates)
+            if choice is not None:
+                votes[choice] = votes.get(choice, 0) + 1
+        return max(votes, key=lambda name: votes[name], default=None)
+
+    def has_pending_offset(self, partition: TopicPartition) -> bool:
+        """Does an open transaction hold an offset of this partition?"""
+        return any(partition in offsets for offsets in self.pending_offsets.values())
+
+    def all_partitions(self) -> Iterator[TopicPartition]:
+        """Every partition with an offset, committed or pending, once."""
+        yield from self.offsets
+        seen = set(self.offsets)
+        for offsets in self.pending_offsets.values():
+            for partition in offsets:
+                if partition not in seen:
+                    seen.add(partition)
+                    yield partition

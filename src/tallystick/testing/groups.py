@@ -1,0 +1,172 @@
+"""Consumer groups without a loop, a socket or a disk: the machine, a log in memory, a clock by hand.
+
+The dullest possible driver. What it shows is what the machine decides; tests of waiting
+and of failing appends use the real driver.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from tallystick.broker.group.apply import apply
+from tallystick.broker.group.codec import Replayed, decode_batches, encode_batch_of, record_count
+from tallystick.broker.group.commands import Answer, Command, Env, Join, Step, Sync
+from tallystick.broker.group.decide import decide
+from tallystick.broker.group.events import DurableEvent, TransactionEnded
+from tallystick.broker.group.expiry import due, next_deadline
+from tallystick.broker.group.model import Group, GroupConfig, GroupState, Now, Ticket
+from tallystick.kernel.check import check
+from tallystick.kernel.errors import Reject
+from tallystick.kernel.ids import GroupId, Offset, TimestampMs, TopicPartition
+from tallystick.protocol.records import patch_offset_and_epoch
+
+START_MS = 1_700_000_000_000
+
+
+class GroupWorld:
+    """Groups of one partition of `__consumer_offsets`.
+
+    log      every batch appended, offsets assigned as a log would
+    answers  what each ticket was answered, in the order of answering
+    parked   tickets that wait
+    """
+
+    def __init__(self, config: GroupConfig | None = None) -> None:
+        self.config = config or GroupConfig()
+        self.groups: dict[GroupId, Group] = {}
+        self.log: list[bytes] = []
+        self.log_end_offset = 0
+        self.answers: list[tuple[Ticket, Answer]] = []
+        self.parked: set[Ticket] = set()
+        self.elapsed_ms = 0
+        self._tickets = 0
+        self._spares = 0
+
+    def ticket(self) -> Ticket:
+        self._tickets += 1
+        return Ticket(self._tickets)
+
+    def now(self) -> Now:
+        return Now(TimestampMs(START_MS + self.elapsed_ms), self.elapsed_ms)
+
+    def env(self, group_id: GroupId) -> Env:
+        self._spares += 1
+        return Env(group_id=group_id, config=self.config, now=self.now(), spare_id=str(self._spares))
+
+    def run(self, group_id: GroupId, command: Command) -> Answer | None:
+        """Run one command in Kafka's order; None when it was parked under its ticket."""
+        outcome = decide(self.groups.get(group_id), command, self.env(group_id))
+        step = Step(then_reply=outcome) if isinstance(outcome, Reject) else outcome
+        check(
+            step.append == tuple(event for event in step.then_apply if isinstance(event, DurableEvent)),
+            "everything durable is appended, in order",
+        )
+        at = self.append(step.append) if step.append else None
+        group = self.groups.get(group_id)
+        for event in step.then_apply:
+            group = apply(group, event, at)
+            if at is not None and isinstance(event, DurableEvent):
+                at = Offset(at + record_count(event))
+        self._keep(group_id, group)
+        own = command.ticket if isinstance(command, Join | Sync) else None
+        if step.then_reply is None:
+            check(own is not None, f"{command} was neither answered nor parked")
+            if own is not None:
+                self.parked.add(own)
+        elif own is not None:
+            self.answers.append((own, step.then_reply))
+        for send in step.then_send:
+            check(send.ticket in self.parked, f"{send} answers nobody")
+            self.parked.discard(send.ticket)
+            self.answers.append((send.ticket, send.answer))
+        return step.then_reply
+
+    def append(self, events: Iterable[DurableEvent]) -> Offset:
+        """Put events into the log as the driver does; returns the first offset."""
+        at = Offset(self.log_end_offset)
+        durable = tuple(events)
+        batch = bytearray(encode_batch_of(durable, self.now().wall_ms))
+        patch_offset_and_epoch(batch, 0, at, 0)
+        self.log.append(bytes(batch))
+        self.log_end_offset += sum(record_count(event) for event in durable)
+        return at
+
+    def _keep(self, group_id: GroupId, group: Group | None) -> None:
+        if group is None:
+            self.groups.pop(group_id, None)
+        else:
+            self.groups[group_id] = group
+
+    def pass_time(self, by_ms: int) -> None:
+        """Let time pass from deadline to deadline, each one acted on when it comes."""
+        end_ms = self.elapsed_ms + by_ms
+        while True:
+            coming = [
+                deadline for group in self.groups.values() if (deadline := next_deadline(group)) is not None
+            ]
+            at_ms = min(coming, default=end_ms)
+            if at_ms > end_ms or not coming:
+                break
+            self.elapsed_ms = max(self.elapsed_ms, at_ms)
+            self.act_on_time()
+        self.elapsed_ms = end_ms
+
+    def act_on_time(self) -> None:
+        """Whatever is due now."""
+        for group_id, group in list(self.groups.items()):
+            for timeout in due(group, self.elapsed_ms):
+                self.run(group_id, timeout)
+
+    def replayed(self) -> dict[GroupId, Group]:
+        """What a restart would find in the log."""
+        groups: dict[GroupId, Group] = {}
+        for batch in self.log:
+            for entry in decode_batches(batch):
+                replay_entry(groups, entry)
+        return groups
+
+
+def replay_entry(groups: dict[GroupId, Group], entry: Replayed) -> None:
+    """Apply one event found in the log; a marker concerns every group its producer has offsets in."""
+    event = entry.event
+    if isinstance(event, TransactionEnded):
+        touched = [g.group_id for g in groups.values() if event.producer_id in g.pending_offsets]
+    else:
+        touched = [event.group_id]
+    for group_id in touched:
+        group = apply(groups.get(group_id), event, entry.at)
+        if group is None:
+            groups.pop(group_id, None)
+        else:
+            groups[group_id] = group
+
+
+def durable_view(group: Group | None) -> object:
+    """The part of a group the log keeps, comparable between a live and a replayed one.
+
+    While a group rebalances its membership runs ahead of the log, so only offsets count then. A group
+    without members, protocol and offsets leaves no trace worth comparing.
+    """
+    if group is None:
+        return None
+    offsets: dict[TopicPartition, object] = dict(group.offsets)
+    settled = group.state in (GroupState.STABLE, GroupState.EMPTY)
+    bare = not group.members and group.protocol_type is None and group.generation == 0
+    if bare and not offsets and not group.pending_offsets:
+        return None
+    members = tuple(
+        replace(
+            member,
+            protocols=tuple(p for p in member.protocols if p.name == group.protocol_name),
+            session_deadline_ms=type(member.session_deadline_ms)(0),
+        )
+        for member in group.members.values()
+    )
+    membership = (
+        group.state,
+        group.generation,
+        group.protocol_type,
+        group.protocol_name,
+        group.leader,
+        members,
+    )
+    return (offsets, group.pending_offsets, membership if settled and not bare else None)

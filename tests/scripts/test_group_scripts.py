@@ -1,0 +1,325 @@
+"""Transcripts of consumer groups: what clients ask, what the log gets, what is answered.
+
+A script is blocks of commands, a line of dashes, and the transcript that follows. To accept
+what the machine says now, run `make scripts-rewrite` (TALLYSTICK_REWRITE_SCRIPTS=1) and read the diff.
+
+    join NAME [id=ID|NAME] [instance=I] [offers=a,b] [topics=t,u] [session=MS] [rebalance=MS] [v=N]
+    sync NAME [NAME=ASSIGNMENT ...] [gen=N]    heartbeat NAME [gen=N] [instance=I]
+    leave NAME|instance=I ...
+    commit [NAME] TOPIC-P=OFFSET ... [gen=N]    fetch TOPIC-P ...    delete-offsets TOPIC-P ...
+    delete-group    expire    forget TOPIC      wait MS              restart         show
+"""
+
+import os
+import re
+import struct
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tallystick.broker.group.codec import decode_batches
+from tallystick.broker.group.commands import (
+    Answer,
+    CommitOffsets,
+    DeleteGroup,
+    DeleteOffsets,
+    Done,
+    ExpireOffsets,
+    ForgetPartitions,
+    Heartbeat,
+    Join,
+    Joined,
+    Leave,
+    LeavingMember,
+    Left,
+    MemberIdRequired,
+    OffsetToCommit,
+    PerPartition,
+    Revive,
+    Sync,
+    Synced,
+)
+from tallystick.broker.group.events import GroupRemoved, GroupStored, OffsetsCommitted, OffsetsDeleted
+from tallystick.broker.group.model import GroupConfig, InstanceId, ProtocolChoice, Ticket
+from tallystick.broker.group.queries import fetch_offset
+from tallystick.kernel.errors import Reject
+from tallystick.kernel.ids import GroupId, MemberId, Offset, TopicPartition
+from tallystick.testing.groups import GroupWorld
+
+SCRIPTS = sorted((Path(__file__).parent / "group").glob("*.txt"))
+GROUP = GroupId("g")
+
+
+def subscription(topics: list[str]) -> bytes:
+    body = b"".join(struct.pack(">h", len(topic)) + topic.encode() for topic in topics)
+    return struct.pack(">hi", 0, len(topics)) + body + struct.pack(">i", -1)
+
+
+def partition(text: str) -> TopicPartition:
+    topic, _, number = text.rpartition("-")
+    return TopicPartition(topic, int(number))
+
+
+class Script:
+    """Runs command lines against a GroupWorld and writes down what happens."""
+
+    def __init__(self, config: GroupConfig) -> None:
+        self.world = GroupWorld(config)
+        self.ids: dict[str, MemberId] = {}
+        self.names: dict[Ticket, str] = {}
+        self.seen_log = 0
+        self.seen_answers = 0
+        self.lines: list[str] = []
+
+    def run(self, line: str) -> None:
+        verb, *words = line.split()
+        options = dict(word.split("=", 1) for word in words if "=" in word)
+        names = [word for word in words if "=" not in word]
+        getattr(self, "do_" + verb.replace("-", "_"))(names, options)
+        self.report()
+
+    # ---- commands
+
+    def do_join(self, names: list[str], options: dict[str, str]) -> None:
+        (name,) = names
+        known = options.get("id", self.ids.get(name, ""))
+        member_id = MemberId(self.ids.get(known, known)) if known else None
+        metadata = subscription(options.get("topics", "t").split(","))
+        version = int(options.get("v", "9"))
+        ticket = self.world.ticket()
+        self.names[ticket] = name
+        answer = self.world.run(
+            GROUP,
+            Join(
+                member_id=member_id,
+                instance_id=InstanceId(options["instance"]) if "instance" in options else None,
+                client_id=name,
+                client_host="/127.0.0.1",
+                session_timeout_ms=int(options.get("session", "10000")),
+                rebalance_timeout_ms=int(options.get("rebalance", "60000")),
+                protocol_type=options.get("type", "consumer"),
+                protocols=tuple(
+                    ProtocolChoice(offer, metadata)
+                    for offer in options.get("offers", "range").split(",")
+                    if offer
+                ),
+                requires_known_member_id=version >= 4,
+                supports_skip_assignment=version >= 9,
+                ticket=ticket,
+            ),
+        )
+        if isinstance(answer, MemberIdRequired):
+            self.ids[name] = answer.member_id
+
+    def do_sync(self, names: list[str], options: dict[str, str]) -> None:
+        (name,) = names
+        ticket = self.world.ticket()
+        self.names[ticket] = name
+        generation = self.generation(options)
+        self.world.run(
+            GROUP,
+            Sync(
+                member_id=self.ids[name],
+                generation=generation,
+                protocol_name=options.pop("protocol", None),
+                instance_id=InstanceId(options.pop("instance")) if "instance" in options else None,
+                assignments={self.ids[to]: given.encode() for to, given in options.items()},
+                ticket=ticket,
+            ),
+        )
+
+    def generation(self, options: dict[str, str]) -> int:
+        group = self.world.groups.get(GROUP)
+        return int(options.pop("gen", group.generation if group else 0))
+
+    def do_heartbeat(self, names: list[str], options: dict[str, str]) -> None:
+        (name,) = names
+        instance = InstanceId(options["instance"]) if "instance" in options else None
+        beat = Heartbeat(
+            member_id=self.ids.get(name, MemberId(name)),
+            instance_id=instance,
+            generation=self.generation(options),
+        )
+        self.direct(name, "Heartbeat", self.world.run(GROUP, beat))
+
+    def do_leave(self, names: list[str], options: dict[str, str]) -> None:
+        leaving = [LeavingMember(member_id=self.ids.get(name, MemberId(name))) for name in names]
+        leaving += [LeavingMember(member_id=None, instance_id=InstanceId(i)) for i in options.values()]
+        answer = self.world.run(GROUP, Leave(members=tuple(leaving)))
+        self.direct(" ".join([*names, *options.values()]), "LeaveGroup", answer)
+
+    def do_commit(self, names: list[str], options: dict[str, str]) -> None:
+        name = names[0] if names else None
+        generation = self.generation(options) if name is not None or "gen" in options else None
+        retention = options.pop("retention", None)
+        answer = self.world.run(
+            GROUP,
+            CommitOffsets(
+                member_id=None if name is None else self.ids.get(name, MemberId(name)),
+                generation=generation,
+                retention_ms=None if retention is None else int(retention),
+                offsets={partition(p): OffsetToCommit(offset=Offset(int(o))) for p, o in options.items()},
+            ),
+        )
+        self.direct(name or "-", "OffsetCommit", answer)
+
+    def do_fetch(self, names: list[str], options: dict[str, str]) -> None:
+        for name in names:
+            found = fetch_offset(
+                self.world.groups.get(GROUP),
+                partition(name),
+                topic_id=None,
+                require_stable="stable" in options,
+            )
+            text = (
+                found.code.name
+                if isinstance(found, Reject)
+                else "none"
+                if found is None
+                else str(found.offset)
+            )
+            self.lines.append(f"reply  OffsetFetch {name} {text}")
+
+    def do_delete_offsets(self, names: list[str], options: dict[str, str]) -> None:
+        answer = self.world.run(GROUP, DeleteOffsets(partitions=tuple(map(partition, names))))
+        self.direct("-", "OffsetDelete", answer)
+
+    def do_forget(self, names: list[str], options: dict[str, str]) -> None:
+        self.world.run(GROUP, ForgetPartitions(topics=frozenset(names)))
+
+    def do_delete_group(self, names: list[str], options: dict[str, str]) -> None:
+        self.direct("-", "DeleteGroups", self.world.run(GROUP, DeleteGroup()))
+
+    def do_expire(self, names: list[str], options: dict[str, str]) -> None:
+        self.world.run(GROUP, ExpireOffsets())
+
+    def do_wait(self, names: list[str], options: dict[str, str]) -> None:
+        self.world.pass_time(int(names[0]))
+
+    def do_restart(self, names: list[str], options: dict[str, str]) -> None:
+        self.world.groups = self.world.replayed()
+        self.world.parked.clear()
+        for group_id in list(self.world.groups):
+            self.world.run(group_id, Revive())
+
+    def do_show(self, names: list[str], options: dict[str, str]) -> None:
+        group = self.world.groups.get(GROUP)
+        if group is None:
+            self.lines.append("group  none")
+            return
+        members = " ".join(self.name_of(member_id) for member_id in group.members)
+        self.lines.append(f"group  {group.state.value} gen={group.generation} [{members}]")
+
+    # ---- what happened
+
+    def name_of(self, member_id: str | None) -> str:
+        return next((name for name, known in self.ids.items() if known == member_id), str(member_id))
+
+    def direct(self, name: str, api: str, answer: Answer | None) -> None:
+        self.lines.append(f"reply  {name} {api} {self.describe(answer)}")
+
+    def report(self) -> None:
+        records = [line for batch in self.world.log[self.seen_log :] for line in self.log_lines(batch)]
+        self.seen_log = len(self.world.log)
+        answers = []
+        for ticket, answer in self.world.answers[self.seen_answers :]:
+            name = self.names[ticket]
+            if isinstance(answer, Joined):
+                self.ids[name] = answer.member_id
+            answers.append(f"reply  {name} {self.describe(answer)}")
+        self.seen_answers = len(self.world.answers)
+        self.lines[:0] = records
+        self.lines += answers
+
+    def log_lines(self, batch: bytes) -> list[str]:
+        lines = []
+        for entry in decode_batches(batch):
+            match entry.event:
+                case GroupStored() as stored:
+                    members = " ".join(
+                        f"{self.name_of(m.member_id)}={m.assignment.decode()}" for m in stored.members
+                    )
+                    lines.append(f"append group gen={stored.generation} {stored.protocol_name} [{members}]")
+                case GroupRemoved():
+                    lines.append("append group tombstone")
+                case OffsetsCommitted(offsets=offsets):
+                    lines += [f"append offset {p}={o.offset}" for p, o in offsets.items()]
+                case OffsetsDeleted(partitions=partitions):
+                    lines += [f"append offset {p} tombstone" for p in partitions]
+        return lines
+
+    def describe(self, answer: Answer | None) -> str:
+        match answer:
+            case None:
+                return "parked"
+            case Reject(code=code):
+                return code.name
+            case MemberIdRequired(member_id=member_id):
+                return f"JoinGroup MEMBER_ID_REQUIRED {member_id}"
+            case Joined() as joined:
+                members = (
+                    f" [{' '.join(self.name_of(m.member_id) for m in joined.members)}]"
+                    if joined.members
+                    else ""
+                )
+                skip = " skip-assignment" if joined.skip_assignment else ""
+                leader = "leader" if joined.leader == joined.member_id else "follower"
+                return f"JoinGroup gen={joined.generation} {joined.protocol_name} {leader}{members}{skip}"
+            case Synced(assignment=assignment):
+                return f"SyncGroup {assignment.decode()!r}"
+            case Done():
+                return "ok"
+            case Left(outcomes=outcomes):
+                return " ".join("ok" if code is None else code.name for code in outcomes)
+            case PerPartition(refused=refused):
+                return " ".join(f"{p}:{code.name}" for p, code in refused.items()) or "ok"
+
+
+def blocks(text: str) -> list[tuple[list[str], list[str]]]:
+    """(comment and command lines, transcript lines) of each block."""
+    found = []
+    for block in re.split(r"\n\n+", text.strip()):
+        above, dashes, below = block.partition("\n----")
+        found.append((above.splitlines(), below.strip("\n").splitlines() if dashes else []))
+    return found
+
+
+def settings(lines: list[str]) -> dict[str, Any]:
+    words = [word for line in lines if line.startswith("config ") for word in line.split()[1:]]
+    return {name: int(value) for name, value in (word.split("=") for word in words)}
+
+
+def rewritten(text: str) -> str:
+    """The script with the transcript the machine gives now."""
+    parsed = blocks(text)
+    script = Script(replace(GroupConfig(), **settings([line for above, _ in parsed for line in above])))
+    out = []
+    for above, _ in parsed:
+        commands = [line for line in above if line and not line.startswith(("#", "config "))]
+        if not commands:
+            out.append("\n".join(above))
+            continue
+        script.lines = []
+        lines: list[str] = []
+        for command in " ; ".join(commands).split(" ; "):
+            script.lines = []
+            script.run(command)
+            lines += script.lines
+        out.append("\n".join([*above, "----", *lines]))
+    return "\n\n".join(out) + "\n"
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
+def test_transcript(path: Path) -> None:
+    text = path.read_text()
+    now = rewritten(text)
+    if os.environ.get("TALLYSTICK_REWRITE_SCRIPTS"):
+        path.write_text(now)
+    else:
+        assert now == text
+
+
+def test_there_are_scripts() -> None:
+    assert SCRIPTS
