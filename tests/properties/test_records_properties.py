@@ -155,7 +155,8 @@ def test_we_read_kios_and_write_the_same_bytes(records: list[Record]) -> None:
     batch = theirs.getvalue()
     check_batch(batch)
     assert decode_records(batch) == records
-    assert batch == encode_batch(records, BatchMeta(producer_id=5, epoch=3, base_sequence=7, leader_epoch=2))
+    meta = BatchMeta(base_offset=records[0].offset, producer_id=5, epoch=3, base_sequence=7, leader_epoch=2)
+    assert batch == encode_batch(records, meta)
 
 
 SMALL = DecodeLimits(unpacked_bytes_max=1 << 16)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tallystick.kernel.check import InvariantBroken
 from tallystick.kernel.ids import Identity, ProducerEpoch, ProducerId
 from tallystick.protocol.records import (
     BatchMeta,
@@ -125,3 +126,17 @@ def test_names_that_are_not_text_survive_compaction() -> None:
     assert b"\xff\xfe" in after
     assert decode_records(after)[0].headers == (("��", b"x"),)
     assert [header.record_count for _, header in iter_headers(after)] == [1]
+
+
+def test_a_batch_nobody_could_read_is_never_written() -> None:
+    for records, meta in (
+        ([], BatchMeta()),
+        ([Record(5, 0)], BatchMeta(base_offset=6)),
+        ([Record(5, 0), Record(5, 0)], BatchMeta(base_offset=5)),
+        ([Record(2**31, 0)], BatchMeta()),
+        ([Record(0, 0)], BatchMeta(producer_id=1)),
+        ([Record(0, 0)], BatchMeta(producer_id=1, epoch=0)),
+        ([Record(0, 0)], BatchMeta(transactional=True)),
+    ):
+        with pytest.raises(InvariantBroken):
+            encode_batch(records, meta)

@@ -85,6 +85,9 @@ class ScannedKey(NamedTuple):
 def encode_batch(records: Sequence[Record], meta: BatchMeta) -> bytes:
     """One batch of the given records, whose offsets rise from `meta.base_offset` or later."""
     check(records, "a batch without records is written by compaction alone")
+    last_offset_delta = records[-1].offset - meta.base_offset
+    check(meta.base_offset <= records[0].offset, "offsets begin at the base")
+    check(len(records) - 1 <= last_offset_delta <= INT32_MAX, "and rise, within an int32 of it")
     check(meta.producer_id < 0 or meta.epoch >= 0, "a producer id comes with its epoch")
     check(meta.producer_id < 0 or meta.base_sequence >= 0 or meta.control, "and data with its sequence")
     check(meta.producer_id >= 0 or not meta.transactional, "a transaction has a producer")
@@ -97,7 +100,7 @@ def encode_batch(records: Sequence[Record], meta: BatchMeta) -> bytes:
         magic=MAGIC,
         crc=0,
         attributes=meta.attributes,
-        last_offset_delta=records[-1].offset - meta.base_offset,
+        last_offset_delta=last_offset_delta,
         base_timestamp=base_timestamp,
         max_timestamp=max([record.timestamp_ms for record in records]),
         producer_id=meta.producer_id,
