@@ -274,9 +274,10 @@ def _stored(group: Group | None, event: GroupStored) -> Group:
     )
 
 
-def _member_of(stored: StoredMember, live: Member | None, protocol_name: str | None) -> Member:
-    if live is not None:
-        return replace(live, assignment=stored.assignment)
+def _member_of(stored: StoredMember, known: Member | None, protocol_name: str | None) -> Member:
+    """The member as stored; what it was known for besides (its session, other offers) stays."""
+    offers = () if known is None else known.protocols
+    chosen = ProtocolChoice(protocol_name or "", stored.subscription)
     return Member(
         member_id=stored.member_id,
         instance_id=stored.instance_id,
@@ -284,9 +285,12 @@ def _member_of(stored: StoredMember, live: Member | None, protocol_name: str | N
         client_host=stored.client_host,
         rebalance_timeout_ms=stored.rebalance_timeout_ms,
         session_timeout_ms=stored.session_timeout_ms,
-        protocols=(ProtocolChoice(protocol_name or "", stored.subscription),),
-        session_deadline_ms=DeadlineMs(0),  # GroupRevived sets it
+        protocols=offers if chosen in offers else (chosen,),
+        # Of a member nobody knew, GroupRevived sets it.
+        session_deadline_ms=DeadlineMs(0) if known is None else known.session_deadline_ms,
         assignment=stored.assignment,
+        awaiting_join=None if known is None else known.awaiting_join,
+        awaiting_sync=None if known is None else known.awaiting_sync,
     )
 
 
