@@ -1,0 +1,101 @@
+"""Our declarations against the layouts of Kafka 4.3.1's own classes, every API and every version.
+
+`tests/vectors/protocol/kafka-4.3.1-layouts.txt` was printed from the released kafka-clients-4.3.1.jar by
+`KafkaLayouts.java` beside it. It cannot tell a nullable struct from one that is not; the kio oracle can.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tallystick.protocol.apis import API, ApiKey, ApiSpec
+from tallystick.protocol.messages.headers import RequestHeader
+from tallystick.protocol.wire import Array, FieldSpec, Scalar, WireType, message_spec, struct_spec
+
+LAYOUTS = Path(__file__).parents[2] / "vectors" / "protocol" / "kafka-4.3.1-layouts.txt"
+# What we have and Kafka 4.3 has not: docs/adr/0010-codecs.md.
+ADDITIONS = {(ApiKey.TXN_OFFSET_COMMIT, 6)}
+# Ours: the KIP's spelling, and the name Kafka 4.4 gives a field of 4.3 (KIP-1319).
+RENAMED = {
+    "InitProducerIdRequest.enable_2pc": "enable2_pc",
+    "TxnOffsetCommitRequest.generation_id_or_member_epoch": "generation_id",
+}
+
+
+def kafka_layouts() -> dict[tuple[int, str, int], tuple[str, str]]:
+    lines = (line.split(" ", 4) for line in LAYOUTS.read_text().splitlines())
+    return {(int(key), kind, int(version)): (header, layout) for key, kind, version, header, layout in lines}
+
+
+def layout(cls: type, version: int) -> str:
+    """A declaration in the notation of KafkaLayouts.java."""
+    spec = message_spec(cls)
+    return _struct(spec.struct.cls, version, version in spec.flexible)
+
+
+def _struct(cls: type, version: int, flexible: bool) -> str:
+    fields = [f for f in struct_spec(cls).fields if version in f.wire.versions]
+    parts = [_field(cls, f, version, flexible) for f in fields if not f.is_tagged(version)]
+    tagged = sorted((f for f in fields if f.is_tagged(version)), key=lambda f: f.wire.tag or 0)
+    parts += [f"<{f.wire.tag} {_field(cls, f, version, flexible)}>" for f in tagged]
+    return "{" + " ".join([*parts, *(["+"] if flexible else [])]) + "}"
+
+
+def _field(cls: type, f: FieldSpec, version: int, flexible: bool) -> str:
+    null = "?" if version in f.wire.nullable and isinstance(f.wire.kind, (Scalar, Array)) else ""
+    name = RENAMED.get(f"{cls.__name__}.{f.name}", f.name)
+    return f"{name}:{_type(f.wire.kind, version, flexible)}{null}"
+
+
+def _type(kind: WireType, version: int, flexible: bool) -> str:
+    compact = "~" if flexible else ""
+    if isinstance(kind, Array):
+        return f"{compact}[{_type(kind.element, version, flexible)}]"
+    if isinstance(kind, Scalar):
+        return kind.name if kind.format else compact + kind.name
+    return _struct(kind, version, flexible)
+
+
+def every_version() -> Iterator[tuple[ApiSpec, int]]:
+    for spec in API.values():
+        for version in range(spec.min_version, spec.max_version + 1):
+            yield spec, version
+
+
+@pytest.mark.parametrize("spec", API.values(), ids=lambda spec: spec.name)
+def test_every_version_has_the_fields_of_kafka_4_3(spec: ApiSpec) -> None:
+    kafka = kafka_layouts()
+    for version in range(spec.min_version, spec.max_version + 1):
+        if (spec.key, version) in ADDITIONS:
+            continue
+        for kind, cls in (("request", spec.request), ("response", spec.response)):
+            assert layout(cls, version) == kafka[spec.key, kind, version][1], f"{cls.__name__} v{version}"
+
+
+def test_no_version_of_kafka_4_3_is_missing() -> None:
+    theirs = {(key, version) for key, kind, version in kafka_layouts() if kind == "request" and key in API}
+    ours = {(spec.key, version) for spec, version in every_version()}
+    assert ours - theirs == ADDITIONS
+    assert theirs <= ours
+
+
+def test_header_versions_are_kafkas() -> None:
+    """[WIRE-3] The response header of ApiVersions never has tagged fields."""
+    kafka = kafka_layouts()
+    for spec, version in every_version():
+        if (spec.key, version) not in ADDITIONS:
+            assert f"h{spec.request_header_version(version)}" == kafka[spec.key, "request", version][0]
+            assert f"h{spec.response_header_version(version)}" == kafka[spec.key, "response", version][0]
+    assert all(API[ApiKey.API_VERSIONS].response_header_version(v) == 0 for v in range(9))
+
+
+def test_produce_is_advertised_from_version_0_and_nothing_else_is_stretched() -> None:
+    for spec in API.values():
+        first = 0 if spec.key is ApiKey.PRODUCE else spec.min_version
+        assert (spec.advertised.first, spec.advertised.last) == (first, spec.max_version)
+
+
+def test_the_client_id_of_a_request_header_is_never_compact() -> None:
+    client_id = next(f for f in message_spec(RequestHeader).struct.fields if f.name == "client_id")
+    assert not client_id.wire.compact
