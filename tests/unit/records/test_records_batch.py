@@ -185,6 +185,7 @@ def test_what_only_a_client_must_not_send() -> None:
         replace(sound, attributes=0x20),
         replace(sound, producer_id=5, producer_epoch=0),
         replace(sound, record_count=1000, last_offset_delta=999),
+        replace(sound, attributes=4, record_count=INT32_MAX, last_offset_delta=INT32_MAX - 1),
     ):
         with pytest.raises(InvalidBatch):
             check_produced(wrong)

@@ -16,6 +16,7 @@ from typing import Final
 from crc32c import crc32c
 
 from tallystick.kernel.ids import INT32_MAX, Identity, ProducerEpoch, ProducerId
+from tallystick.kernel.limits import RECORDS_PER_BATCH_MAX
 from tallystick.protocol.records.compression import Codec
 from tallystick.protocol.records.errors import CorruptBatch, InvalidBatch, UnsupportedMagic
 
@@ -204,6 +205,8 @@ def check_produced(header: BatchHeader, at: int = 0) -> None:
     count = header.record_count
     if count < 1 or count != header.last_offset_delta + 1:
         raise InvalidBatch(f"{count} records for offset deltas 0 to {header.last_offset_delta}", at)
+    if count > RECORDS_PER_BATCH_MAX:
+        raise InvalidBatch(f"{count} records, the most is {RECORDS_PER_BATCH_MAX}", at)
     if header.attributes & CONTROL_BIT:
         raise InvalidBatch("clients may not write control records", at)
     if header.producer_id >= 0 and header.base_sequence < 0:
