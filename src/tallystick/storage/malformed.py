@@ -1,0 +1,20 @@
+"""A small file that is not what its name says."""
+
+from tallystick.kernel.errors import TallystickError
+
+
+class MalformedFile(TallystickError):
+    """A file beside the log cannot be used.
+
+    What follows depends on the file: indexes, snapshots and checkpoints can be made again from the
+    log; `meta.properties` and `partition.metadata` cannot.
+
+    Attributes: file, position (byte, or line of a text file, from 0), expected, found.
+    """
+
+    def __init__(self, file: str, position: int, expected: str, found: str) -> None:
+        super().__init__(file, position, expected, found)
+        self.file, self.position, self.expected, self.found = file, position, expected, found
+
+    def __str__(self) -> str:
+        return f"{self.file}: at {self.position}: expected {self.expected}, found {self.found}"
