@@ -13,11 +13,10 @@ from enum import IntEnum
 from struct import Struct
 from typing import Final
 
-from crc32c import crc32c
-
 from tallystick.kernel.ids import INT32_MAX, Identity, ProducerEpoch, ProducerId
 from tallystick.kernel.limits import RECORDS_PER_BATCH_MAX
 from tallystick.protocol.records.compression import Codec
+from tallystick.protocol.records.crc import crc32c
 from tallystick.protocol.records.errors import CorruptBatch, InvalidBatch, UnsupportedMagic
 
 Buffer = bytes | bytearray | memoryview

@@ -77,7 +77,10 @@ def long_varint(data: bytes, at: int) -> tuple[int, int]:
 
 # Varints of one and two bytes, by value; all a batch needs but for large values and late timestamps.
 _SMALL: Final = 8192
-_ZIGZAG: Final = tuple(map(encode_zigzag, range(_SMALL)))
+_ZIGZAG: Final = (
+    *(bytes((2 * n,)) for n in range(64)),
+    *(bytes((2 * n & 0x7F | 0x80, n >> 6)) for n in range(64, _SMALL)),
+)
 
 
 def encode_records(records: Sequence[Record], base_offset: int, base_timestamp: int) -> bytes:

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from struct import Struct
 from typing import Final, NamedTuple
 
-from crc32c import crc32c
-
 from tallystick.kernel.check import check
 from tallystick.kernel.ids import INT32_MAX
 from tallystick.kernel.limits import DECOMPRESSED_BYTES_MAX, DECOMPRESSION_RATIO_MAX, RECORDS_PER_BATCH_MAX
@@ -25,6 +23,7 @@ from tallystick.protocol.records.batch import (
     read_header,
 )
 from tallystick.protocol.records.compression import Codec, compress, decompress
+from tallystick.protocol.records.crc import crc32c
 from tallystick.protocol.records.errors import CorruptBatch, InvalidBatch
 from tallystick.protocol.records.record import Record, Span, encode_records, iter_section, walk
 
