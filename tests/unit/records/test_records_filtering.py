@@ -34,7 +34,7 @@ def batch(codec: Codec = Codec.NONE, **more: int) -> bytes:
 
 @pytest.mark.parametrize("codec", Codec)
 def test_codec_producer_and_offsets_stay(codec: Codec) -> None:
-    """[REC-7]"""
+    """[REC-2]"""
     before = batch(codec)
     after = filter_batch(before, 0, lambda found: found.offset % 2 == 1, retain_empty=False)
     assert after is not None

@@ -116,7 +116,7 @@ def test_only_markers_are_markers(vector: Vector) -> None:
 def test_compaction_leaves_what_kafkas_leaves(
     vector: Vector, name: str, offsets: set[int], horizon_ms: int
 ) -> None:
-    """[REC-7] Byte for byte, and the producer's last sequence stays where it was."""
+    """[REC-2] Byte for byte, and the producer's last sequence stays where it was."""
     before = vector("transactional_wrap")
     after = filter_batch(before, 0, offsets, retain_empty=True, horizon_ms=horizon_ms)
     assert after == vector(name)

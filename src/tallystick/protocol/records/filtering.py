@@ -2,7 +2,7 @@
 
 What the batch says about its producer stays as it was: base offset, last offset delta, producer, epoch
 and first sequence, so that a producer's next sequence number still follows on after compaction, even
-where every record is gone and an empty batch stands for them [REC-7].
+where every record is gone and an empty batch stands for them [REC-2].
 
 Source: MemoryRecords.filterTo; KIP-534 for the delete horizon.
 """
@@ -19,7 +19,7 @@ from tallystick.protocol.records.batch import (
 )
 from tallystick.protocol.records.compression import compress
 from tallystick.protocol.records.record import Span, encode_span, walk
-from tallystick.protocol.records.section import ScannedKey, scanned, seal, unpack_section
+from tallystick.protocol.records.section import ScannedKey, seal, unpack_section
 
 
 def filter_batch(
@@ -48,7 +48,7 @@ def filter_batch(
     if isinstance(keep, Set):
         kept = [span for span in walk(section, header) if span[0] in keep]
     else:
-        kept = [span for span in walk(section, header) if keep(scanned(span))]
+        kept = [span for span in walk(section, header) if keep(_scanned(span))]
     if not kept:
         return seal_empty(header) if retain_empty else None
 
@@ -66,6 +66,11 @@ def seal_empty(header: BatchHeader) -> bytes:
     """
     attributes = header.attributes & ~(CODEC_MASK | DELETE_HORIZON_BIT)
     return seal(replace(header, attributes=attributes, base_timestamp=-1, record_count=0), b"")
+
+
+def _scanned(span: Span) -> ScannedKey:
+    offset, timestamp, key, _, _, size, _ = span
+    return ScannedKey(offset, timestamp, key, size < 0, max(0, size))
 
 
 def _rewrite(header: BatchHeader, section: bytes, kept: list[Span], new_horizon: int | None) -> bytes:

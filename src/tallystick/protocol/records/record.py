@@ -112,22 +112,26 @@ def encode_records(records: Sequence[Record], base_offset: int, base_timestamp: 
     return join(parts)
 
 
+def _zigzag(value: int) -> bytes:
+    return _ZIGZAG[value] if 0 <= value < _SMALL else encode_zigzag(value)
+
+
 def encode_headers(headers: Headers) -> bytes:
     """Their number, then key and value of each."""
-    parts = [encode_zigzag(len(headers))]
+    parts = [_zigzag(len(headers))]
     for name, value in headers:
         key = name.encode()
-        parts += (encode_zigzag(len(key)), key)
-        parts += (_NULL,) if value is None else (encode_zigzag(len(value)), value)
+        parts += (_zigzag(len(key)), key)
+        parts += (_NULL,) if value is None else (_zigzag(len(value)), value)
     return b"".join(parts)
 
 
 def encode_span(span: Span, section: bytes, base_offset: int, base_timestamp: int) -> bytes:
     """A record again, with its deltas counted from other bases, and key, value and headers untouched."""
     offset, timestamp, _, tail_at, _, _, end = span
-    when, where = encode_zigzag(timestamp - base_timestamp), encode_zigzag(offset - base_offset)
+    when, where = _zigzag(timestamp - base_timestamp), _zigzag(offset - base_offset)
     body = b"".join((b"\0", when, where, section[tail_at:end]))
-    return encode_zigzag(len(body)) + body
+    return _zigzag(len(body)) + body
 
 
 def walk(section: bytes, header: BatchHeader) -> Iterator[Span]:

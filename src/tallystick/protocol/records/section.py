@@ -25,7 +25,7 @@ from tallystick.protocol.records.batch import (
 from tallystick.protocol.records.compression import Codec, compress, decompress
 from tallystick.protocol.records.crc import crc32c
 from tallystick.protocol.records.errors import CorruptBatch, InvalidBatch
-from tallystick.protocol.records.record import Record, Span, encode_records, iter_section, walk
+from tallystick.protocol.records.record import Record, encode_records, iter_section, walk
 
 # The header in two: what the CRC covers, and what comes before it.
 _PLACE: Final = Struct(">qiibI")
@@ -171,10 +171,7 @@ def scan_keys(buf: Buffer, at: int = 0, limits: DecodeLimits = DEFAULT_LIMITS) -
     Raises: CorruptBatch, InvalidBatch, UnsupportedMagic.
     """
     header = read_header(buf, at)
-    return map(scanned, walk(unpack_section(buf, at, header, limits), header))
-
-
-def scanned(span: Span) -> ScannedKey:
-    """What compaction looks at, of a record that `walk` found."""
-    offset, timestamp, key, _, _, size, _ = span
-    return tuple.__new__(ScannedKey, (offset, timestamp, key, size < 0, max(0, size)))
+    new, here = tuple.__new__, ScannedKey
+    for offset, timestamp, key, _, _, size, _ in walk(unpack_section(buf, at, header, limits), header):
+        null = size < 0
+        yield new(here, (offset, timestamp, key, null, 0 if null else size))
