@@ -25,6 +25,25 @@ NIL: Final = UUID(int=0)
 SHORT_UVARINTS: Final = tuple(bytes((n,)) for n in range(128))
 
 
+def read_uvarint(buf: Buffer, at: int) -> tuple[int, int]:
+    """An unsigned 32-bit varint, low seven bits first. Unrolled: every compact length passes here."""
+    try:
+        byte = buf[at]
+        if byte < 0x80:
+            return byte, at + 1
+        value = byte & 0x7F
+        byte = buf[at + 1]
+        if byte < 0x80:
+            return value | byte << 7, at + 2
+        value |= (byte & 0x7F) << 7
+        byte = buf[at + 2]
+        if byte < 0x80:
+            return value | byte << 14, at + 3
+    except IndexError:
+        raise DecodeError(f"varint at byte {at} does not end within the {len(buf)} bytes there are") from None
+    return _read_varint(buf, at, _VARINT_BYTES_MAX, UINT32_MAX)
+
+
 def _read_varint(buf: Buffer, at: int, bytes_max: int, value_max: int) -> tuple[int, int]:
     value = shift = 0
     for position in range(at, min(at + bytes_max, len(buf))):
@@ -36,11 +55,6 @@ def _read_varint(buf: Buffer, at: int, bytes_max: int, value_max: int) -> tuple[
             return value, position + 1
         shift += 7
     raise DecodeError(f"varint at byte {at} does not end within {bytes_max} bytes or the frame's {len(buf)}")
-
-
-def read_uvarint(buf: Buffer, at: int) -> tuple[int, int]:
-    """An unsigned 32-bit varint, low seven bits first."""
-    return _read_varint(buf, at, _VARINT_BYTES_MAX, UINT32_MAX)
 
 
 def read_varint(buf: Buffer, at: int) -> tuple[int, int]:
