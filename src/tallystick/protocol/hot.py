@@ -19,7 +19,7 @@ from uuid import UUID
 
 from tallystick.kernel.limits import STRING_BYTES_MAX
 from tallystick.protocol.codec import decode, encode, encode_parts
-from tallystick.protocol.errors import EncodeError
+from tallystick.protocol.errors import DecodeError, EncodeError
 from tallystick.protocol.messages.fetch import (
     AbortedTransaction,
     FetchableTopicResponse,
@@ -59,7 +59,7 @@ class _Unusual(Exception):
     """Not the shape the quick reader knows."""
 
 
-_DOUBTS: Final = (_Unusual, error, IndexError, UnicodeDecodeError)
+_DOUBTS: Final = (_Unusual, DecodeError, error, IndexError, UnicodeDecodeError)
 
 
 # ------------------------------------------------------------------------------------ Produce

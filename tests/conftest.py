@@ -1,0 +1,15 @@
+"""Hypothesis profiles and the place of code that several test files share."""
+
+import os
+import sys
+from pathlib import Path
+
+from hypothesis import HealthCheck, settings
+
+sys.path.insert(0, str(Path(__file__).parent / "support"))
+
+# "quick" is for `make check`, "full" for `make test`: HYPOTHESIS_PROFILE chooses.
+_COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large]}
+settings.register_profile("quick", max_examples=15, derandomize=True, database=None, **_COMMON)
+settings.register_profile("full", max_examples=100, database=None, **_COMMON)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
