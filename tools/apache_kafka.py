@@ -1,0 +1,294 @@
+"""Apache Kafka as the other side: its jars taken with Maven, its broker and its tools run from them.
+
+    python -m tools.apache_kafka fetch            # into .cache/apache-kafka/, once
+    python -m tools.apache_kafka classpath
+    python -m tools.apache_kafka broker DIR       # a fresh single node, until Ctrl-C
+    python -m tools.apache_kafka kafka-topics --bootstrap-server … --list
+
+Standard library only. Nothing of Apache Kafka is shipped with tallystick or imported by it.
+"""
+
+import fcntl
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import uuid
+from base64 import urlsafe_b64encode
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from tools.broker_process import BrokerProcess, free_port
+
+VERSION: Final = "4.3.1"
+CACHE: Final = Path(__file__).parents[1] / ".cache" / "apache-kafka" / VERSION
+MAVEN_SECONDS_MAX: Final = 600
+
+ARTIFACTS: Final = (
+    ("org.apache.kafka", "kafka_2.13", VERSION),
+    ("org.apache.kafka", "kafka-tools", VERSION),
+    ("org.apache.kafka", "kafka-clients", VERSION),
+    # Without a binding a broker that cannot start says nothing at all.
+    ("org.apache.logging.log4j", "log4j-slf4j-impl", "2.25.4"),
+)
+
+TOOLS: Final = {
+    "kafka-acls": "org.apache.kafka.tools.AclCommand",
+    "kafka-broker-api-versions": "org.apache.kafka.tools.BrokerApiVersionsCommand",
+    "kafka-cluster": "org.apache.kafka.tools.ClusterTool",
+    "kafka-configs": "kafka.admin.ConfigCommand",
+    "kafka-console-consumer": "org.apache.kafka.tools.consumer.ConsoleConsumer",
+    "kafka-console-producer": "org.apache.kafka.tools.ConsoleProducer",
+    "kafka-consumer-groups": "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand",
+    "kafka-consumer-perf-test": "org.apache.kafka.tools.ConsumerPerformance",
+    "kafka-delete-records": "org.apache.kafka.tools.DeleteRecordsCommand",
+    "kafka-dump-log": "org.apache.kafka.tools.DumpLogSegments",
+    "kafka-features": "org.apache.kafka.tools.FeatureCommand",
+    "kafka-get-offsets": "org.apache.kafka.tools.GetOffsetShell",
+    "kafka-groups": "org.apache.kafka.tools.GroupsCommand",
+    "kafka-leader-election": "org.apache.kafka.tools.LeaderElectionCommand",
+    "kafka-log-dirs": "org.apache.kafka.tools.LogDirsCommand",
+    "kafka-producer-perf-test": "org.apache.kafka.tools.ProducerPerformance",
+    "kafka-storage": "kafka.tools.StorageTool",
+    "kafka-topics": "org.apache.kafka.tools.TopicCommand",
+    "kafka-transactions": "org.apache.kafka.tools.TransactionsCommand",
+}
+
+# A tool lives for a second: the optimising compiler and parallel collectors only cost it time.
+QUICK_JVM: Final = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
+# What kafka-run-class.sh gives a server.
+SERVER_JVM: Final = (
+    "-server",
+    "-XX:+UseG1GC",
+    "-XX:MaxGCPauseMillis=20",
+    "-XX:InitiatingHeapOccupancyPercent=35",
+    "-XX:+ExplicitGCInvokesConcurrent",
+    "-Djava.awt.headless=true",
+)
+
+_LOG4J: Final = """\
+<Configuration status="ERROR"><Appenders><Console name="err" target="SYSTEM_ERR">
+<PatternLayout pattern="%d{ISO8601} %p %c{1}: %m%n%ex"/></Console></Appenders>
+<Loggers><Root level="WARN"><AppenderRef ref="err"/></Root></Loggers></Configuration>
+"""
+
+
+class Unavailable(Exception):
+    """Apache Kafka cannot be had here; the text says what is missing."""
+
+
+def missing() -> str | None:
+    """What this machine lacks to run Apache Kafka, or None. Cost: no network."""
+    if shutil.which("java") is None:
+        return "java is not on the PATH (Apache Kafka 4.3 needs Java 17 or later)"
+    if not _complete() and shutil.which("mvn") is None:
+        return "mvn is not on the PATH (it takes Apache Kafka's jars from Maven Central)"
+    return None
+
+
+def class_path() -> str:
+    """The class path of Kafka's server, tools and client; the jars are taken with Maven the first time.
+
+    Safe to call from several processes at once: the first takes the jars, the others wait.
+    Raises:
+        Unavailable: mvn or java is missing, or Maven failed.
+    """
+    if (lack := missing()) is not None:
+        raise Unavailable(lack)
+    if not _complete():
+        CACHE.mkdir(parents=True, exist_ok=True)
+        with (CACHE / ".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not _complete():
+                _take()
+    return f"{CACHE / 'libs'}/*"
+
+
+def _complete() -> bool:
+    """Whether an earlier run took every jar: the marker holds what was asked for, and is written last."""
+    mark = CACHE / "complete"
+    return mark.exists() and mark.read_text() == _pom()
+
+
+def _pom() -> str:
+    dependencies = "".join(
+        f"<dependency><groupId>{group}</groupId><artifactId>{artifact}</artifactId><version>{version}</version></dependency>\n"
+        for group, artifact, version in ARTIFACTS
+    )
+    return (
+        '<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>\n'
+        "<groupId>tallystick</groupId><artifactId>apache-kafka</artifactId><version>1</version>"
+        f"<packaging>pom</packaging>\n<dependencies>\n{dependencies}</dependencies></project>\n"
+    )
+
+
+def _take() -> None:
+    libs = CACHE / "libs"
+    shutil.rmtree(libs, ignore_errors=True)
+    (CACHE / "pom.xml").write_text(_pom())
+    (CACHE / "log4j2.xml").write_text(_LOG4J)
+    goal = ["dependency:copy-dependencies", f"-DoutputDirectory={libs}", "-DincludeScope=runtime"]
+    done = subprocess.run(
+        ["mvn", "--quiet", "--batch-mode", "--file", str(CACHE / "pom.xml"), *goal],
+        capture_output=True,
+        text=True,
+        timeout=MAVEN_SECONDS_MAX,
+        check=False,
+    )
+    if done.returncode:
+        raise Unavailable(f"Maven could not take Apache Kafka {VERSION}:\n{done.stdout[-2000:]}{done.stderr}")
+    (CACHE / "complete").write_text(_pom())
+
+
+def java(main: str, *arguments: str, heap_mb: int = 256, jvm: Sequence[str] = QUICK_JVM) -> list[str]:
+    """The command line that runs a Java class (or a .java source file) with Kafka's class path."""
+    options = [*jvm, f"-Xmx{heap_mb}m", f"-Dlog4j2.configurationFile={CACHE / 'log4j2.xml'}"]
+    return ["java", *options, "-cp", class_path(), main, *arguments]
+
+
+def run_tool(
+    tool: str, *arguments: str, stdin: str = "", timeout_s: float = 120.0
+) -> subprocess.CompletedProcess[str]:
+    """Run one of Kafka's command-line tools by the name of its script, without `.sh`."""
+    return subprocess.run(
+        java(TOOLS[tool], *arguments),
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+
+
+@dataclass(kw_only=True)
+class ApacheKafka:
+    """A fresh KRaft cluster of one or three nodes on loopback, each node broker and controller at once.
+
+    The first start formats its directories; it may be stopped and started again, and stops what it started.
+    """
+
+    directory: Path
+    nodes: int = 1
+    settings: Mapping[str, str] = field(default_factory=dict)
+    heap_mb: int = 512
+    jvm: Sequence[str] = SERVER_JVM
+    brokers: list[BrokerProcess] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        ports = [(free_port(), free_port()) for _ in range(self.nodes)]
+        quorum = ",".join(f"{node}@127.0.0.1:{ports[node - 1][1]}" for node in range(1, self.nodes + 1))
+        for node, (client_port, controller_port) in enumerate(ports, start=1):
+            home = self.directory / f"node-{node}"
+            home.mkdir(exist_ok=True)
+            config = home / "server.properties"
+            values = {
+                **self._settings(node, client_port, controller_port),
+                "controller.quorum.voters": quorum,
+            }
+            config.write_text("".join(f"{k}={v}\n" for k, v in {**values, **self.settings}.items()))
+            command = java("kafka.Kafka", str(config), heap_mb=self.heap_mb, jvm=self.jvm)
+            self.brokers.append(
+                BrokerProcess("apache-kafka", command, port=client_port, log=home / "broker.log")
+            )
+
+    def _settings(self, node: int, client_port: int, controller_port: int) -> dict[str, str]:
+        copies = str(self.nodes)
+        quorate = str(min(2, self.nodes))
+        return {
+            "process.roles": "broker,controller",
+            "node.id": str(node),
+            "listeners": f"PLAINTEXT://127.0.0.1:{client_port},CONTROLLER://127.0.0.1:{controller_port}",
+            "advertised.listeners": f"PLAINTEXT://127.0.0.1:{client_port}",
+            "controller.listener.names": "CONTROLLER",
+            "inter.broker.listener.name": "PLAINTEXT",
+            "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT",
+            "log.dirs": str(self.directory / f"node-{node}" / "data"),
+            "default.replication.factor": copies,
+            "offsets.topic.replication.factor": copies,
+            "transaction.state.log.replication.factor": copies,
+            "transaction.state.log.min.isr": quorate,
+            "share.coordinator.state.topic.replication.factor": copies,
+            "share.coordinator.state.topic.min.isr": quorate,
+        }
+
+    @property
+    def bootstrap(self) -> str:
+        """The addresses of all nodes, as clients want them."""
+        return ",".join(broker.bootstrap for broker in self.brokers)
+
+    def format(self) -> None:
+        """Give every node its empty, formatted directory; nothing happens to those that have one."""
+        cluster_id = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        for node in range(1, self.nodes + 1):
+            home = self.directory / f"node-{node}"
+            if not (home / "data" / "meta.properties").exists():
+                done = run_tool(
+                    "kafka-storage", "format", "-t", cluster_id, "-c", str(home / "server.properties")
+                )
+                if done.returncode:
+                    raise Unavailable(f"kafka-storage format failed:\n{done.stdout}{done.stderr}")
+
+    def start(self, *, wait_s: float = 120.0) -> float:
+        """Format if need be, start every node, wait until all answer; the seconds of the slowest."""
+        self.format()
+        try:
+            for broker in self.brokers:
+                broker.launch()
+            return max(broker.wait_ready(wait_s) for broker in self.brokers)
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """Stop every node that runs."""
+        for broker in self.brokers:
+            broker.stop()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, _type: type[BaseException] | None, _exc: BaseException | None, _tb: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The command line of this file."""
+    try:
+        match arguments:
+            case ["fetch"]:
+                print(f"Apache Kafka {VERSION} is in {Path(class_path()).parent}")
+            case ["classpath"]:
+                print(class_path())
+            case ["broker", *rest]:
+                _serve(Path(rest[0]) if rest else Path(tempfile.mkdtemp(prefix="apache-kafka-")))
+            case [tool, *rest] if tool in TOOLS:
+                command = java(TOOLS[tool], *rest)
+                os.execvp(command[0], command)
+            case _:
+                print(f"{__doc__}\nTools: {', '.join(TOOLS)}")
+                return 2
+    except Unavailable as exc:
+        print(exc, file=sys.stderr)
+        return 1
+    return 0
+
+
+def _serve(directory: Path) -> None:
+    with ApacheKafka(directory=directory) as kafka:
+        print(
+            f"Apache Kafka {VERSION} listens at {kafka.bootstrap}, its files are in {directory}", flush=True
+        )
+        signal.sigwait({signal.SIGINT, signal.SIGTERM})
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,167 @@
+"""A broker as a child process: start it, wait until it answers, measure it, stop it or kill it.
+
+Ours and Apache Kafka's are handled alike, so that tests and measurements treat both the same.
+"""
+
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+# ApiVersions v0, correlation id 0, no client id: every broker answers it, as soon as it serves at all.
+_PING = struct.pack(">ihhih", 10, 18, 0, 0, -1)
+_POLL_S = 0.002
+
+
+def free_port() -> int:
+    """A loopback port nobody listens on; another process may take it first, so callers bind soon."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def answers(port: int, timeout_s: float = 5.0) -> bool:
+    """Whether a broker on this loopback port answers ApiVersions."""
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=timeout_s) as connection:
+            connection.sendall(_PING)
+            return len(connection.recv(4)) == 4
+    except OSError:
+        return False
+
+
+class BrokerFailed(Exception):
+    """The process ended, or did not answer in time; the text ends with the tail of its log."""
+
+
+class BrokerProcess:
+    """One broker process on a loopback port. The object may be started again after stop or kill."""
+
+    def __init__(
+        self, name: str, command: list[str], *, port: int, log: Path, env: Mapping[str, str] | None = None
+    ) -> None:
+        self.name = name
+        self.command = command
+        self.port = port
+        self.log = log
+        self.env = {**os.environ, **(env or {})}
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def bootstrap(self) -> str:
+        """host:port, as clients want it."""
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        """The running process; it is a mistake to ask when there is none."""
+        if self._process is None:
+            raise BrokerFailed(f"{self.name} is not running")
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        """Whether the process is alive."""
+        return self._process is not None and self._process.poll() is None
+
+    def start(self, *, wait_s: float = 60.0) -> float:
+        """Start the process and wait until it answers; the seconds this took.
+
+        Raises:
+            BrokerFailed: it ended, or was silent for `wait_s` seconds.
+        """
+        self.launch()
+        return self.wait_ready(wait_s)
+
+    def launch(self) -> None:
+        """Start the process and do not wait."""
+        if self.running:
+            raise BrokerFailed(f"{self.name} runs already")
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self.command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=self.env,
+                start_new_session=True,  # Ctrl-C is for the program that started us, which then stops us
+            )
+        self._launched = time.monotonic()
+
+    def wait_ready(self, wait_s: float = 60.0) -> float:
+        """Wait until the launched process answers; the seconds since its launch."""
+        while not answers(self.port):
+            if not self.running:
+                raise BrokerFailed(f"{self.name} ended while it was starting:\n{self.log_tail()}")
+            if time.monotonic() > self._launched + wait_s:
+                self.kill()
+                raise BrokerFailed(f"{self.name} did not answer in {wait_s:g} s:\n{self.log_tail()}")
+            time.sleep(_POLL_S)
+        return time.monotonic() - self._launched
+
+    def stop(self, wait_s: float = 30.0) -> int:
+        """Ask the process to end (SIGTERM), and insist after `wait_s`; its exit code."""
+        if self._process is None:
+            return 0
+        if self.running:
+            self._process.terminate()
+        try:
+            code = self._process.wait(wait_s)
+        except subprocess.TimeoutExpired:
+            code = self.kill()
+        self._process = None
+        return code
+
+    def kill(self) -> int:
+        """kill -9, and wait until the process is gone."""
+        if self._process is None:
+            return 0
+        self._process.send_signal(signal.SIGKILL)
+        code = self._process.wait()
+        self._process = None
+        return code
+
+    def rss_bytes(self) -> int:
+        """Resident memory of the process now."""
+        pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
+    def cpu_seconds(self) -> float:
+        """Processor time used so far, user and system, in steps of a clock tick."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def log_tail(self, lines: int = 30) -> str:
+        """The last lines the process printed."""
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, _type: type[BaseException] | None, _exc: BaseException | None, _tb: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+def tallystick(
+    directory: Path, settings: Mapping[str, str] | None = None, *, port: int | None = None
+) -> BrokerProcess:
+    """`tallystick broker` with its data, its log and its settings file in `directory`."""
+    directory.mkdir(parents=True, exist_ok=True)
+    port = port or free_port()
+    command = [sys.executable, "-m", "tallystick.broker", "--data-dir", str(directory / "data")]
+    command += ["--listen", f"127.0.0.1:{port}"]
+    if settings:
+        config = directory / "server.properties"
+        config.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+        command += ["--config", str(config)]
+    return BrokerProcess("tallystick", command, port=port, log=directory / "broker.log")
