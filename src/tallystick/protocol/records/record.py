@@ -150,28 +150,23 @@ def walk(section: bytes, header: BatchHeader) -> Iterator[Span]:
         for _ in range(header.record_count):
             raw = section[at]
             if raw > 0x7F:
-                at += 1
-                raw += (section[at] << 7) - 0x80
+                raw += (section[at := at + 1] << 7) - 0x80
                 if raw > 0x3FFF:
                     raw, at = long_varint(section, at - 1)
             end = at + 1 + (raw >> 1)
             if raw & 1 or end > limit:
                 raise InvalidBatch(f"a record ends at byte {end}, its section at {limit}")
-            at += 2  # past the attributes
-            raw = section[at]
+            raw = section[at := at + 2]  # past the attributes
             if raw > 0x7F:
-                at += 1
-                raw += (section[at] << 7) - 0x80
+                raw += (section[at := at + 1] << 7) - 0x80
                 if raw > 0x3FFF:
                     raw, at = long_varint(section, at - 1)
             timestamp = base_timestamp + ((raw >> 1) ^ -(raw & 1))
             if not earliest <= timestamp <= latest:
                 timestamp = (timestamp - earliest & UINT64_MAX) + earliest  # as Java adds
-            at += 1
-            raw = section[at]
+            raw = section[at := at + 1]
             if raw > 0x7F:
-                at += 1
-                raw += (section[at] << 7) - 0x80
+                raw += (section[at := at + 1] << 7) - 0x80
                 if raw > 0x3FFF:
                     raw, at = long_varint(section, at - 1)
             delta = raw >> 1
@@ -181,8 +176,7 @@ def walk(section: bytes, header: BatchHeader) -> Iterator[Span]:
             at += 1
             tail_at, raw, key = at, section[at], None
             if raw > 0x7F:
-                at += 1
-                raw += (section[at] << 7) - 0x80
+                raw += (section[at := at + 1] << 7) - 0x80
                 if raw > 0x3FFF:
                     raw, at = long_varint(section, at - 1)
             at += 1
@@ -191,8 +185,7 @@ def walk(section: bytes, header: BatchHeader) -> Iterator[Span]:
                 at += raw >> 1
             raw = section[at]
             if raw > 0x7F:
-                at += 1
-                raw += (section[at] << 7) - 0x80
+                raw += (section[at := at + 1] << 7) - 0x80
                 if raw > 0x3FFF:
                     raw, at = long_varint(section, at - 1)
             at += 1
