@@ -17,6 +17,7 @@ from tallystick.protocol.records import (
     Marker,
     Record,
     check_batch,
+    check_produced,
     control_type,
     decode_marker,
     decode_records,
@@ -60,6 +61,18 @@ def test_kafkas_batches_hold_the_same_records_under_every_codec(vector: Vector, 
         (6, 1_700_000_000_007, b"k", True, 0),
         (7, 1_699_999_999_000, b"key", False, 300),
         (8, 1_700_000_100_000, b"", False, 0),
+    ]
+
+
+@pytest.mark.parametrize("name", ["plain", "gzip", "snappy", "lz4", "zstd"])
+def test_librdkafkas_batches_are_read(vector: Vector, name: str) -> None:
+    batch = vector(f"librdkafka_{name}")
+    header = check_batch(batch)
+    check_produced(header)
+    assert header.codec is (Codec.NONE if name == "plain" else Codec[name.upper()])
+    assert decode_records(batch) == [
+        record._replace(offset=at, timestamp_ms=1_700_000_000_000 + 7 * at)
+        for at, record in enumerate(RECORDS)
     ]
 
 
