@@ -1,0 +1,50 @@
+"""AlterConfigs (33): replace all settings of a resource."""
+
+from typing import Annotated
+
+from tallystick.protocol.wire import BOOL, INT8, INT16, INT32, STRING, array, message, struct, wire
+
+
+@struct
+class AlterableConfig:
+    name: Annotated[str, wire(STRING, "0+")]
+    value: Annotated[str | None, wire(STRING, "0+", nullable="0+")]
+
+
+@struct
+class AlterConfigsResource:
+    resource_type: Annotated[int, wire(INT8, "0+")]
+    resource_name: Annotated[str, wire(STRING, "0+")]
+    configs: Annotated[tuple[AlterableConfig, ...], wire(array(AlterableConfig), "0+")] = ()
+
+
+@message(api_key=33, versions="0-2", flexible="2+")
+class AlterConfigsRequest:
+    """Set these settings and reset all others of the resource (hence IncrementalAlterConfigs).
+
+    Source: KIP-133; Kafka AlterConfigsRequest.
+    """
+
+    resources: Annotated[tuple[AlterConfigsResource, ...], wire(array(AlterConfigsResource), "0+")] = ()
+    validate_only: Annotated[bool, wire(BOOL, "0+")]
+
+
+@struct
+class AlterConfigsResourceResponse:
+    error_code: Annotated[int, wire(INT16, "0+")] = 0
+    error_message: Annotated[str | None, wire(STRING, "0+", nullable="0+")] = None
+    resource_type: Annotated[int, wire(INT8, "0+")]
+    resource_name: Annotated[str, wire(STRING, "0+")]
+
+
+@message(api_key=33, versions="0-2", flexible="2+")
+class AlterConfigsResponse:
+    """One result a resource.
+
+    Source: Kafka AlterConfigsResponse.
+    """
+
+    throttle_time_ms: Annotated[int, wire(INT32, "0+")] = 0
+    responses: Annotated[
+        tuple[AlterConfigsResourceResponse, ...], wire(array(AlterConfigsResourceResponse), "0+")
+    ] = ()

@@ -1,0 +1,50 @@
+"""DescribeAcls (29): the access rules that match a filter."""
+
+from typing import Annotated
+
+from tallystick.protocol.wire import INT8, INT16, INT32, STRING, array, message, struct, wire
+
+
+@message(api_key=29, versions="1-3", flexible="2+")
+class DescribeAclsRequest:
+    """A filter on access rules; null matches every name, principal or host.
+
+    Source: KIP-140, pattern types KIP-290, user principals KIP-515 (v3); Kafka DescribeAclsRequest.
+    """
+
+    resource_type_filter: Annotated[int, wire(INT8, "1+")]
+    resource_name_filter: Annotated[str | None, wire(STRING, "1+", nullable="1+")]
+    pattern_type_filter: Annotated[int, wire(INT8, "1+")] = 3  # 1 any, 2 match, 3 literal, 4 prefixed
+    principal_filter: Annotated[str | None, wire(STRING, "1+", nullable="1+")]
+    host_filter: Annotated[str | None, wire(STRING, "1+", nullable="1+")]
+    operation: Annotated[int, wire(INT8, "1+")]
+    permission_type: Annotated[int, wire(INT8, "1+")]
+
+
+@struct
+class AclDescription:
+    principal: Annotated[str, wire(STRING, "1+")]
+    host: Annotated[str, wire(STRING, "1+")]
+    operation: Annotated[int, wire(INT8, "1+")]
+    permission_type: Annotated[int, wire(INT8, "1+")]
+
+
+@struct
+class DescribeAclsResource:
+    resource_type: Annotated[int, wire(INT8, "1+")]
+    resource_name: Annotated[str, wire(STRING, "1+")]
+    pattern_type: Annotated[int, wire(INT8, "1+")] = 3
+    acls: Annotated[tuple[AclDescription, ...], wire(array(AclDescription), "1+")] = ()
+
+
+@message(api_key=29, versions="1-3", flexible="2+")
+class DescribeAclsResponse:
+    """The matching rules, by resource.
+
+    Source: Kafka DescribeAclsResponse.
+    """
+
+    throttle_time_ms: Annotated[int, wire(INT32, "1+")] = 0
+    error_code: Annotated[int, wire(INT16, "1+")] = 0
+    error_message: Annotated[str | None, wire(STRING, "1+", nullable="1+")] = None
+    resources: Annotated[tuple[DescribeAclsResource, ...], wire(array(DescribeAclsResource), "1+")] = ()

@@ -1,0 +1,49 @@
+"""DescribeUserScramCredentials (50): which SCRAM credentials users have."""
+
+from typing import Annotated
+
+from tallystick.protocol.wire import INT8, INT16, INT32, STRING, array, message, struct, wire
+
+
+@struct
+class UserName:
+    name: Annotated[str, wire(STRING, "0+")]
+
+
+@message(api_key=50, versions="0", flexible="0+")
+class DescribeUserScramCredentialsRequest:
+    """Ask about users; none (null or empty) for all.
+
+    Source: KIP-554; Kafka DescribeUserScramCredentialsRequest.
+    """
+
+    users: Annotated[tuple[UserName, ...] | None, wire(array(UserName), "0+", nullable="0+")]
+
+
+@struct
+class CredentialInfo:
+    mechanism: Annotated[int, wire(INT8, "0+")]  # 1 SCRAM-SHA-256, 2 SCRAM-SHA-512
+    iterations: Annotated[int, wire(INT32, "0+")]
+
+
+@struct
+class DescribeUserScramCredentialsResult:
+    user: Annotated[str, wire(STRING, "0+")]
+    error_code: Annotated[int, wire(INT16, "0+")] = 0
+    error_message: Annotated[str | None, wire(STRING, "0+", nullable="0+")] = None
+    credential_infos: Annotated[tuple[CredentialInfo, ...], wire(array(CredentialInfo), "0+")] = ()
+
+
+@message(api_key=50, versions="0", flexible="0+")
+class DescribeUserScramCredentialsResponse:
+    """Mechanisms and iterations a user; never salts or passwords.
+
+    Source: Kafka DescribeUserScramCredentialsResponse.
+    """
+
+    throttle_time_ms: Annotated[int, wire(INT32, "0+")] = 0
+    error_code: Annotated[int, wire(INT16, "0+")] = 0
+    error_message: Annotated[str | None, wire(STRING, "0+", nullable="0+")] = None
+    results: Annotated[
+        tuple[DescribeUserScramCredentialsResult, ...], wire(array(DescribeUserScramCredentialsResult), "0+")
+    ] = ()

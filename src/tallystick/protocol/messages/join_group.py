@@ -1,0 +1,61 @@
+"""JoinGroup (11): become a member of a classic group and wait for its next generation."""
+
+from typing import Annotated
+
+from tallystick.protocol.wire import BOOL, BYTES, INT16, INT32, STRING, array, message, struct, wire
+
+
+@struct
+class JoinGroupRequestProtocol:
+    name: Annotated[str, wire(STRING, "0+")]
+    metadata: Annotated[bytes, wire(BYTES, "0+")]  # of consumers: a ConsumerProtocolSubscription
+
+
+@message(api_key=11, versions="0-9", flexible="6+")
+class JoinGroupRequest:
+    """Ask for membership; the answer waits until the rebalance is over.
+
+    1 separates the rebalance timeout from the session timeout (KIP-62); from 4 on a member without an
+    id is sent away with one first (KIP-394); 5 adds static members (KIP-345), 8 the reason (KIP-800).
+
+    Source: Kafka JoinGroupRequest.
+    """
+
+    group_id: Annotated[str, wire(STRING, "0+")]
+    session_timeout_ms: Annotated[int, wire(INT32, "0+")]
+    rebalance_timeout_ms: Annotated[int, wire(INT32, "1+", ignorable=True)] = -1  # -1: the session timeout
+    member_id: Annotated[str, wire(STRING, "0+")]  # "" at first
+    group_instance_id: Annotated[str | None, wire(STRING, "5+", nullable="5+")] = None
+    protocol_type: Annotated[str, wire(STRING, "0+")]  # "consumer", "connect", ...
+    # in order of preference
+    protocols: Annotated[
+        tuple[JoinGroupRequestProtocol, ...], wire(array(JoinGroupRequestProtocol), "0+")
+    ] = ()
+    reason: Annotated[str | None, wire(STRING, "8+", nullable="8+", ignorable=True)] = None
+
+
+@struct
+class JoinGroupResponseMember:
+    member_id: Annotated[str, wire(STRING, "0+")]
+    group_instance_id: Annotated[str | None, wire(STRING, "5+", nullable="5+", ignorable=True)] = None
+    metadata: Annotated[bytes, wire(BYTES, "0+")]
+
+
+@message(api_key=11, versions="0-9", flexible="6+")
+class JoinGroupResponse:
+    """The generation that was formed; `members` is filled for the leader only.
+
+    7 tells the protocol type (KIP-559); 9 lets a returning static leader skip the assignment (KIP-814).
+
+    Source: Kafka JoinGroupResponse.
+    """
+
+    throttle_time_ms: Annotated[int, wire(INT32, "2+", ignorable=True)] = 0
+    error_code: Annotated[int, wire(INT16, "0+")] = 0
+    generation_id: Annotated[int, wire(INT32, "0+")] = -1
+    protocol_type: Annotated[str | None, wire(STRING, "7+", nullable="7+", ignorable=True)] = None
+    protocol_name: Annotated[str | None, wire(STRING, "0+", nullable="7+")]  # what every member supports
+    leader: Annotated[str, wire(STRING, "0+")]  # the leader's member id
+    skip_assignment: Annotated[bool, wire(BOOL, "9+")] = False
+    member_id: Annotated[str, wire(STRING, "0+")]
+    members: Annotated[tuple[JoinGroupResponseMember, ...], wire(array(JoinGroupResponseMember), "0+")] = ()
