@@ -1,0 +1,214 @@
+"""What a partition leader accepts from idempotent producers. Each test names Kafka's rule."""
+
+import pytest
+
+from tallystick.kernel.codes import ErrorCode
+from tallystick.kernel.errors import Reject
+from tallystick.kernel.ids import INT32_MAX
+from tallystick.protocol.records.batch import BatchHeader
+from tallystick.storage.producers import ACCEPTED, AppendOrigin, Duplicate, ProducerStates
+
+PID = 7
+DAY_MS = 86_400_000
+
+
+def batch(
+    sequence: int,
+    count: int = 10,
+    *,
+    epoch: int = 0,
+    pid: int = PID,
+    attributes: int = 0,
+    timestamp: int = 1_000,
+) -> BatchHeader:
+    return BatchHeader(
+        base_offset=0,
+        batch_length=100,
+        partition_leader_epoch=0,
+        magic=2,
+        crc=0,
+        attributes=attributes,
+        last_offset_delta=count - 1,
+        base_timestamp=timestamp,
+        max_timestamp=timestamp,
+        producer_id=pid,
+        producer_epoch=epoch,
+        base_sequence=sequence,
+        record_count=count,
+    )
+
+
+def write(states: ProducerStates, header: BatchHeader, offset: int) -> None:
+    assert states.check(header) is ACCEPTED
+    states.apply(header, offset, header.max_timestamp)
+
+
+def code(answer: object) -> ErrorCode:
+    assert isinstance(answer, Reject), answer
+    return answer.code
+
+
+def test_a_batch_without_producer_id_leaves_no_trace() -> None:
+    states = ProducerStates()
+    write(states, batch(-1, epoch=-1, pid=-1), 0)
+    assert not states.active
+
+
+def test_the_last_five_batches_are_answered_with_their_offsets() -> None:
+    """[PRD-2]"""
+    states = ProducerStates()
+    for n in range(7):
+        write(states, batch(n * 10, timestamp=n), 100 + n * 10)
+    for n in range(2, 7):
+        assert states.check(batch(n * 10)) == Duplicate(100 + n * 10, 109 + n * 10, n)
+    # The sixth last is forgotten. Source: a sequence gap it is then (KIP-360 took DUPLICATE away).
+    assert code(states.check(batch(10))) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+
+
+def test_half_a_duplicate_is_out_of_order() -> None:
+    states = ProducerStates()
+    write(states, batch(0, 10), 0)
+    assert code(states.check(batch(0, 9))) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert code(states.check(batch(5, 5))) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert code(states.check(batch(5, 10))) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+
+
+def test_a_gap_is_out_of_order_and_names_both_numbers() -> None:
+    states = ProducerStates()
+    write(states, batch(0), 0)
+    answer = states.check(batch(11))
+    assert code(answer) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert isinstance(answer, Reject)
+    assert "11" in answer.reason
+    assert "expected 10" in answer.reason
+
+
+def test_an_unknown_producer_may_begin_anywhere() -> None:
+    """Retention or expiry removed what was known (KIP-360): no UNKNOWN_PRODUCER_ID any more."""
+    write(ProducerStates(), batch(4_711), 0)
+
+
+def test_sequences_wrap_to_zero_between_batches() -> None:
+    """[PRD-3]"""
+    states = ProducerStates()
+    write(states, batch(INT32_MAX - 9), 0)
+    assert states.active[PID].last_sequence == INT32_MAX
+    assert states.active[PID].next_sequence == 0
+    write(states, batch(0), 10)
+    assert states.check(batch(INT32_MAX - 9)) == Duplicate(0, 9, 1_000)
+
+
+def test_sequences_wrap_to_zero_inside_a_batch() -> None:
+    """[PRD-3]"""
+    states = ProducerStates()
+    write(states, batch(INT32_MAX - 4), 0)
+    assert states.active[PID].last_sequence == 4
+    assert states.check(batch(INT32_MAX - 4)) == Duplicate(0, 9, 1_000)
+    write(states, batch(5), 10)
+
+
+def test_an_older_epoch_is_refused_with_47() -> None:
+    states = ProducerStates()
+    write(states, batch(0, epoch=3), 0)
+    assert code(states.check(batch(10, epoch=2))) is ErrorCode.INVALID_PRODUCER_EPOCH
+    assert code(states.check(batch(0, epoch=2))) is ErrorCode.INVALID_PRODUCER_EPOCH
+
+
+def test_a_new_epoch_begins_at_zero_and_forgets_the_five() -> None:
+    states = ProducerStates()
+    write(states, batch(0), 0)
+    assert code(states.check(batch(10, epoch=1))) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    write(states, batch(0, epoch=1), 10)
+    assert states.check(batch(0, epoch=1)) == Duplicate(10, 19, 1_000)
+    assert len(states.active[PID].batches) == 1
+
+
+def test_a_check_changes_nothing() -> None:
+    """[PRD-1]"""
+    states = ProducerStates()
+    write(states, batch(0), 0)
+    before = states.take_snapshot()
+    for header in (
+        batch(10),
+        batch(0),
+        batch(99),
+        batch(0, epoch=1),
+        batch(0, pid=8),
+        batch(10, attributes=0x10),
+    ):
+        states.check(header)
+    assert states.take_snapshot() == before
+    assert len(states.active[PID].batches) == 1
+    assert states.first_unstable_offset is None
+
+
+def test_the_group_coordinator_has_no_sequences_but_an_epoch() -> None:
+    states = ProducerStates()
+    for offset in range(3):
+        header = batch(-1, 1, epoch=4, attributes=0x10)
+        assert states.check(header, AppendOrigin.COORDINATOR) is ACCEPTED
+        states.apply(header, offset, 5)
+    stale = batch(-1, 1, epoch=3, attributes=0x10)
+    assert code(states.check(stale, AppendOrigin.COORDINATOR)) is ErrorCode.INVALID_PRODUCER_EPOCH
+
+
+def test_what_comes_from_a_leader_is_not_checked_again() -> None:
+    states = ProducerStates()
+    write(states, batch(0, epoch=3), 0)
+    assert states.check(batch(77, epoch=1), AppendOrigin.REPLICATION) is ACCEPTED
+
+
+def test_silent_producers_expire_and_open_transactions_keep_theirs() -> None:
+    """[PRD-5]"""
+    states = ProducerStates()
+    write(states, batch(0, pid=1, timestamp=0), 0)
+    write(states, batch(0, pid=2, timestamp=0, attributes=0x10), 10)
+    write(states, batch(0, pid=3, timestamp=1), 20)
+    assert states.expire(DAY_MS, DAY_MS) == 1
+    assert set(states.active) == {2, 3}
+    assert states.expire(DAY_MS * 2, DAY_MS) == 1
+    assert set(states.active) == {2}
+
+
+def test_a_snapshot_keeps_the_last_batch_and_recall_the_others() -> None:
+    """[PRD-6] A clean restart must not turn repetitions into gaps."""
+    states = ProducerStates()
+    headers = []
+    for n in range(7):
+        header = batch(n * 10, timestamp=n)
+        write(states, header, n * 10)
+        header.base_offset = n * 10
+        headers.append(header)
+    restarted = ProducerStates.from_snapshot(states.take_snapshot())
+    assert code(restarted.check(batch(30))) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    restarted.recall(headers)
+    assert restarted.active[PID].batches == states.active[PID].batches
+    assert restarted.check(batch(30)) == Duplicate(30, 39, 3)
+    write(restarted, batch(70), 70)
+
+
+def test_recall_leaves_out_what_does_not_lead_up_to_the_snapshot() -> None:
+    states = ProducerStates()
+    headers = []
+    for n, (sequence, epoch) in enumerate([(0, 0), (0, 1), (10, 1), (20, 1)]):
+        header = batch(sequence, epoch=epoch, timestamp=n)
+        write(states, header, n * 10)
+        header.base_offset = n * 10
+        headers.append(header)
+    restarted = ProducerStates.from_snapshot(states.take_snapshot())
+    restarted.recall([headers[1], headers[3], batch(0, pid=99)])  # 10 is missing: a compacted log
+    assert len(restarted.active[PID].batches) == 1
+    restarted.recall(headers)
+    assert restarted.active[PID].batches == states.active[PID].batches
+
+
+@pytest.mark.parametrize("count", [1, 5, 6])
+def test_replay_gives_the_state_that_live_appends_gave(count: int) -> None:
+    """[PRD-1]"""
+    live, replayed = ProducerStates(), ProducerStates()
+    for n in range(count):
+        write(live, batch(n * 10), n * 10)
+    for n in range(count):
+        replayed.apply(batch(n * 10), n * 10, 1_000)
+    assert replayed.take_snapshot() == live.take_snapshot()
+    assert replayed.active[PID].batches == live.active[PID].batches
