@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 from hypothesis import strategies as st
 
-from tallystick.kernel.codes import ErrorCode
 from tallystick.protocol.wire import (
     BOOL,
     BYTES,
@@ -50,7 +49,7 @@ def values(
 ) -> st.SearchStrategy[object]:
     """Instances of `cls` that hold, outside the fields of `version`, only defaults."""
     fields = {
-        f.name: override(f) or field_values(f, version, override, depth)
+        f.name: field_values(f, version, override, depth)
         for f in struct_spec(cls).fields
         if version in f.wire.versions
     }
@@ -59,12 +58,10 @@ def values(
 
 
 def field_values(f: FieldSpec, version: int, override: Override, depth: int) -> st.SearchStrategy[object]:
-    kind = f.wire.kind
-    if f.name.endswith("error_code"):
-        drawn: st.SearchStrategy[object] = st.sampled_from([int(code) for code in ErrorCode])
-    else:
-        drawn = kind_values(kind, version, override, depth)
-    if kind is RECORDS and version not in f.wire.nullable:
+    drawn = override(f)
+    if drawn is None:
+        drawn = kind_values(f.wire.kind, version, override, depth)
+    if f.wire.kind is RECORDS and version not in f.wire.nullable:
         drawn = st.binary(max_size=140)
     if version in f.wire.nullable:
         drawn = st.one_of(st.none(), drawn)
@@ -73,9 +70,8 @@ def field_values(f: FieldSpec, version: int, override: Override, depth: int) -> 
 
 def kind_values(kind: WireType, version: int, override: Override, depth: int) -> st.SearchStrategy[object]:
     if isinstance(kind, Array):
-        most = 130 if isinstance(kind.element, Scalar) and depth == 0 else (3, 2, 2, 1)[min(depth, 3)]
         element = kind_values(kind.element, version, override, depth + 1)
-        return st.lists(element, max_size=min(most, 4)).map(tuple)
+        return st.lists(element, max_size=(3, 2, 2, 1)[min(depth, 3)]).map(tuple)
     if isinstance(kind, Scalar):
         return _SCALARS[kind]
     return values(kind, version, override, depth + 1)
@@ -84,25 +80,39 @@ def kind_values(kind: WireType, version: int, override: Override, depth: int) ->
 # --------------------------------------------------------------------- without Hypothesis
 
 
-def random_value(cls: type, version: int, rng: random.Random, depth: int = 0) -> object:
-    """An instance from a seeded generator: for fuzzing, where Hypothesis would be the slow part."""
+RandomOverride = Callable[[FieldSpec, random.Random], object]
+UNTOUCHED = object()
+
+
+def random_value(
+    cls: type,
+    version: int,
+    rng: random.Random,
+    depth: int = 0,
+    override: RandomOverride = lambda field, rng: UNTOUCHED,
+) -> object:
+    """An instance from a seeded generator: for bulk, where Hypothesis would be the slow part."""
     chosen = {}
     for f in struct_spec(cls).fields:
         if version not in f.wire.versions:
             chosen[f.name] = f.default
         elif version in f.wire.nullable and rng.random() < 0.3:
             chosen[f.name] = None
+        elif (given := override(f, rng)) is not UNTOUCHED:
+            chosen[f.name] = given
         else:
-            chosen[f.name] = random_kind(f.wire.kind, version, rng, depth)
+            chosen[f.name] = random_kind(f.wire.kind, version, rng, depth, override)
     return cls(**chosen)
 
 
-def random_kind(kind: WireType, version: int, rng: random.Random, depth: int) -> object:
+def random_kind(
+    kind: WireType, version: int, rng: random.Random, depth: int, override: RandomOverride
+) -> object:
     if isinstance(kind, Array):
         size = rng.choice((0, 1, 1, 2, 3)) if depth < 3 else rng.choice((0, 1))
-        return tuple(random_kind(kind.element, version, rng, depth + 1) for _ in range(size))
+        return tuple(random_kind(kind.element, version, rng, depth + 1, override) for _ in range(size))
     if not isinstance(kind, Scalar):
-        return random_value(kind, version, rng, depth + 1)
+        return random_value(kind, version, rng, depth + 1, override)
     if kind is STRING:
         return "".join(rng.choice("abcé𝄞-0") for _ in range(rng.choice((0, 1, 5, 40, 130))))
     if kind in (BYTES, RECORDS):
