@@ -56,8 +56,11 @@ CASES: dict[str, tuple[object, int]] = {
     "GroupMetadataKey-0": (GroupMetadataKey(group="g"), 2),
     **{f"OffsetCommitValue-{version}": (commit(version), version) for version in range(5)},
     **{f"GroupMetadataValue-{version}": (group(version), version) for version in range(5)},
-    "OffsetCommitValueWithoutTopicId-4": (OffsetCommitValue(offset=1, commit_timestamp=2), 4),
-    "GroupMetadataValueEmpty-3": (GroupMetadataValue(), 3),
+    "OffsetCommitValueWithoutTopicId-4": (OffsetCommitValue(offset=1, metadata="", commit_timestamp=2), 4),
+    "GroupMetadataValueEmpty-3": (
+        GroupMetadataValue(protocol_type="", generation=0, protocol=None, leader=None),
+        3,
+    ),
 }
 
 
