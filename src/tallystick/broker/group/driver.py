@@ -9,7 +9,7 @@ import asyncio
 import heapq
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 from uuid import uuid4
@@ -22,7 +22,15 @@ from tallystick.broker.group.codec import (
     partition_of,
     record_count,
 )
-from tallystick.broker.group.commands import Answer, Command, Env, ExpireOffsets, Revive, Step
+from tallystick.broker.group.commands import (
+    Answer,
+    Command,
+    Env,
+    ExpireOffsets,
+    ForgetPartitions,
+    Revive,
+    Step,
+)
 from tallystick.broker.group.decide import decide
 from tallystick.broker.group.events import DurableEvent, SessionExtended, TransactionEnded
 from tallystick.broker.group.expiry import due, next_deadline
@@ -77,7 +85,27 @@ class OffsetsPartition(Protocol):
         ...
 
 
-PartitionFor = Callable[[int], Awaitable[OffsetsPartition]]
+class OffsetsTopic(Protocol):
+    """`__consumer_offsets` as a whole."""
+
+    @property
+    def partition_count(self) -> int:
+        """A group's partition depends on it, so it is the topic's own once there is a topic."""
+        ...
+
+    def existing(self) -> Sequence[OffsetsPartition]:
+        """All partitions, by index; empty when there is no topic yet."""
+        ...
+
+    async def ensure(self) -> Reject | None:
+        """Make the topic unless it is there."""
+        ...
+
+    async def partition(self, index: int) -> OffsetsPartition | Reject:
+        """One partition; the topic is made when it is not there."""
+        ...
+
+
 AnswerFuture = asyncio.Future[Answer]
 
 
@@ -100,25 +128,18 @@ class _Lane:
 class GroupCoordinator:
     """All groups of this broker. Owned by the event loop's thread; not to be shared between threads.
 
-    Life: create, `start` with the partitions that exist, `execute` commands, `stop`.
+    Life: create, `start`, `execute` commands, `stop`.
     """
 
     def __init__(
         self,
-        partition_for: PartitionFor,
-        *,
-        partition_count: int,
+        topic: OffsetsTopic,
         config: GroupConfig,
         clock: Clock,
         new_id: Callable[[], str] = lambda: str(uuid4()),
     ) -> None:
-        """Args:
-        partition_for: one partition of `__consumer_offsets`; creates the topic when there is none.
-        partition_count: of that topic. A group's partition depends on it, so it never changes.
-        """
         self.config = config
-        self._partition_for = partition_for
-        self._partition_count = partition_count
+        self._topic = topic
         self._clock = clock
         self._new_id = new_id
         self._groups: dict[GroupId, Group] = {}
@@ -132,21 +153,25 @@ class GroupCoordinator:
         self._wake_at: dict[GroupId, int] = {}
         self._expire_at_ms = 0
         self._to_expire: deque[GroupId] = deque()
-        self._woken = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at_ms = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
     # ---- life
 
-    def start(self, existing: Mapping[int, OffsetsPartition]) -> None:
-        """Begin to replay `existing` and to keep time. Until replayed, a group answers LOADING."""
-        self._loading = set(existing)
+    def start(self) -> None:
+        """Begin to replay what is there and to keep time. Until replayed, a group answers LOADING."""
+        existing = self._topic.existing()
+        self._loading = set(range(len(existing)))
         self._expire_at_ms = self._clock.monotonic_ms() + self.config.offsets_retention_check_interval_ms
         self._spawn(self._load(existing))
-        self._spawn(self._keep_time())
+        self._arm(self._expire_at_ms)
 
     async def stop(self) -> None:
         """Finish what is being appended, answer everything that is parked, end the tasks."""
         self._stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
         appending = [lane.task for lane in self._lanes.values() if lane.task is not None]
         if appending:
             await asyncio.wait(appending, timeout=self.config.offset_commit_timeout_ms / 1_000)
@@ -169,8 +194,8 @@ class GroupCoordinator:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def _load(self, existing: Mapping[int, OffsetsPartition]) -> None:
-        for index, partition in existing.items():
+    async def _load(self, existing: Sequence[OffsetsPartition]) -> None:
+        for index, partition in enumerate(existing):
             try:
                 await self._replay(partition)
             except (TallystickError, OSError) as exc:
@@ -191,6 +216,20 @@ class GroupCoordinator:
             self._submit(group_id, Revive())
 
     # ---- commands
+
+    def partition_of(self, group_id: GroupId) -> int:
+        """The partition of `__consumer_offsets` that keeps the group."""
+        return partition_of(group_id, self._topic.partition_count)
+
+    async def prepare(self) -> Reject | None:
+        """See to it that groups can be kept here: FindCoordinator's promise."""
+        return STOPPED if self._stopped else await self._topic.ensure()
+
+    def forget_topic(self, topic: str) -> None:
+        """The topic was deleted: its offsets go, in every group, that a namesake does not inherit them."""
+        for group_id, group in list(self._groups.items()):
+            if any(partition.topic == topic for partition in group.all_partitions()):
+                self._submit(group_id, ForgetPartitions(topics=frozenset({topic})))
 
     def new_ticket(self) -> Ticket:
         """A name for a request that may be parked."""
@@ -228,7 +267,7 @@ class GroupCoordinator:
             return STOPPED
         if not self._loading and not self._lost:
             return None
-        index = partition_of(group_id, self._partition_count)
+        index = self.partition_of(group_id)
         if index in self._loading:
             return LOADING
         return LOST if index in self._lost else None
@@ -244,6 +283,15 @@ class GroupCoordinator:
         return future
 
     def _run(self, group_id: GroupId, waiting: _Waiting) -> None:
+        """One command, guarded: a broken invariant ends the shard it was found in, and nothing else."""
+        try:
+            self._decide(group_id, waiting)
+        except Exception as exc:
+            log.exception("group %s: %s", group_id, exc)
+            _answer(waiting.future, LOST)
+            self._lose(self.partition_of(group_id))
+
+    def _decide(self, group_id: GroupId, waiting: _Waiting) -> None:
         """Decide; carry out at once, or take the lane until the records are durable [GRP-1]."""
         env = Env(group_id=group_id, config=self.config, now=self._now(), spare_id=self._new_id())
         step = decide(self._groups.get(group_id), waiting.command, env)
@@ -258,11 +306,12 @@ class GroupCoordinator:
             self._finish(group_id, waiting, step, None)
 
     async def _append(self, group_id: GroupId, lane: _Lane, step: Step) -> None:
-        index = partition_of(group_id, self._partition_count)
+        index = self.partition_of(group_id)
         try:
             batch = encode_batch_of(step.append, self._clock.now_ms())
-            partition = await self._partition_for(index)
-            appended = await partition.append_durably(batch)
+            appended = await self._append_to(index, batch)
+            if self._lanes.get(group_id) is not lane:
+                return  # the partition was lost meanwhile; whoever waited knows
             if isinstance(appended, Reject):
                 code = _REFUSED_AS.get(appended.code, appended.code)
                 _answer(lane.current.future, Reject(code, appended.reason))
@@ -274,6 +323,10 @@ class GroupCoordinator:
             # state; a restart replays what is there.
             log.exception("__consumer_offsets-%d: its groups are offline: %s", index, exc)
             self._lose(index)
+
+    async def _append_to(self, index: int, batch: bytes) -> Appended | Reject:
+        partition = await self._topic.partition(index)
+        return partition if isinstance(partition, Reject) else await partition.append_durably(batch)
 
     def _release(self, group_id: GroupId, lane: _Lane) -> None:
         """Give up the lane and decide what queued behind it, until one of those takes it again."""
@@ -318,8 +371,8 @@ class GroupCoordinator:
     def _lose(self, index: int) -> None:
         """A partition is gone: nobody waits for it any longer."""
         self._lost.add(index)
-        gone = [name for name in self._groups if partition_of(name, self._partition_count) == index]
-        gone += [name for name in self._lanes if partition_of(name, self._partition_count) == index]
+        gone = [name for name in self._groups if self.partition_of(name) == index]
+        gone += [name for name in self._lanes if self.partition_of(name) == index]
         for group_id in gone:
             group = self._groups.pop(group_id, None)
             for member in group.members.values() if group else ():
@@ -348,16 +401,21 @@ class GroupCoordinator:
         if planned is None or at_ms < planned:
             self._wake_at[group_id] = at_ms
             heapq.heappush(self._wakes, (at_ms, group_id))
-            self._woken.set()
+            self._arm(at_ms)
 
-    async def _keep_time(self) -> None:
-        while True:
-            self._woken.clear()
-            wait_ms = self.tick() - self._clock.monotonic_ms()
-            try:
-                await asyncio.wait_for(self._woken.wait(), max(wait_ms, 0) / 1_000)
-            except TimeoutError:
-                pass
+    def _arm(self, at_ms: int) -> None:
+        """One timer for all groups, set to the earliest thing to happen."""
+        if self._stopped or (self._timer is not None and self._timer_at_ms <= at_ms):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        wait_ms = max(at_ms - self._clock.monotonic_ms(), 0)
+        self._timer_at_ms = at_ms
+        self._timer = asyncio.get_running_loop().call_later(wait_ms / 1_000, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._arm(self.tick())
 
     def tick(self) -> int:
         """Let everything happen whose time has come.

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final
 from uuid import UUID
 
 from tallystick.broker.group.model import CommittedOffset, Group, GroupState, InstanceId, Offsets
@@ -10,7 +11,7 @@ from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import GroupId, MemberId, TopicPartition
 
 # Kafka has consumer, share and streams groups besides; here every group is a classic one.
-GROUP_TYPE = "Classic"
+GROUP_TYPE: Final = "classic"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

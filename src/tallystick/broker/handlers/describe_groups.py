@@ -1,0 +1,65 @@
+"""DescribeGroups: state, protocol and members."""
+
+from tallystick.broker.broker import Broker
+from tallystick.broker.context import RequestContext
+from tallystick.broker.group.model import GroupState
+from tallystick.broker.group.queries import describe
+from tallystick.broker.handlers.group_wire import GROUP_OPERATIONS, NOT_ASKED
+from tallystick.kernel.codes import ErrorCode
+from tallystick.kernel.errors import Reject
+from tallystick.kernel.ids import GroupId
+from tallystick.protocol.messages.describe_groups import (
+    DescribedGroup,
+    DescribedGroupMember,
+    DescribeGroupsRequest,
+    DescribeGroupsResponse,
+)
+
+
+def handle(broker: Broker, request: DescribeGroupsRequest, context: RequestContext) -> DescribeGroupsResponse:
+    operations = GROUP_OPERATIONS if request.include_authorized_operations else NOT_ASKED
+    return DescribeGroupsResponse(
+        groups=tuple(_describe(broker, name, operations, context.api_version) for name in request.groups)
+    )
+
+
+def _describe(broker: Broker, name: str, operations: int, version: int) -> DescribedGroup:
+    group = broker.groups.group(GroupId(name))
+    if isinstance(group, Reject):
+        return _absent(name, "", operations, group)
+    if group is None:
+        # KIP-1043: up to version 5 a group that is not there is "Dead", without an error.
+        missing = Reject(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {name} not found.")
+        return _absent(name, GroupState.DEAD.value, operations, missing if version >= 6 else None)
+    described = describe(group)
+    return DescribedGroup(
+        group_id=name,
+        group_state=described.state.value,
+        protocol_type=described.protocol_type,
+        protocol_data=described.protocol_name,
+        members=tuple(
+            DescribedGroupMember(
+                member_id=member.member_id,
+                group_instance_id=member.instance_id,
+                client_id=member.client_id,
+                client_host=member.client_host,
+                member_metadata=member.metadata,
+                member_assignment=member.assignment,
+            )
+            for member in described.members
+        ),
+        authorized_operations=operations,
+    )
+
+
+def _absent(name: str, state: str, operations: int, refused: Reject | None) -> DescribedGroup:
+    missing = refused is not None and refused.code is ErrorCode.GROUP_ID_NOT_FOUND
+    return DescribedGroup(
+        error_code=ErrorCode.NONE if refused is None else refused.code,
+        error_message=refused.reason if missing and refused is not None else None,
+        group_id=name,
+        group_state=state,
+        protocol_type="",
+        protocol_data="",
+        authorized_operations=operations if refused is None else NOT_ASKED,
+    )

@@ -1,0 +1,46 @@
+"""What the handlers of the group APIs share: the wire's empty strings and -1 become None, and back."""
+
+import uuid
+from collections.abc import Iterable
+from typing import Final
+
+from tallystick.broker.group.model import InstanceId
+from tallystick.broker.metadata import Topic
+from tallystick.broker.topics import Topics
+from tallystick.kernel.codes import ErrorCode
+from tallystick.kernel.errors import Reject
+from tallystick.kernel.ids import MemberId
+from tallystick.protocol.primitives import NIL
+
+# Without an authorizer everybody may do everything (KIP-430): READ DELETE DESCRIBE DESCRIBE_CONFIGS
+# ALTER_CONFIGS.
+GROUP_OPERATIONS: Final = sum(1 << bit for bit in (3, 6, 8, 10, 11))
+NOT_ASKED: Final = -(2**31)
+NO_OFFSET: Final = -1
+NO_EPOCH: Final = -1
+
+
+def member_id_of(text: str | None) -> MemberId | None:
+    return MemberId(text) if text else None
+
+
+def instance_id_of(text: str | None) -> InstanceId | None:
+    return None if text is None else InstanceId(text)
+
+
+def code_of(answer: object) -> int:
+    """The error code of an answer that says nothing else."""
+    return answer.code if isinstance(answer, Reject) else ErrorCode.NONE
+
+
+def find_topic(topics: Topics, name: str, topic_id: uuid.UUID, *, by_id: bool) -> Topic | ErrorCode:
+    """The topic a request names, one way or the other."""
+    topic = topics.find_id(topic_id) if by_id and topic_id != NIL else None if by_id else topics.find(name)
+    if topic is not None:
+        return topic
+    return ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def distinct(names: Iterable[str]) -> tuple[str, ...]:
+    """Each name once, in the order of the request."""
+    return tuple(dict.fromkeys(names))

@@ -1,0 +1,22 @@
+"""Heartbeat: the member lives."""
+
+from tallystick.broker.broker import Broker
+from tallystick.broker.context import RequestContext
+from tallystick.broker.group.commands import Heartbeat
+from tallystick.broker.handlers.group_wire import code_of, instance_id_of
+from tallystick.kernel.codes import ErrorCode
+from tallystick.kernel.ids import GroupId, MemberId
+from tallystick.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
+
+
+async def handle(broker: Broker, request: HeartbeatRequest, context: RequestContext) -> HeartbeatResponse:
+    if not request.group_id:
+        return HeartbeatResponse(error_code=ErrorCode.INVALID_GROUP_ID)
+    command = Heartbeat(
+        member_id=MemberId(request.member_id),
+        instance_id=instance_id_of(request.group_instance_id),
+        generation=request.generation_id,
+    )
+    code = code_of(await broker.groups.execute(GroupId(request.group_id), command))
+    # Sessions begin when loading ends, so a heartbeat before that is as good as one in time.
+    return HeartbeatResponse(error_code=0 if code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS else code)

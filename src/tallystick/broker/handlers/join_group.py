@@ -1,0 +1,80 @@
+"""JoinGroup: to be a member; the answer comes with the next generation."""
+
+from tallystick.broker.broker import Broker
+from tallystick.broker.context import RequestContext
+from tallystick.broker.group.commands import Join, Joined, MemberIdRequired
+from tallystick.broker.group.model import ProtocolChoice
+from tallystick.broker.handlers.group_wire import instance_id_of, member_id_of
+from tallystick.kernel.codes import ErrorCode
+from tallystick.kernel.errors import Reject
+from tallystick.kernel.ids import GroupId
+from tallystick.protocol.messages.join_group import (
+    JoinGroupRequest,
+    JoinGroupResponse,
+    JoinGroupResponseMember,
+)
+
+
+async def handle(broker: Broker, request: JoinGroupRequest, context: RequestContext) -> JoinGroupResponse:
+    if not request.group_id:
+        return _refused(request, context, ErrorCode.INVALID_GROUP_ID)
+    version = context.api_version
+    command = Join(
+        member_id=member_id_of(request.member_id),
+        instance_id=instance_id_of(request.group_instance_id),
+        client_id=context.client_id or "",
+        # As Java prints an address; tools show it so.
+        client_host=f"/{context.client_host}",
+        session_timeout_ms=request.session_timeout_ms,
+        # KIP-62: version 0 has one timeout for both.
+        rebalance_timeout_ms=request.session_timeout_ms if version == 0 else request.rebalance_timeout_ms,
+        protocol_type=request.protocol_type,
+        protocols=tuple(ProtocolChoice(offer.name, offer.metadata) for offer in request.protocols),
+        requires_known_member_id=version >= 4,
+        supports_skip_assignment=version >= 9,
+        reason=request.reason,
+        ticket=broker.groups.new_ticket(),
+    )
+    answer = await broker.groups.execute(GroupId(request.group_id), command)
+    match answer:
+        case Joined():
+            return _joined(answer, context)
+        case MemberIdRequired(member_id=member_id):
+            return _refused(request, context, ErrorCode.MEMBER_ID_REQUIRED, member_id)
+        case Reject(code=ErrorCode.GROUP_MAX_SIZE_REACHED as code):
+            return _refused(request, context, code, "")
+        case Reject(code=code):
+            return _refused(request, context, code)
+        case _:
+            raise AssertionError(f"JoinGroup is not answered by {answer}")
+
+
+def _joined(answer: Joined, context: RequestContext) -> JoinGroupResponse:
+    return JoinGroupResponse(
+        generation_id=answer.generation,
+        protocol_type=answer.protocol_type,
+        protocol_name=answer.protocol_name,
+        leader=answer.leader or "",
+        skip_assignment=answer.skip_assignment,
+        member_id=answer.member_id,
+        members=tuple(
+            JoinGroupResponseMember(
+                member_id=member.member_id,
+                group_instance_id=member.instance_id,
+                metadata=member.metadata,
+            )
+            for member in answer.members
+        ),
+    )
+
+
+def _refused(
+    request: JoinGroupRequest, context: RequestContext, code: ErrorCode, member_id: str | None = None
+) -> JoinGroupResponse:
+    return JoinGroupResponse(
+        error_code=code,
+        # Null has a place on the wire from version 7 on.
+        protocol_name=None if context.api_version >= 7 else "",
+        leader="",
+        member_id=request.member_id if member_id is None else member_id,
+    )

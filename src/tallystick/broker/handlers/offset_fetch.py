@@ -1,0 +1,113 @@
+"""OffsetFetch: committed offsets of one group or, from version 8 on, of several."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from uuid import UUID
+
+from tallystick.broker.broker import Broker
+from tallystick.broker.context import RequestContext
+from tallystick.broker.group.model import Group
+from tallystick.broker.group.queries import committed, fetch_offset
+from tallystick.broker.handlers.group_wire import NO_EPOCH, NO_OFFSET, find_topic
+from tallystick.kernel.codes import ErrorCode
+from tallystick.kernel.errors import Reject
+from tallystick.kernel.ids import GroupId, TopicPartition
+from tallystick.protocol.messages.offset_fetch import (
+    OffsetFetchRequest,
+    OffsetFetchRequestGroup,
+    OffsetFetchRequestTopic,
+    OffsetFetchResponse,
+    OffsetFetchResponseGroup,
+    OffsetFetchResponsePartition,
+    OffsetFetchResponseTopic,
+)
+from tallystick.protocol.primitives import NIL
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """One group's part of a request. `by_id`: the answer names topics by id."""
+
+    broker: Broker
+    group: Group | None
+    require_stable: bool
+    by_id: bool
+
+    def partition(self, topic: str, topic_id: UUID | None, index: int) -> OffsetFetchResponsePartition:
+        found = fetch_offset(
+            self.group,
+            TopicPartition(topic, index),
+            topic_id=topic_id,
+            require_stable=self.require_stable,
+        )
+        if found is None or isinstance(found, Reject):
+            return no_offset(index, ErrorCode.NONE if found is None else found.code)
+        return OffsetFetchResponsePartition(
+            partition_index=index,
+            committed_offset=found.offset,
+            committed_leader_epoch=NO_EPOCH if found.leader_epoch is None else found.leader_epoch,
+            metadata=found.metadata,
+        )
+
+    def asked(self, topics: Iterable[OffsetFetchRequestTopic]) -> Iterable[OffsetFetchResponseTopic]:
+        for wanted in topics:
+            found = find_topic(self.broker.topics, wanted.name, wanted.topic_id, by_id=self.by_id)
+            if self.by_id and isinstance(found, ErrorCode):
+                rows = tuple(no_offset(index, found) for index in wanted.partition_indexes)
+            else:
+                # An offset may outlive its topic's metadata by a moment, and is asked for by name.
+                known = None if isinstance(found, ErrorCode) else found
+                name, topic_id = (known.name, known.topic_id) if known else (wanted.name, None)
+                rows = tuple(self.partition(name, topic_id, index) for index in wanted.partition_indexes)
+            yield OffsetFetchResponseTopic(name=wanted.name, topic_id=wanted.topic_id, partitions=rows)
+
+    def all(self) -> Iterable[OffsetFetchResponseTopic]:
+        by_topic: dict[str, list[int]] = {}
+        for partition in committed(self.group):
+            by_topic.setdefault(partition.topic, []).append(partition.partition)
+        for name, indexes in by_topic.items():
+            topic = self.broker.topics.find(name)
+            if topic is None and self.by_id:
+                continue  # a topic without an id has no place in the answer
+            topic_id = topic.topic_id if topic is not None else None
+            rows = tuple(self.partition(name, topic_id, index) for index in indexes)
+            yield OffsetFetchResponseTopic(name=name, topic_id=topic_id or NIL, partitions=rows)
+
+
+def no_offset(index: int, code: int) -> OffsetFetchResponsePartition:
+    return OffsetFetchResponsePartition(
+        partition_index=index, committed_offset=NO_OFFSET, metadata="", error_code=code
+    )
+
+
+async def handle(broker: Broker, request: OffsetFetchRequest, context: RequestContext) -> OffsetFetchResponse:
+    if context.api_version >= 8:
+        groups = [await _group(broker, wanted, request, context) for wanted in request.groups]
+        return OffsetFetchResponse(groups=tuple(groups))
+    wanted = OffsetFetchRequestGroup(group_id=request.group_id, topics=request.topics)
+    group = await _group(broker, wanted, request, context)
+    topics = group.topics
+    if group.error_code and context.api_version < 2:
+        # Version 1 has no error for the group, so each partition gets it.
+        topics = tuple(
+            OffsetFetchResponseTopic(
+                name=topic.name,
+                partitions=tuple(no_offset(index, group.error_code) for index in topic.partition_indexes),
+            )
+            for topic in request.topics or ()
+        )
+    return OffsetFetchResponse(topics=topics, error_code=group.error_code)
+
+
+async def _group(
+    broker: Broker, wanted: OffsetFetchRequestGroup, request: OffsetFetchRequest, context: RequestContext
+) -> OffsetFetchResponseGroup:
+    group_id = GroupId(wanted.group_id)
+    # A stable read sees every commit that was accepted before it (KIP-447).
+    stable = request.require_stable
+    group = await broker.groups.settled(group_id) if stable else broker.groups.group(group_id)
+    if isinstance(group, Reject):
+        return OffsetFetchResponseGroup(group_id=group_id, error_code=group.code)
+    read = _Read(broker, group, stable, context.api_version >= 10)
+    topics = read.all() if wanted.topics is None else read.asked(wanted.topics)
+    return OffsetFetchResponseGroup(group_id=group_id, topics=tuple(topics))

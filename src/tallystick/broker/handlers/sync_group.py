@@ -1,0 +1,35 @@
+"""SyncGroup: wait for the leader's assignment, or bring it."""
+
+from tallystick.broker.broker import Broker
+from tallystick.broker.context import RequestContext
+from tallystick.broker.group.commands import Sync, Synced
+from tallystick.broker.handlers.group_wire import code_of, instance_id_of
+from tallystick.kernel.codes import ErrorCode
+from tallystick.kernel.ids import GroupId, MemberId
+from tallystick.protocol.messages.sync_group import SyncGroupRequest, SyncGroupResponse
+
+
+async def handle(broker: Broker, request: SyncGroupRequest, context: RequestContext) -> SyncGroupResponse:
+    if not request.group_id:
+        return SyncGroupResponse(error_code=ErrorCode.INVALID_GROUP_ID, assignment=b"")
+    names_protocol = request.protocol_type is not None and request.protocol_name is not None
+    if context.api_version >= 5 and not names_protocol:
+        # KIP-559: from version 5 on the member says which protocol it believes in.
+        return SyncGroupResponse(error_code=ErrorCode.INCONSISTENT_GROUP_PROTOCOL, assignment=b"")
+    command = Sync(
+        member_id=MemberId(request.member_id),
+        instance_id=instance_id_of(request.group_instance_id),
+        generation=request.generation_id,
+        protocol_type=request.protocol_type,
+        protocol_name=request.protocol_name,
+        assignments={MemberId(given.member_id): given.assignment for given in request.assignments},
+        ticket=broker.groups.new_ticket(),
+    )
+    answer = await broker.groups.execute(GroupId(request.group_id), command)
+    if isinstance(answer, Synced):
+        return SyncGroupResponse(
+            protocol_type=answer.protocol_type,
+            protocol_name=answer.protocol_name,
+            assignment=answer.assignment,
+        )
+    return SyncGroupResponse(error_code=code_of(answer), assignment=b"")

@@ -1,0 +1,395 @@
+"""The group coordinator on a log in memory: order of effects, failing and hanging appends, replay."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import dataclass
+from functools import wraps
+from itertools import count
+from typing import Any
+
+from tallystick.broker.group.codec import decode_batches
+from tallystick.broker.group.commands import (
+    DONE,
+    Answer,
+    Command,
+    CommitOffsets,
+    DeleteGroup,
+    Heartbeat,
+    Join,
+    Joined,
+    Leave,
+    LeavingMember,
+    MemberIdRequired,
+    OffsetToCommit,
+    Sync,
+    Synced,
+)
+from tallystick.broker.group.driver import LOADING, LOST, SLOW, STOPPED, GroupCoordinator
+from tallystick.broker.group.model import Group, GroupConfig, GroupState, InstanceId, ProtocolChoice
+from tallystick.kernel.codes import ErrorCode
+from tallystick.kernel.errors import Reject
+from tallystick.kernel.ids import GroupId, MemberId, Offset, TopicPartition
+from tallystick.protocol.records import patch_offset_and_epoch, read_header
+from tallystick.testing import FakeClock
+
+G = GroupId("g")
+T0 = TopicPartition("t", 0)
+
+
+def on_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    @wraps(test)
+    def run(*args: Any, **kwargs: Any) -> None:
+        asyncio.run(test(*args, **kwargs))
+
+    return run
+
+
+@dataclass
+class Appended:
+    base_offset: int
+
+
+class MemoryPartition:
+    """A log in memory whose durability can be held back, refused, or broken."""
+
+    def __init__(self) -> None:
+        self.batches: list[bytes] = []
+        self.end = 0
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.refusal: Reject | None = None
+        self.failure: Exception | None = None
+
+    async def append_durably(self, batch: bytes) -> Appended | Reject:
+        if self.refusal is not None:
+            return self.refusal
+        placed = bytearray(batch)
+        patch_offset_and_epoch(placed, 0, self.end, 0)
+        at, self.end = self.end, self.end + read_header(batch).record_count
+        self.batches.append(bytes(placed))
+        await self.gate.wait()
+        if self.failure is not None:
+            raise self.failure
+        return Appended(at)
+
+    def read_all(self, max_bytes: int) -> Iterator[bytes]:
+        yield from self.batches
+
+
+class MemoryTopic:
+    def __init__(self, count: int = 1) -> None:
+        self.partitions = [MemoryPartition() for _ in range(count)]
+
+    @property
+    def partition_count(self) -> int:
+        return len(self.partitions)
+
+    def existing(self) -> list[MemoryPartition]:
+        return self.partitions
+
+    async def ensure(self) -> Reject | None:
+        return None
+
+    async def partition(self, index: int) -> MemoryPartition | Reject:
+        return self.partitions[index]
+
+
+class World:
+    def __init__(self, topic: MemoryTopic | None = None, **settings: int) -> None:
+        self.topic = topic or MemoryTopic()
+        self.clock = FakeClock()
+        ids = count(1)
+        config = GroupConfig(**{"group_initial_rebalance_delay_ms": 0, **settings})
+        self.coordinator = GroupCoordinator(self.topic, config, self.clock, lambda: str(next(ids)))
+
+    async def __aenter__(self) -> "World":
+        self.coordinator.start()
+        await self.settle()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for partition in self.topic.partitions:
+            partition.gate.set()
+        await self.coordinator.stop()
+
+    async def settle(self) -> None:
+        """Let the loop run until nothing is ready any more."""
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+    async def pass_time(self, by_ms: int) -> None:
+        self.clock.advance(by_ms)
+        self.coordinator.tick()
+        await self.settle()
+
+    def ask(self, command: Command, group_id: GroupId = G) -> "asyncio.Task[Answer]":
+        return asyncio.ensure_future(self.coordinator.execute(group_id, command))
+
+    def join(self, member_id: MemberId | None, name: str = "a", instance: str | None = None) -> Join:
+        return Join(
+            member_id=member_id,
+            instance_id=None if instance is None else InstanceId(instance),
+            client_id=name,
+            client_host="/h",
+            session_timeout_ms=10_000,
+            rebalance_timeout_ms=60_000,
+            protocol_type="consumer",
+            protocols=(ProtocolChoice("range", b""),),
+            ticket=self.coordinator.new_ticket(),
+        )
+
+    def sync(self, joined: Joined, assignments: dict[MemberId, bytes]) -> Sync:
+        return Sync(
+            member_id=joined.member_id,
+            generation=joined.generation,
+            assignments=assignments,
+            ticket=self.coordinator.new_ticket(),
+        )
+
+    async def member(self, name: str = "a") -> Joined:
+        """A member of a stable group of one."""
+        required = await self.coordinator.execute(G, self.join(None, name))
+        assert isinstance(required, MemberIdRequired)
+        asked = self.ask(self.join(required.member_id, name))
+        await self.settle()
+        await self.pass_time(0)
+        joined = await asked
+        assert isinstance(joined, Joined)
+        synced = await self.coordinator.execute(G, self.sync(joined, {joined.member_id: b"all"}))
+        assert isinstance(synced, Synced)
+        assert synced.assignment == b"all"
+        return joined
+
+    def group(self) -> Group:
+        group = self.coordinator.group(G)
+        assert isinstance(group, Group)
+        return group
+
+
+def commit(offset: int, joined: Joined | None = None) -> CommitOffsets:
+    return CommitOffsets(
+        member_id=joined and joined.member_id,
+        generation=joined and joined.generation,
+        offsets={T0: OffsetToCommit(offset=Offset(offset))},
+    )
+
+
+@on_a_loop
+async def test_a_commit_is_neither_answered_nor_visible_before_it_is_durable() -> None:
+    """[GRP-1]"""
+    async with World() as world:
+        partition = world.topic.partitions[0]
+        partition.gate.clear()
+        asked = world.ask(commit(5))
+        await world.settle()
+        assert partition.batches
+        assert not asked.done()
+        assert world.coordinator.group(G) is None
+        partition.gate.set()
+        await asked
+        assert world.group().offsets[T0].offset == 5
+
+
+@on_a_loop
+async def test_commands_of_one_group_keep_their_order_while_another_group_goes_on() -> None:
+    async with World(MemoryTopic(2)) as world:
+        other = next(
+            GroupId(name)
+            for name in "hijkl"
+            if world.coordinator.partition_of(GroupId(name)) != world.coordinator.partition_of(G)
+        )
+        partition = world.topic.partitions[world.coordinator.partition_of(G)]
+        partition.gate.clear()
+        asked = [world.ask(commit(offset)) for offset in (1, 2, 3)]
+        deleted = world.ask(DeleteGroup())
+        await world.coordinator.execute(other, commit(9))
+        assert len(partition.batches) == 1
+        stable_read = asyncio.ensure_future(world.coordinator.settled(G))
+        partition.gate.set()
+        await asyncio.gather(*asked, deleted)
+        assert await stable_read is None
+        events = [entry.event for batch in partition.batches for entry in decode_batches(batch)]
+        assert [type(event).__name__ for event in events] == [
+            "OffsetsCommitted", "OffsetsCommitted", "OffsetsCommitted", "OffsetsDeleted", "GroupRemoved"
+        ]  # fmt: skip
+
+
+@on_a_loop
+async def test_a_hanging_disk_does_not_make_clients_wait_for_ever() -> None:
+    """[GRP-6] The one being appended may still happen; those queued behind it must not."""
+    async with World(offset_commit_timeout_ms=5_000) as world:
+        partition = world.topic.partitions[0]
+        partition.gate.clear()
+        first, second = world.ask(commit(1)), world.ask(commit(2))
+        await world.settle()
+        await world.pass_time(4_999)
+        assert not first.done()
+        await world.pass_time(1)
+        assert await first == SLOW
+        assert await second == SLOW
+        partition.gate.set()
+        await world.settle()
+        assert world.group().offsets[T0].offset == 1
+        assert len(partition.batches) == 1
+
+
+@on_a_loop
+async def test_a_refused_append_changes_nothing() -> None:
+    async with World() as world:
+        await world.coordinator.execute(G, commit(1))
+        world.topic.partitions[0].refusal = Reject(ErrorCode.MESSAGE_TOO_LARGE, "too large")
+        refused = await world.coordinator.execute(G, commit(2))
+        assert refused == Reject(ErrorCode.UNKNOWN_SERVER_ERROR, "too large")
+        world.topic.partitions[0].refusal = None
+        assert world.group().offsets[T0].offset == 1
+        await world.coordinator.execute(G, commit(3))
+        assert world.group().offsets[T0].offset == 3
+
+
+@on_a_loop
+async def test_after_a_failed_append_the_partition_is_offline_and_nobody_waits() -> None:
+    """Durable or not is unknown, so no answer may be given from this state any more (style R3)."""
+    async with World() as world:
+        joined = await world.member()
+        required = await world.coordinator.execute(G, world.join(None, "b"))
+        assert isinstance(required, MemberIdRequired)
+        parked = world.ask(world.join(required.member_id, "b"))
+        await world.settle()
+        world.topic.partitions[0].failure = OSError("disk on fire")
+        failing = world.ask(commit(1, joined))
+        queued = world.ask(commit(2, joined))
+        assert await failing == LOST
+        assert await queued == LOST
+        assert await parked == LOST
+        beat = Heartbeat(member_id=joined.member_id, generation=joined.generation)
+        assert await world.coordinator.execute(G, beat) == LOST
+        assert world.coordinator.group(G) == LOST
+
+
+@on_a_loop
+async def test_a_parked_join_is_answered_by_time() -> None:
+    async with World() as world:
+        joined = await world.member()
+        required = await world.coordinator.execute(G, world.join(None, "b"))
+        assert isinstance(required, MemberIdRequired)
+        parked = world.ask(world.join(required.member_id, "b"))
+        await world.settle()
+        beat = Heartbeat(member_id=joined.member_id, generation=joined.generation)
+        assert isinstance(await world.coordinator.execute(G, beat), Reject)
+        assert not parked.done()
+        await world.pass_time(10_000)  # the first member's session
+        second = await parked
+        assert isinstance(second, Joined)
+        assert second.leader == second.member_id
+
+
+@on_a_loop
+async def test_a_restart_finds_members_offsets_and_generation() -> None:
+    async with World() as world:
+        joined = await world.member()
+        await world.coordinator.execute(G, commit(7, joined))
+        before = world.group()
+    again = World(world.topic)
+    assert isinstance(await again.coordinator.execute(G, DeleteGroup()), Reject)
+    async with again:
+        after = again.group()
+        assert (after.state, after.generation, after.leader) == (
+            GroupState.STABLE,
+            before.generation,
+            before.leader,
+        )
+        assert after.offsets == before.offsets
+        beat = Heartbeat(member_id=joined.member_id, generation=joined.generation)
+        assert await again.coordinator.execute(G, beat) == DONE
+        await again.pass_time(10_000)
+        assert again.group().state is GroupState.EMPTY
+
+
+@on_a_loop
+async def test_groups_answer_loading_until_their_partition_is_read() -> None:
+    world = World(MemoryTopic(3))
+    world.coordinator.start()
+    assert world.coordinator.group(G) == LOADING
+    assert world.coordinator.groups() == LOADING
+    assert await world.coordinator.execute(G, DeleteGroup()) == LOADING
+    await world.settle()
+    assert world.coordinator.groups() == ()
+    await world.coordinator.stop()
+    assert await world.coordinator.execute(G, DeleteGroup()) == STOPPED
+
+
+@on_a_loop
+async def test_a_partition_that_cannot_be_read_takes_only_its_own_groups_offline() -> None:
+    topic = MemoryTopic(2)
+    async with World(topic) as world:
+        bad = world.coordinator.partition_of(G)
+    topic.partitions[bad].batches = [b"\0" * 100]
+    async with World(topic) as again:
+        assert again.coordinator.group(G) == LOST
+        other = next(GroupId(n) for n in "hijkl" if again.coordinator.partition_of(GroupId(n)) != bad)
+        await again.coordinator.execute(other, commit(1))
+
+
+@on_a_loop
+async def test_stopping_answers_what_is_parked() -> None:
+    world = World()
+    async with world:
+        await world.member()
+        required = await world.coordinator.execute(G, world.join(None, "b"))
+        assert isinstance(required, MemberIdRequired)
+        parked = world.ask(world.join(required.member_id, "b"))
+        await world.settle()
+    assert await parked == STOPPED
+
+
+@on_a_loop
+async def test_a_client_that_hangs_up_does_not_disturb_the_rebalance() -> None:
+    async with World() as world:
+        joined = await world.member()
+        required = await world.coordinator.execute(G, world.join(None, "b"))
+        assert isinstance(required, MemberIdRequired)
+        gone = world.ask(world.join(required.member_id, "b"))
+        await world.settle()
+        gone.cancel()
+        await world.settle()
+        again = await world.coordinator.execute(G, world.join(joined.member_id))
+        assert isinstance(again, Joined)
+        assert len(again.members) == 2
+
+
+@on_a_loop
+async def test_old_offsets_expire_and_their_group_with_them() -> None:
+    async with World(offsets_retention_ms=100_000, offsets_retention_check_interval_ms=60_000) as world:
+        await world.coordinator.execute(G, commit(1))
+        await world.pass_time(60_000)
+        assert world.group().offsets
+        await world.pass_time(60_000)
+        assert world.coordinator.group(G) is None
+
+
+@on_a_loop
+async def test_a_fenced_member_hears_of_it_while_parked() -> None:
+    """KIP-345: the duplicate with the older member id fails, at once."""
+    async with World(group_initial_rebalance_delay_ms=3_000) as world:
+        first = world.ask(world.join(None, "a", instance="i"))
+        await world.settle()
+        second = world.ask(world.join(None, "a", instance="i"))
+        answer = await first
+        assert isinstance(answer, Reject)
+        assert answer.code is ErrorCode.FENCED_INSTANCE_ID
+        await world.pass_time(3_000)
+        await world.pass_time(60_000)
+        assert isinstance(await second, Joined)
+
+
+@on_a_loop
+async def test_many_sessions_end_in_one_tick() -> None:
+    async with World() as world:
+        for number in range(50):
+            await world.coordinator.execute(GroupId(f"g{number}"), world.join(None, "x"))
+        await world.pass_time(10_000)
+        groups = world.coordinator.groups()
+        assert isinstance(groups, tuple)
+        assert all(not group.pending_members for group in groups)
+        left = Leave(members=(LeavingMember(member_id=MemberId("x")),))
+        assert not isinstance(await world.coordinator.execute(GroupId("g1"), left), Reject)
