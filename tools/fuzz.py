@@ -1,0 +1,29 @@
+"""Throw hostile inputs at every decoder: python tools/fuzz.py [--inputs N] [--seed N]"""
+
+import argparse
+import random
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
+
+from hostile import attack
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--inputs", type=int, default=1_000_000)
+    parser.add_argument("--seed", type=int, default=random.randrange(2**32))
+    chosen = parser.parse_args()
+    print(f"seed {chosen.seed}", flush=True)
+    began = time.monotonic()
+    counts = attack(chosen.inputs, chosen.seed)
+    print(
+        f"{counts['inputs']:,} inputs in {time.monotonic() - began:.0f} s: "
+        f"{counts['values']:,} values, {counts['refused']:,} refused, nothing else"
+    )
+
+
+if __name__ == "__main__":
+    main()
