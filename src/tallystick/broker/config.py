@@ -341,8 +341,14 @@ class BrokerConfig:
         for synonym in made.synonyms:
             text = self.given.get(synonym.name)
             if text is not None and text != "":
-                return synonym.name, _scaled(text, synonym.scale)
+                return synonym.name, self.scaled(text, synonym.scale)
         return None
+
+    @staticmethod
+    def scaled(text: str, scale: int) -> str:
+        """A broker setting's text in the unit of the topic setting that falls back to it."""
+        value = text.strip()
+        return value if scale == 1 or value.startswith("-") else str(int(value) * scale)
 
 
 def topic_overrides(overrides: Mapping[str, str]) -> dict[str, str]:
@@ -360,11 +366,6 @@ def topic_overrides(overrides: Mapping[str, str]) -> dict[str, str]:
 def ineffective(given: Mapping[str, str]) -> list[str]:
     """The names in `given` that are accepted and change nothing."""
     return sorted(name for name in given if name in NO_EFFECT)
-
-
-def _scaled(text: str, scale: int) -> str:
-    value = text.strip()
-    return value if scale == 1 or value.startswith("-") else str(int(value) * scale)
 
 
 def _without_controllers(known: dict[str, str], controllers: str) -> None:

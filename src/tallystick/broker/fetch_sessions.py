@@ -1,4 +1,4 @@
-"""Incremental fetch sessions: a client names only what changed, and hears only of what changed (KIP-227). Pure.
+"""Incremental fetch sessions: a client names only what changed, and hears only of that (KIP-227). Pure.
 
     request                          what it means
     id 0, epoch -1                   no session: everything asked, everything answered
@@ -106,7 +106,7 @@ class Session:
 
 @dataclass(slots=True, frozen=True)
 class Plan:
-    """What to read for one request; `session_id` is what the answer says. `incremental`: leave out no-news."""
+    """What to read for one request. `incremental`: partitions without news are left out of the answer."""
 
     wanted: tuple[Wanted, ...]
     session: Session | None

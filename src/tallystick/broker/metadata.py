@@ -12,7 +12,7 @@ import sqlite3
 import uuid
 from collections.abc import Iterable, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
@@ -33,7 +33,9 @@ _SCHEMA: Final = """
         topic TEXT NOT NULL REFERENCES topic ON DELETE CASCADE, name TEXT NOT NULL, value TEXT NOT NULL,
         PRIMARY KEY (topic, name)
     ) STRICT, WITHOUT ROWID;
-    CREATE TABLE deleted_topic (id BLOB PRIMARY KEY, name TEXT NOT NULL) STRICT, WITHOUT ROWID;
+    CREATE TABLE deleted_topic (
+        id BLOB PRIMARY KEY, name TEXT NOT NULL, partitions INTEGER NOT NULL
+    ) STRICT, WITHOUT ROWID;
     CREATE TABLE broker_config (
         broker TEXT NOT NULL, name TEXT NOT NULL, value TEXT NOT NULL, PRIMARY KEY (broker, name)
     ) STRICT, WITHOUT ROWID;
@@ -51,7 +53,7 @@ class Topic:
     name: str
     topic_id: uuid.UUID
     partitions: int
-    configs: Mapping[str, str] = MappingProxyType({})
+    configs: Mapping[str, str] = field(default_factory=dict)
 
 
 def new_id() -> uuid.UUID:
@@ -120,10 +122,10 @@ class MetadataStore:
             for name, topic_id, partitions in rows
         ]
 
-    def deleted_topics(self) -> list[tuple[str, uuid.UUID]]:
+    def deleted_topics(self) -> list[Topic]:
         """Topics that are deleted and whose files may still be there."""
-        rows = self._db.execute("SELECT name, id FROM deleted_topic")
-        return [(name, uuid.UUID(bytes=topic_id)) for name, topic_id in rows]
+        rows = self._db.execute("SELECT name, id, partitions FROM deleted_topic")
+        return [Topic(name, uuid.UUID(bytes=topic_id), partitions) for name, topic_id, partitions in rows]
 
     def broker_configs(self) -> dict[str, dict[str, str]]:
         """Dynamic settings by broker id as text; the empty text is the default of all brokers."""
@@ -146,8 +148,8 @@ class MetadataStore:
         """Forget topics, and remember that their files must go."""
         with self._transaction():
             for topic in topics:
-                row = (topic.topic_id.bytes, topic.name)
-                self._db.execute("INSERT OR REPLACE INTO deleted_topic VALUES (?, ?)", row)
+                row = (topic.topic_id.bytes, topic.name, topic.partitions)
+                self._db.execute("INSERT OR REPLACE INTO deleted_topic VALUES (?, ?, ?)", row)
                 self._db.execute("DELETE FROM topic WHERE name = ?", (topic.name,))
 
     def forget_deleted(self, topic_ids: Iterable[uuid.UUID]) -> None:

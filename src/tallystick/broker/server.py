@@ -17,7 +17,7 @@ import logging
 from collections import Counter, deque
 from collections.abc import Awaitable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, Protocol, cast
 
 from tallystick.broker.config import BrokerConfig
 from tallystick.kernel.errors import TallystickError
@@ -47,6 +47,10 @@ class Dispatcher(Protocol):
         """May this request be started behind unanswered ones of its kind?"""
         ...
 
+    def cancellable(self, frame: memoryview) -> bool:
+        """May work on this request be dropped when its connection ends?"""
+        ...
+
     def dispatch(self, frame: memoryview, peer: "Peer") -> Answer | Awaitable[Answer]:
         """Answer a request; `frame` is valid until this returns. Raises CloseConnection."""
         ...
@@ -67,10 +71,10 @@ class Peer:
 class _Slot:
     """The place of one answer in the order of a connection."""
 
-    __slots__ = ("answer", "done", "task")
+    __slots__ = ("answer", "cancellable", "done", "task")
 
     def __init__(self) -> None:
-        self.done = False
+        self.done = self.cancellable = False
         self.answer: Answer = None
         self.task: asyncio.Future[Answer] | None = None
 
@@ -114,11 +118,11 @@ class Connection(asyncio.BufferedProtocol):
     # ------------------------------------------------------------------ what asyncio calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        address = transport.get_extra_info("peername") or ("unknown", 0)
+        # uvloop's transport has the methods of asyncio.Transport and not the type.
+        self._transport = cast(asyncio.Transport, transport)
+        address = self._transport.get_extra_info("peername") or ("unknown", 0)
         self.peer = Peer(str(address[0]), int(address[1]), self._server.next_connection_id())
-        transport.set_write_buffer_limits(high=WRITE_HIGH_WATER_BYTES)
+        self._transport.set_write_buffer_limits(high=WRITE_HIGH_WATER_BYTES)
         refusal = self._server.admit(self)
         if refusal is not None:
             self.close(refusal)
@@ -127,7 +131,7 @@ class Connection(asyncio.BufferedProtocol):
         self._closing = True
         self._drop_big()
         for slot in self._slots:
-            if slot.task is not None:
+            if slot.task is not None and slot.cancellable:
                 slot.task.cancel()
         self._slots.clear()
         self._server.forget(self)
@@ -219,6 +223,7 @@ class Connection(asyncio.BufferedProtocol):
             return True
         slot = _Slot()
         slot.task = asyncio.ensure_future(answer)
+        slot.cancellable = server.dispatcher.cancellable(frame)
         self._exclusive = not pipelined
         self._slots.append(slot)
         slot.task.add_done_callback(lambda task: self._answered(slot, task))

@@ -1,1 +1,81 @@
-"""."""
+"""One module for each API, and the table of them: what is in it is served, and ApiVersions says so."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+from tallystick.broker.dispatch import HandlerEntry, message, raw
+from tallystick.broker.handlers import (
+    alter_configs,
+    api_versions,
+    create_partitions,
+    create_topics,
+    delete_groups,
+    delete_records,
+    delete_topics,
+    describe_cluster,
+    describe_configs,
+    describe_groups,
+    describe_log_dirs,
+    describe_topic_partitions,
+    fetch,
+    find_coordinator,
+    heartbeat,
+    incremental_alter_configs,
+    init_producer_id,
+    join_group,
+    leave_group,
+    list_config_resources,
+    list_groups,
+    list_offsets,
+    list_partition_reassignments,
+    metadata,
+    offset_commit,
+    offset_delete,
+    offset_fetch,
+    offset_for_leader_epoch,
+    produce,
+    sync_group,
+)
+from tallystick.protocol.apis import API, ApiKey
+
+_SERVED: Final = (
+    raw(ApiKey.PRODUCE, produce.handle, pipelined=True),
+    raw(ApiKey.FETCH, fetch.handle, cancellable=True),
+    message(ApiKey.LIST_OFFSETS, list_offsets.handle),
+    message(ApiKey.METADATA, metadata.handle),
+    message(ApiKey.FIND_COORDINATOR, find_coordinator.handle),
+    message(ApiKey.JOIN_GROUP, join_group.handle),
+    message(ApiKey.SYNC_GROUP, sync_group.handle),
+    message(ApiKey.HEARTBEAT, heartbeat.handle),
+    message(ApiKey.LEAVE_GROUP, leave_group.handle),
+    message(ApiKey.OFFSET_COMMIT, offset_commit.handle),
+    message(ApiKey.OFFSET_FETCH, offset_fetch.handle),
+    message(ApiKey.OFFSET_DELETE, offset_delete.handle),
+    message(ApiKey.LIST_GROUPS, list_groups.handle),
+    message(ApiKey.DESCRIBE_GROUPS, describe_groups.handle),
+    message(ApiKey.DELETE_GROUPS, delete_groups.handle),
+    message(ApiKey.CREATE_TOPICS, create_topics.handle),
+    message(ApiKey.DELETE_TOPICS, delete_topics.handle),
+    message(ApiKey.DELETE_RECORDS, delete_records.handle),
+    message(ApiKey.INIT_PRODUCER_ID, init_producer_id.handle),
+    message(ApiKey.OFFSET_FOR_LEADER_EPOCH, offset_for_leader_epoch.handle),
+    message(ApiKey.DESCRIBE_CONFIGS, describe_configs.handle),
+    message(ApiKey.ALTER_CONFIGS, alter_configs.handle),
+    message(ApiKey.DESCRIBE_LOG_DIRS, describe_log_dirs.handle),
+    message(ApiKey.CREATE_PARTITIONS, create_partitions.handle),
+    message(ApiKey.INCREMENTAL_ALTER_CONFIGS, incremental_alter_configs.handle),
+    message(ApiKey.LIST_PARTITION_REASSIGNMENTS, list_partition_reassignments.handle),
+    message(ApiKey.DESCRIBE_CLUSTER, describe_cluster.handle),
+    message(ApiKey.LIST_CONFIG_RESOURCES, list_config_resources.handle),
+    message(ApiKey.DESCRIBE_TOPIC_PARTITIONS, describe_topic_partitions.handle),
+)
+
+_SPECS: Final = (*(entry.spec for entry in _SERVED), API[ApiKey.API_VERSIONS])
+
+HANDLERS: Final[Mapping[ApiKey, HandlerEntry]] = MappingProxyType(
+    {
+        entry.spec.key: entry
+        for entry in (*_SERVED, message(ApiKey.API_VERSIONS, api_versions.serving(_SPECS)))
+    }
+)

@@ -1,0 +1,42 @@
+"""The child process of an EmbeddedBroker.
+
+Settings come as one JSON line on standard input, the address goes out as one on standard output, and the
+end of standard input is the order to stop: a broker never outlives the program that embedded it.
+"""
+
+import asyncio
+import json
+import logging
+import os
+import sys
+
+from tallystick.broker.config import BrokerConfig
+from tallystick.broker.serve import Service, run
+from tallystick.kernel.errors import TallystickError
+
+
+def main() -> int:
+    given: dict[str, str] = json.loads(sys.stdin.buffer.readline())
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+
+    def ready(service: Service) -> None:
+        loop = asyncio.get_running_loop()
+        loop.add_reader(sys.stdin.fileno(), _stop_at_end, loop, service)
+        address = service.broker.address
+        print(json.dumps({"host": address.host, "port": address.port}), flush=True)
+
+    try:
+        return run(BrokerConfig.parse(given), ready)
+    except (TallystickError, OSError) as exc:
+        print(json.dumps({"error": str(exc)}), flush=True)
+        return 1
+
+
+def _stop_at_end(loop: asyncio.AbstractEventLoop, service: Service) -> None:
+    if not os.read(sys.stdin.fileno(), 1024):
+        loop.remove_reader(sys.stdin.fileno())
+        service.stop_requested.set()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

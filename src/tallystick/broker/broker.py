@@ -1,0 +1,155 @@
+"""The broker without its sockets: what handlers are given.
+
+Life: `open` (blocking: locks the data directory, recovers the logs), `start` (timers, coordinators), `stop`.
+It knows nothing of connections; `serve.py` puts server, dispatcher and broker together.
+"""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+from tallystick.broker.config import BrokerConfig, Endpoint
+from tallystick.broker.fetch_sessions import FetchSessions
+from tallystick.broker.files import DataDirectory
+from tallystick.broker.group.driver import GroupCoordinator
+from tallystick.broker.group.model import GroupConfig
+from tallystick.broker.metadata import FILE_NAME, MetadataStore, ProducerIds
+from tallystick.broker.offsets_topic import ConsumerOffsetsTopic
+from tallystick.broker.topics import Topics
+from tallystick.broker.worker import Worker
+from tallystick.kernel.clock import Clock
+from tallystick.kernel.errors import TallystickError
+from tallystick.kernel.ids import INT32_MAX, ProducerId
+
+_log = logging.getLogger("tallystick.broker")
+
+
+class Broker:
+    """One broker. Owned by `serve`; lives on the loop after `open`."""
+
+    def __init__(self, config: BrokerConfig, data_dir: Path, clock: Clock) -> None:
+        self.static_config = config
+        self.config = config
+        self.clock = clock
+        self.data_dir = data_dir
+        self.worker = Worker()
+        self.producer_ids = ProducerIds()
+        self.fetch_sessions = FetchSessions(
+            config.max_incremental_fetch_session_cache_slots, lambda: secrets.randbelow(INT32_MAX) + 1
+        )
+        self.address = Endpoint("", 0)
+        self.failure: Exception | None = None
+        self.failed = asyncio.Event()
+        self.stopping = False
+        # What the peers have not read yet; the server says.
+        self.unsent_bytes: Callable[[], int] = lambda: 0
+        self.configured: list[Callable[[BrokerConfig], None]] = []
+        self._producer_id_lock = asyncio.Lock()
+        self._dynamic: dict[str, dict[str, str]] = {}
+
+    # ------------------------------------------------------------------------- life
+
+    def open(self) -> None:
+        """Take the data directory and recover what is in it. Blocking.
+
+        Raises: DataDirectoryInUse, CorruptLog, MetadataUnusable, OSError.
+        """
+        loop = asyncio.get_running_loop()
+        self.files = DataDirectory(
+            self.data_dir, self.config, self.clock, lambda call: loop.call_soon_threadsafe(call), self.fail
+        )
+        self.store = MetadataStore(self.data_dir / FILE_NAME)
+        self.cluster_id = self.store.cluster_id()
+        self.files.open(self.cluster_id)
+        self._dynamic = self.store.broker_configs()
+        self.config = self._effective(self._dynamic)
+        self.topics = Topics(self.store, self.files, self.worker, self.config)
+        self.topics.load()
+        self.files.loaded()
+        self.groups = GroupCoordinator(
+            ConsumerOffsetsTopic(self.topics, lambda: self.config), group_config(self.config), self.clock
+        )
+
+    async def start(self) -> None:
+        """Begin what runs beside the requests: coordinators, syncing, housekeeping."""
+        self.files.start(self.topics)
+        self.groups.start()
+
+    async def stop(self) -> None:
+        """Finish what was started, and leave a mark that nothing needs recovery."""
+        self.release_waiters()
+        await self.groups.stop()
+        await self.files.stop(clean=self.failure is None)
+        self.worker.close()
+        self.store.close()
+
+    def release_waiters(self) -> None:
+        """Answer long polls now: the broker is stopping."""
+        self.stopping = True
+        for partition in self.topics.all_partitions():
+            partition.advanced()
+
+    def fail(self, cause: Exception) -> None:
+        """The disk did not keep its word. Nothing more is acknowledged, and the process ends [PRT-2]."""
+        if self.failure is None:
+            _log.critical("the data directory is offline, ending: %s", cause)
+            self.failure = cause
+            for partition in self.topics.all_partitions():
+                partition.fail(cause)
+            self.failed.set()
+
+    # ------------------------------------------------------------------ configuration
+
+    @property
+    def dynamic_configs(self) -> Mapping[str, Mapping[str, str]]:
+        """Settings changed while running, by broker id as text; the empty text is for all brokers."""
+        return MappingProxyType(self._dynamic)
+
+    def _effective(self, dynamic: Mapping[str, Mapping[str, str]]) -> BrokerConfig:
+        layers: dict[str, str] = dict(self.static_config.given)
+        for broker in ("", str(self.static_config.node_id)):
+            layers.update(dynamic.get(broker, {}))
+        return BrokerConfig.parse(layers)
+
+    def check_dynamic(self, broker: str, configs: Mapping[str, str]) -> BrokerConfig:
+        """The configuration if `broker` had these dynamic settings. Raises: BadConfig."""
+        return self._effective({**self._dynamic, broker: dict(configs)})
+
+    async def configure(self, broker: str, configs: Mapping[str, str]) -> None:
+        """Replace the dynamic settings of a broker, or with an empty name of all. Raises: BadConfig."""
+        config = self.check_dynamic(broker, configs)
+        await self.worker.run(lambda: self.store.set_broker_config(broker, configs))
+        self._dynamic[broker] = dict(configs)
+        self.config = config
+        self.topics.reconfigure(config)
+        for tell in self.configured:
+            tell(config)
+
+    # ------------------------------------------------------------------------- others
+
+    async def new_producer_id(self) -> ProducerId:
+        """An id that was never handed out before, by this or an earlier process [MET-2]."""
+        async with self._producer_id_lock:
+            producer_id = self.producer_ids.take()
+            if producer_id is None:
+                self.producer_ids.refill(await self.worker.run(self.store.take_producer_ids))
+                producer_id = self.producer_ids.take()
+        if producer_id is None:
+            raise TallystickError("a block of producer ids was empty")
+        return producer_id
+
+
+def group_config(config: BrokerConfig) -> GroupConfig:
+    """The group coordinator's settings."""
+    return GroupConfig(
+        group_min_session_timeout_ms=config.group_min_session_timeout_ms,
+        group_max_session_timeout_ms=config.group_max_session_timeout_ms,
+        group_initial_rebalance_delay_ms=config.group_initial_rebalance_delay_ms,
+        group_max_size=config.group_max_size,
+        offset_metadata_max_bytes=config.offset_metadata_max_bytes,
+        offsets_retention_ms=config.offsets_retention_minutes * 60_000,
+        offsets_retention_check_interval_ms=config.offsets_retention_check_interval_ms,
+    )

@@ -1,0 +1,227 @@
+"""Settings as DescribeConfigs shows them, and alterations as they are asked for.
+
+A value comes from the nearest of: the topic, this broker while running, all brokers while running, the file
+or command line, the default. DescribeConfigs lists what would come next as synonyms (KIP-226).
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+
+from tallystick.broker.broker import Broker
+from tallystick.broker.config import BROKER_SETTINGS, TOPIC_SETTINGS, BrokerConfig
+from tallystick.broker.metadata import Topic
+from tallystick.broker.settings import BadConfig, Setting, unknown
+from tallystick.kernel.codes import ErrorCode
+from tallystick.kernel.errors import Reject
+
+
+class ResourceType(IntEnum):
+    """What settings belong to."""
+
+    TOPIC = 2
+    BROKER = 4
+    BROKER_LOGGER = 8
+    CLIENT_METRICS = 16
+    GROUP = 32
+
+
+class Source(IntEnum):
+    """Where a value comes from."""
+
+    TOPIC = 1
+    BROKER = 2
+    ALL_BROKERS = 3
+    STATIC = 4
+    DEFAULT = 5
+
+
+class Operation(IntEnum):
+    """What IncrementalAlterConfigs does to one setting."""
+
+    SET = 0
+    DELETE = 1
+    APPEND = 2
+    SUBTRACT = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """One place a value was found in."""
+
+    name: str
+    value: str | None
+    source: Source
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A setting with its value and everything the value could have come from, nearest first."""
+
+    setting: Setting
+    origins: tuple[Origin, ...]
+    read_only: bool
+
+    @property
+    def value(self) -> str | None:
+        return self.origins[0].value
+
+    @property
+    def source(self) -> Source:
+        return self.origins[0].source
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One asked-for alteration."""
+
+    name: str
+    operation: int
+    value: str | None
+
+
+def topic_settings(broker: Broker, topic: Topic) -> Iterator[Shown]:
+    """Every setting of a topic."""
+    for made in TOPIC_SETTINGS.values():
+        own = topic.configs.get(made.name)
+        nearest = () if own is None else (Origin(made.name, own, Source.TOPIC),)
+        yield Shown(made, (*nearest, *_fallbacks(broker, made)), read_only=False)
+
+
+def new_topic_settings(broker: Broker, configs: Mapping[str, str]) -> Iterator[Shown]:
+    """Every setting of a topic that would be made with `configs`."""
+    for made in TOPIC_SETTINGS.values():
+        own = configs.get(made.name)
+        nearest = () if own is None else (Origin(made.name, own, Source.TOPIC),)
+        yield Shown(made, (*nearest, *_fallbacks(broker, made)), read_only=False)
+
+
+def broker_settings(broker: Broker) -> Iterator[Shown]:
+    """Every setting of the broker."""
+    for made in BROKER_SETTINGS.values():
+        yield Shown(made, tuple(_broker_origins(broker, made)), read_only=not made.dynamic)
+
+
+def default_broker_settings(broker: Broker) -> Iterator[Shown]:
+    """What was set for all brokers while running; Kafka shows no more for the empty broker name."""
+    for name, value in broker.dynamic_configs.get("", {}).items():
+        yield Shown(BROKER_SETTINGS[name], (Origin(name, value, Source.ALL_BROKERS),), read_only=False)
+
+
+def _broker_origins(broker: Broker, made: Setting) -> Iterator[Origin]:
+    dynamic = broker.dynamic_configs
+    layers = (
+        (Source.BROKER, dynamic.get(str(broker.config.node_id), {})),
+        (Source.ALL_BROKERS, dynamic.get("", {})),
+        (Source.STATIC, broker.static_config.given),
+    )
+    for source, layer in layers:
+        if made.name in layer:
+            yield Origin(made.name, layer[made.name], source)
+    yield Origin(made.name, made.format(made.default), Source.DEFAULT)
+
+
+def _fallbacks(broker: Broker, made: Setting) -> Iterator[Origin]:
+    """A topic setting's synonyms, in the topic's own unit; at the end the default."""
+    for synonym in made.synonyms:
+        for origin in _broker_origins(broker, BROKER_SETTINGS[synonym.name]):
+            if origin.source is not Source.DEFAULT and origin.value:
+                value = BrokerConfig.scaled(origin.value, synonym.scale)
+                yield Origin(synonym.name, value, origin.source)
+    last = made.synonyms[-1].name if made.synonyms else made.name
+    yield Origin(last, made.format(made.default), Source.DEFAULT)
+
+
+def apply_changes(
+    current: Mapping[str, str], changes: Iterable[Change], settings: Mapping[str, Setting]
+) -> dict[str, str]:
+    """`current` after the changes of IncrementalAlterConfigs. Raises: BadConfig with all problems.
+
+    Source: KIP-339; ConfigurationControlManager.
+    """
+    changed, problems, seen = dict(current), [], set()
+    for change in changes:
+        made = settings.get(change.name)
+        if change.name in seen:
+            problems.append(f"{change.name}: given twice")
+        elif made is None:
+            problems.append(unknown(change.name, settings))
+        else:
+            why = _apply_change(changed, made, change)
+            if why is not None:
+                problems.append(f"{change.name}: {why}")
+        seen.add(change.name)
+    if problems:
+        raise BadConfig("\n".join(problems))
+    return changed
+
+
+def _apply_change(changed: dict[str, str], made: Setting, change: Change) -> str | None:
+    name, value = made.name, change.value
+    if change.operation == Operation.DELETE:
+        changed.pop(name, None)
+        return None
+    if value is None:
+        return "there is no value"
+    if change.operation == Operation.SET:
+        changed[name] = value
+        return None
+    if change.operation not in (Operation.APPEND, Operation.SUBTRACT):
+        return f"operation {change.operation} is unknown"
+    if not isinstance(made.default, tuple):
+        return f"{Operation(change.operation).name} is for lists, this is {made.allowed()}"
+    listed = [part for part in changed.get(name, made.format(made.default) or "").split(",") if part]
+    parts = [part.strip() for part in value.split(",") if part.strip()]
+    if change.operation == Operation.APPEND:
+        listed += [part for part in parts if part not in listed]
+    else:
+        listed = [part for part in listed if part not in parts]
+    changed[name] = ",".join(listed)
+    return None
+
+
+async def alter(
+    broker: Broker, kind: int, name: str, changes: Iterable[Change], *, replace: bool, validate_only: bool
+) -> Reject | None:
+    """Change the settings of one resource; `replace` resets those not named (AlterConfigs)."""
+    try:
+        match kind:
+            case ResourceType.TOPIC:
+                return await _alter_topic(broker, name, changes, replace, validate_only)
+            case ResourceType.BROKER:
+                return await _alter_broker(broker, name, changes, replace, validate_only)
+            case _:
+                return Reject(
+                    ErrorCode.INVALID_REQUEST, f"settings of resource type {kind} cannot be altered here"
+                )
+    except BadConfig as exc:
+        return Reject(ErrorCode.INVALID_CONFIG, str(exc))
+
+
+async def _alter_topic(
+    broker: Broker, name: str, changes: Iterable[Change], replace: bool, validate_only: bool
+) -> Reject | None:
+    topic = broker.topics.find(name)
+    if topic is None:
+        return Reject(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {name!r}")
+    configs = apply_changes({} if replace else topic.configs, changes, TOPIC_SETTINGS)
+    if validate_only:
+        return broker.topics.check_configs(configs)
+    return await broker.topics.configure(name, configs)
+
+
+async def _alter_broker(
+    broker: Broker, name: str, changes: Iterable[Change], replace: bool, validate_only: bool
+) -> Reject | None:
+    if name not in ("", str(broker.config.node_id)):
+        return Reject(ErrorCode.INVALID_REQUEST, f"broker {name!r} is not this one, {broker.config.node_id}")
+    current = {} if replace else broker.dynamic_configs.get(name, {})
+    configs = apply_changes(current, changes, BROKER_SETTINGS)
+    fixed = [n for n in configs if not BROKER_SETTINGS[n].dynamic]
+    if fixed:
+        return Reject(ErrorCode.INVALID_REQUEST, f"not to be changed while running: {', '.join(fixed)}")
+    if validate_only:
+        broker.check_dynamic(name, configs)
+        return None
+    await broker.configure(name, configs)
+    return None

@@ -1,0 +1,210 @@
+"""A broker for a program: a child process of its own, or a thread of this one.
+
+    with EmbeddedBroker() as broker:
+        Producer({"bootstrap.servers": broker.bootstrap_servers})
+
+Without a data directory it gets a temporary one, removed at the end. `flush.policy` is `os` unless given:
+a test needs no protection from power loss, and a program that does says so.
+"""
+
+import asyncio
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from tallystick.broker.config import BrokerConfig
+from tallystick.broker.serve import Service, serve
+from tallystick.kernel.errors import TallystickError
+
+_STOP_S: Final = 15.0
+DEFAULTS: Final = {
+    "listeners": "PLAINTEXT://127.0.0.1:0",
+    "flush.policy": "os",
+    "group.initial.rebalance.delay.ms": "0",
+    "log.reserve.bytes": "0",
+}
+
+
+class BrokerDidNotStart(TallystickError):
+    """The embedded broker ended before it was ready; the text is its own."""
+
+
+class EmbeddedBroker:
+    """One broker, running from `start` (or `with`) to `stop`.
+
+    After `kill` or `stop` it may be started again on the same data, at the same address.
+    """
+
+    def __init__(
+        self,
+        data_dir: str | Path | None = None,
+        *,
+        in_process: bool = False,
+        config: Mapping[str, object] | None = None,
+        **settings: object,
+    ) -> None:
+        """Args:
+        data_dir: kept when given; a temporary one is removed by `stop`.
+        in_process: a thread instead of a child process; then there is no `kill`.
+        config: settings by Kafka's dotted names.
+        settings: the same with underscores: `num_partitions=3`.
+        """
+        named = {name.replace("_", "."): value for name, value in settings.items()}
+        given = {**(config or {}), **named}
+        self._given = DEFAULTS | {name: _text(value) for name, value in given.items()}
+        self._temporary = data_dir is None
+        self.data_dir = Path(data_dir or tempfile.mkdtemp(prefix="tallystick-"))
+        self._given["log.dirs"] = str(self.data_dir)
+        self._in_process = in_process
+        self._running: _Child | _Thread | None = None
+        self._address = ""
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """`host:port`, as clients want it; stays the same across restarts."""
+        return self._address
+
+    @property
+    def pid(self) -> int | None:
+        """The child process, while there is one."""
+        return self._running.pid if isinstance(self._running, _Child) else None
+
+    def start(self) -> Self:
+        """Start, and return when clients can connect. Raises: BrokerDidNotStart, BadConfig."""
+        if self._running is None:
+            BrokerConfig.parse(self._given)
+            self.data_dir.mkdir(parents=True, exist_ok=True)
+            running = _Thread(self._given) if self._in_process else _Child(self._given)
+            self._address = running.address
+            self._running = running
+            self._given["listeners"] = f"PLAINTEXT://{running.address}"
+        return self
+
+    def stop(self) -> int:
+        """Stop cleanly, remove a temporary data directory; the exit code."""
+        code = self._end()
+        if self._temporary:
+            shutil.rmtree(self.data_dir, ignore_errors=True)
+        return code
+
+    def kill(self) -> None:
+        """SIGKILL: what a crash is like. The data stays for `start`."""
+        if not isinstance(self._running, _Child):
+            raise TallystickError("only a broker in a child process can be killed")
+        self._running.kill()
+        self._running = None
+
+    def restart(self) -> Self:
+        """Stop cleanly if it runs, and start on the same data at the same address."""
+        self._end()
+        return self.start()
+
+    def _end(self) -> int:
+        running, self._running = self._running, None
+        return 0 if running is None else running.stop()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+class _Child:
+    """The broker in a process of its own."""
+
+    address: str
+
+    def __init__(self, given: Mapping[str, str]) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tallystick.broker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(dict(given)).encode() + b"\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        answer = json.loads(line) if line else {"error": "it ended without a word"}
+        if "error" in answer:
+            self.kill()
+            raise BrokerDidNotStart(answer["error"])
+        self.address = f"{answer['host']}:{answer['port']}"
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def stop(self) -> int:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            code = self._process.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise
+        self._close()
+        return code
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._close()
+
+    def _close(self) -> None:
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+
+class _Thread:
+    """The broker on a loop in a daemon thread."""
+
+    address: str
+
+    def __init__(self, given: Mapping[str, str]) -> None:
+        self._config = BrokerConfig.parse(given)
+        self._ready = threading.Event()
+        self._service: Service | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._failure: Exception | None = None
+        self._code = 0
+        self.address = ""
+        self._thread = threading.Thread(target=self._run, name="tallystick-broker", daemon=True)
+        self._thread.start()
+        self._ready.wait()
+        if not self.address:
+            raise BrokerDidNotStart(str(self._failure))
+
+    def _run(self) -> None:
+        try:
+            self._code = asyncio.run(serve(self._config, self._started))
+        except Exception as exc:
+            self._failure = exc
+        finally:
+            self._ready.set()
+
+    def _started(self, service: Service) -> None:
+        self._loop, self._service = asyncio.get_running_loop(), service
+        self.address = str(service.broker.address)
+        self._ready.set()
+
+    def stop(self) -> int:
+        if self._loop is not None and self._service is not None and self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._service.stop_requested.set)
+        self._thread.join(_STOP_S)
+        return self._code
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value)

@@ -1,0 +1,49 @@
+"""CreatePartitions: raise a topic to a number of partitions."""
+
+from tallystick.broker.broker import Broker
+from tallystick.broker.context import RequestContext
+from tallystick.broker.topics import GROUP_OFFSETS, TRANSACTION_STATE
+from tallystick.kernel.codes import ErrorCode
+from tallystick.kernel.errors import Reject
+from tallystick.protocol.messages.create_partitions import (
+    CreatePartitionsRequest,
+    CreatePartitionsResponse,
+    CreatePartitionsTopic,
+    CreatePartitionsTopicResult,
+)
+
+
+async def handle(
+    broker: Broker, request: CreatePartitionsRequest, context: RequestContext
+) -> CreatePartitionsResponse:
+    results = []
+    for topic in request.topics:
+        refused = _check(broker, topic)
+        if refused is None and not request.validate_only:
+            grown = await broker.topics.grow(topic.name, topic.count)
+            refused = grown if isinstance(grown, Reject) else None
+        results.append(
+            CreatePartitionsTopicResult(
+                name=topic.name,
+                error_code=ErrorCode.NONE if refused is None else refused.code,
+                error_message=None if refused is None else refused.reason,
+            )
+        )
+    return CreatePartitionsResponse(results=tuple(results))
+
+
+def _check(broker: Broker, wanted: CreatePartitionsTopic) -> Reject | None:
+    if wanted.name in (GROUP_OFFSETS, TRANSACTION_STATE):
+        # What belongs where in these follows from the number of partitions.
+        return Reject(ErrorCode.INVALID_REQUEST, f"the partitions of {wanted.name!r} are fixed")
+    refused = broker.topics.check_growth(wanted.name, wanted.count)
+    if refused is not None or wanted.assignments is None:
+        return refused
+    added = wanted.count - len(broker.topics.partitions(wanted.name))
+    node = broker.config.node_id
+    if len(wanted.assignments) != added or any(a.broker_ids != (node,) for a in wanted.assignments):
+        return Reject(
+            ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+            f"{len(wanted.assignments)} assignments for {added} new partitions; the only broker is {node}",
+        )
+    return None

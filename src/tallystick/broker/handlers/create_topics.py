@@ -1,0 +1,115 @@
+"""CreateTopics: make topics, or only say whether they would be made."""
+
+from collections import Counter
+
+from tallystick.broker.broker import Broker
+from tallystick.broker.config_view import new_topic_settings
+from tallystick.broker.context import RequestContext
+from tallystick.broker.metadata import Topic
+from tallystick.broker.topics import NewTopic
+from tallystick.kernel.codes import ErrorCode
+from tallystick.kernel.errors import Reject
+from tallystick.protocol.messages.create_topics import (
+    CreatableTopic,
+    CreatableTopicConfigs,
+    CreatableTopicResult,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+)
+from tallystick.protocol.primitives import NIL
+
+
+async def handle(
+    broker: Broker, request: CreateTopicsRequest, context: RequestContext
+) -> CreateTopicsResponse:
+    counts = Counter(topic.name for topic in request.topics)
+    results = []
+    for topic in {topic.name: topic for topic in request.topics}.values():
+        if counts[topic.name] > 1:
+            twice = Reject(ErrorCode.INVALID_REQUEST, f"topic {topic.name!r} is in the request twice")
+            results.append(_refused(topic, twice))
+        else:
+            results.append(await _create(broker, topic, context.api_version, request.validate_only))
+    return CreateTopicsResponse(topics=tuple(results))
+
+
+async def _create(
+    broker: Broker, topic: CreatableTopic, version: int, validate_only: bool
+) -> CreatableTopicResult:
+    wanted = _wanted(broker, topic, version)
+    if isinstance(wanted, Reject):
+        return _refused(topic, wanted)
+    made = broker.topics.check_new(wanted) if validate_only else await broker.topics.create(wanted)
+    if isinstance(made, Reject):
+        return _refused(topic, made)
+    return CreatableTopicResult(
+        name=wanted.name,
+        topic_id=made.topic_id if isinstance(made, Topic) else NIL,
+        num_partitions=wanted.partitions,
+        replication_factor=1,
+        configs=tuple(
+            CreatableTopicConfigs(
+                name=shown.setting.name,
+                value=shown.value,
+                read_only=shown.read_only,
+                config_source=shown.source,
+                is_sensitive=False,
+            )
+            for shown in new_topic_settings(broker, wanted.configs)
+        ),
+    )
+
+
+def _wanted(broker: Broker, topic: CreatableTopic, version: int) -> NewTopic | Reject:
+    partitions = _partitions(broker, topic, version)
+    if isinstance(partitions, Reject):
+        return partitions
+    configs: dict[str, str] = {}
+    for config in topic.configs:
+        if config.value is None:
+            return Reject(ErrorCode.INVALID_CONFIG, f"{config.name}: there is no value")
+        configs[config.name] = config.value
+    return NewTopic(topic.name, partitions, configs)
+
+
+def _partitions(broker: Broker, topic: CreatableTopic, version: int) -> int | Reject:
+    """How many partitions are asked for, by number or by assignment; -1 is the broker's default (KIP-464)."""
+    if topic.assignments:
+        return _assigned(broker, topic)
+    if topic.replication_factor not in (-1, 1) or (topic.replication_factor == -1 and version < 4):
+        return Reject(
+            ErrorCode.INVALID_REPLICATION_FACTOR,
+            f"replication factor {topic.replication_factor}: there is 1 broker",
+        )
+    if topic.num_partitions == -1 and version >= 4:
+        return broker.config.num_partitions
+    if topic.num_partitions < 1:
+        return Reject(
+            ErrorCode.INVALID_PARTITIONS, f"{topic.num_partitions} partitions; at least 1 is needed"
+        )
+    return topic.num_partitions
+
+
+def _assigned(broker: Broker, topic: CreatableTopic) -> int | Reject:
+    if topic.num_partitions != -1 or topic.replication_factor != -1:
+        return Reject(
+            ErrorCode.INVALID_REQUEST, "with an assignment, partitions and replication factor must be -1"
+        )
+    indexes = sorted(a.partition_index for a in topic.assignments)
+    if indexes != list(range(len(indexes))):
+        return Reject(
+            ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"partitions {indexes} are not 0 to {len(indexes) - 1}"
+        )
+    node = broker.config.node_id
+    wrong = [a.broker_ids for a in topic.assignments if a.broker_ids != (node,)]
+    if wrong:
+        return Reject(
+            ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"replicas {list(wrong[0])}: the only broker is {node}"
+        )
+    return len(indexes)
+
+
+def _refused(topic: CreatableTopic, refused: Reject) -> CreatableTopicResult:
+    return CreatableTopicResult(
+        name=topic.name, error_code=refused.code, error_message=refused.reason, configs=None
+    )

@@ -1,0 +1,54 @@
+"""DeleteRecords: move the beginning of partitions forward."""
+
+from typing import Final
+
+from tallystick.broker.broker import Broker
+from tallystick.broker.context import RequestContext
+from tallystick.broker.topics import INTERNAL
+from tallystick.kernel.codes import ErrorCode
+from tallystick.kernel.ids import Offset
+from tallystick.protocol.messages.delete_records import (
+    DeleteRecordsPartitionResult,
+    DeleteRecordsRequest,
+    DeleteRecordsResponse,
+    DeleteRecordsTopicResult,
+)
+from tallystick.storage.fs import StorageFailure
+
+HIGH_WATERMARK: Final = -1
+
+
+async def handle(
+    broker: Broker, request: DeleteRecordsRequest, context: RequestContext
+) -> DeleteRecordsResponse:
+    topics = []
+    for topic in request.topics:
+        results = [
+            await _delete(broker, topic.name, wanted.partition_index, wanted.offset)
+            for wanted in topic.partitions
+        ]
+        topics.append(DeleteRecordsTopicResult(name=topic.name, partitions=tuple(results)))
+    return DeleteRecordsResponse(topics=tuple(topics))
+
+
+async def _delete(broker: Broker, topic: str, index: int, offset: int) -> DeleteRecordsPartitionResult:
+    known, partition = broker.topics.find(topic), broker.topics.partition(topic, index)
+    if known is None or partition is None:
+        return _refused(index, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    if topic in INTERNAL:
+        return _refused(index, ErrorCode.INVALID_TOPIC_EXCEPTION)
+    if "delete" not in broker.topics.config_of(known).cleanup_policy:
+        return _refused(index, ErrorCode.POLICY_VIOLATION)
+    log = partition.log
+    target = log.high_watermark if offset == HIGH_WATERMARK else Offset(offset)
+    if not 0 <= target <= log.high_watermark:
+        return _refused(index, ErrorCode.OFFSET_OUT_OF_RANGE)
+    try:
+        await partition.delete_records_before(target)
+    except StorageFailure:
+        return _refused(index, ErrorCode.KAFKA_STORAGE_ERROR)
+    return DeleteRecordsPartitionResult(partition_index=index, low_watermark=log.log_start_offset)
+
+
+def _refused(index: int, code: ErrorCode) -> DeleteRecordsPartitionResult:
+    return DeleteRecordsPartitionResult(partition_index=index, low_watermark=-1, error_code=code)

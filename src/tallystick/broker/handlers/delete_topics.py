@@ -1,0 +1,57 @@
+"""DeleteTopics: by name, or from version 6 on by id."""
+
+from tallystick.broker.broker import Broker
+from tallystick.broker.context import RequestContext
+from tallystick.broker.topics import INTERNAL
+from tallystick.kernel.codes import ErrorCode
+from tallystick.kernel.errors import Reject
+from tallystick.protocol.messages.delete_topics import (
+    DeletableTopicResult,
+    DeleteTopicsRequest,
+    DeleteTopicsResponse,
+    DeleteTopicState,
+)
+from tallystick.protocol.primitives import NIL
+
+
+async def handle(
+    broker: Broker, request: DeleteTopicsRequest, context: RequestContext
+) -> DeleteTopicsResponse:
+    named = [DeleteTopicState(name=name, topic_id=NIL) for name in request.topic_names]
+    return DeleteTopicsResponse(
+        responses=tuple([await _delete(broker, topic) for topic in (*named, *request.topics)])
+    )
+
+
+async def _delete(broker: Broker, wanted: DeleteTopicState) -> DeletableTopicResult:
+    name = wanted.name
+    if name is None:
+        topic = broker.topics.find_id(wanted.topic_id)
+        if topic is None:
+            return DeletableTopicResult(
+                name=None, topic_id=wanted.topic_id, error_code=ErrorCode.UNKNOWN_TOPIC_ID
+            )
+        name = topic.name
+    elif wanted.topic_id != NIL:
+        return DeletableTopicResult(
+            name=name,
+            topic_id=wanted.topic_id,
+            error_code=ErrorCode.INVALID_REQUEST,
+            error_message="a topic is named by its name or by its id, not by both",
+        )
+    known = broker.topics.find(name)
+    refused = await _refusal(broker, name)
+    return DeletableTopicResult(
+        name=name,
+        topic_id=NIL if known is None else known.topic_id,
+        error_code=ErrorCode.NONE if refused is None else refused.code,
+        error_message=None if refused is None else refused.reason,
+    )
+
+
+async def _refusal(broker: Broker, name: str) -> Reject | None:
+    if not broker.config.delete_topic_enable:
+        return Reject(ErrorCode.TOPIC_DELETION_DISABLED, "delete.topic.enable is false")
+    if name in INTERNAL:
+        return Reject(ErrorCode.INVALID_TOPIC_EXCEPTION, f"topic {name!r} is the broker's own")
+    return await broker.topics.delete(name)

@@ -1,0 +1,40 @@
+"""DescribeCluster: the one broker."""
+
+from tallystick.broker.broker import Broker
+from tallystick.broker.context import RequestContext
+from tallystick.broker.handlers.metadata import CLUSTER_OPERATIONS, NOT_ASKED
+from tallystick.kernel.codes import ErrorCode
+from tallystick.protocol.messages.describe_cluster import (
+    DescribeClusterBroker,
+    DescribeClusterRequest,
+    DescribeClusterResponse,
+)
+
+BROKERS = 1
+
+
+def handle(
+    broker: Broker, request: DescribeClusterRequest, context: RequestContext
+) -> DescribeClusterResponse:
+    if request.endpoint_type != BROKERS:
+        # KIP-919: a broker listener answers for brokers only.
+        return DescribeClusterResponse(
+            error_code=ErrorCode.MISMATCHED_ENDPOINT_TYPE,
+            error_message=f"endpoint type {request.endpoint_type} asked, this listener is for brokers, 1",
+            endpoint_type=BROKERS,
+            cluster_id=broker.cluster_id,
+        )
+    config, address = broker.config, broker.address
+    return DescribeClusterResponse(
+        endpoint_type=BROKERS,
+        cluster_id=broker.cluster_id,
+        controller_id=config.node_id,
+        brokers=(
+            DescribeClusterBroker(
+                broker_id=config.node_id, host=address.host, port=address.port, rack=config.broker_rack
+            ),
+        ),
+        cluster_authorized_operations=(
+            CLUSTER_OPERATIONS if request.include_cluster_authorized_operations else NOT_ASKED
+        ),
+    )

@@ -1,0 +1,73 @@
+"""DescribeTopicPartitions: topics page by page, in the order of their names (KIP-966)."""
+
+from typing import Final
+
+from tallystick.broker.broker import Broker
+from tallystick.broker.context import RequestContext
+from tallystick.broker.handlers.metadata import TOPIC_OPERATIONS
+from tallystick.broker.topics import INTERNAL, check_name
+from tallystick.kernel.codes import ErrorCode
+from tallystick.protocol.messages.describe_topic_partitions import (
+    Cursor,
+    DescribeTopicPartitionsRequest,
+    DescribeTopicPartitionsResponse,
+    DescribeTopicPartitionsResponsePartition,
+    DescribeTopicPartitionsResponseTopic,
+)
+from tallystick.protocol.primitives import NIL
+
+_NONE_NODES: Final = ()
+
+
+def handle(
+    broker: Broker, request: DescribeTopicPartitionsRequest, context: RequestContext
+) -> DescribeTopicPartitionsResponse:
+    wanted = {topic.name for topic in request.topics} or set(broker.topics.names())
+    cursor = request.cursor
+    names = sorted(name for name in wanted if cursor is None or name >= cursor.topic_name)
+    room = min(max(request.response_partition_limit, 1), broker.config.max_request_partition_size_limit)
+    topics: list[DescribeTopicPartitionsResponseTopic] = []
+    for name in names:
+        first = cursor.partition_index if cursor is not None and name == cursor.topic_name else 0
+        count = len(broker.topics.partitions(name))
+        if count > first and room == 0:
+            return _page(topics, Cursor(topic_name=name, partition_index=first))
+        last = min(count, first + room)
+        topics.append(_describe(broker, name, range(first, last)))
+        room -= max(0, last - first)
+        if last < count:
+            return _page(topics, Cursor(topic_name=name, partition_index=last))
+    return _page(topics, None)
+
+
+def _page(
+    topics: list[DescribeTopicPartitionsResponseTopic], following: Cursor | None
+) -> DescribeTopicPartitionsResponse:
+    return DescribeTopicPartitionsResponse(topics=tuple(topics), next_cursor=following)
+
+
+def _describe(broker: Broker, name: str, indexes: range) -> DescribeTopicPartitionsResponseTopic:
+    topic = broker.topics.find(name)
+    if topic is None:
+        refused = check_name(name)
+        code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if refused is None else refused.code
+        return DescribeTopicPartitionsResponseTopic(error_code=code, name=name, topic_id=NIL)
+    node, partitions = broker.config.node_id, broker.topics.partitions(name)
+    return DescribeTopicPartitionsResponseTopic(
+        name=name,
+        topic_id=topic.topic_id,
+        is_internal=name in INTERNAL,
+        partitions=tuple(
+            DescribeTopicPartitionsResponsePartition(
+                partition_index=index,
+                leader_id=node,
+                leader_epoch=partitions[index].leader_epoch,
+                replica_nodes=(node,),
+                isr_nodes=(node,),
+                eligible_leader_replicas=_NONE_NODES,
+                last_known_elr=_NONE_NODES,
+            )
+            for index in indexes
+        ),
+        topic_authorized_operations=TOPIC_OPERATIONS,
+    )

@@ -1,0 +1,298 @@
+"""Fetch: read now, or wait until there is enough or time is up.
+
+The first attempt is made at once. If it found too little, the request registers with its partitions and is
+tried again when one of them moves on; a fetch that is waiting holds nothing but its partitions' names.
+
+Source: KafkaApis.handleFetchRequest, DelayedFetch, ReplicaManager.readFromLog.
+"""
+
+import asyncio
+from collections.abc import Awaitable
+from dataclasses import dataclass
+from typing import Final
+
+from tallystick.broker.broker import Broker
+from tallystick.broker.context import RequestContext
+from tallystick.broker.dispatch import Body
+from tallystick.broker.fetch_sessions import FetchStart, Key, Outcome, Plan, Wanted
+from tallystick.broker.fetching import ByteBudget, Isolation, check_leader_epoch, readable_end
+from tallystick.broker.partition import Partition
+from tallystick.kernel.codes import ErrorCode
+from tallystick.kernel.errors import Reject
+from tallystick.kernel.ids import LeaderEpoch, Offset
+from tallystick.protocol import decode_prefix, encode_parts
+from tallystick.protocol.messages.fetch import (
+    AbortedTransaction,
+    EpochEndOffset,
+    FetchableTopicResponse,
+    FetchRequest,
+    FetchResponse,
+    PartitionData,
+)
+from tallystick.storage.fs import StorageFailure
+
+BY_TOPIC_ID: Final = 13  # from this version on a topic is its id
+NOT_DIVERGING: Final = EpochEndOffset()
+WAIT_MS_MAX: Final = 3_600_000  # an hour is as good as for ever, and a timer that ends
+
+
+@dataclass(slots=True)
+class _Found:
+    """What one attempt came to."""
+
+    partitions: list[tuple[Wanted, PartitionData]]
+    size: int
+    failed: bool  # an error or a diverging epoch is answered at once
+
+
+def handle(broker: Broker, body: memoryview, context: RequestContext) -> Body | Awaitable[Body]:
+    """Answer at once when there is enough to say."""
+    request, _ = decode_prefix(FetchRequest, body, context.api_version)
+    by_id = context.api_version >= BY_TOPIC_ID
+    plan = broker.fetch_sessions.plan(_start_of(request, by_id), broker.clock.monotonic_ms())
+    if isinstance(plan, Reject):
+        response = FetchResponse(error_code=plan.code)
+        return list(encode_parts(response, context.api_version))
+    fetch = _Fetch(broker, request, plan, context.api_version)
+    found = fetch.attempt()
+    if fetch.is_enough(found):
+        return fetch.answer(found)
+    return fetch.wait(found)
+
+
+def _start_of(request: FetchRequest, by_id: bool) -> FetchStart:
+    wanted = tuple(
+        Wanted(
+            (topic.topic_id if by_id else topic.topic, p.partition),
+            p.fetch_offset,
+            p.partition_max_bytes,
+            p.current_leader_epoch,
+            p.last_fetched_epoch,
+        )
+        for topic in request.topics
+        for p in topic.partitions
+    )
+    forgotten: tuple[Key, ...] = tuple(
+        (topic.topic_id if by_id else topic.topic, partition)
+        for topic in request.forgotten_topics_data
+        for partition in topic.partitions
+    )
+    return FetchStart(request.session_id, request.session_epoch, wanted, forgotten, by_id)
+
+
+class _Fetch:
+    """One request while it is being served."""
+
+    __slots__ = (
+        "_broker",
+        "_future",
+        "_isolation",
+        "_plan",
+        "_request",
+        "_scheduled",
+        "_timer",
+        "_version",
+        "_waits_on",
+    )
+
+    def __init__(self, broker: Broker, request: FetchRequest, plan: Plan, version: int) -> None:
+        self._broker = broker
+        self._request = request
+        self._plan = plan
+        self._version = version
+        # Anything but 1 reads uncommitted, as in Kafka.
+        self._isolation = Isolation(request.isolation_level == 1)
+        self._waits_on: list[Partition] = []
+        self._scheduled = False
+
+    # ------------------------------------------------------------------------ reading
+
+    def attempt(self) -> _Found:
+        """Read what may be read now, within the limits."""
+        limit = min(self._request.max_bytes, self._broker.config.fetch_max_bytes)
+        starved = self._broker.unsent_bytes() >= self._broker.config.queued_max_response_bytes
+        budget = ByteBudget(0 if starved else limit, first=not starved)
+        found = _Found([], 0, False)
+        for wanted in self._plan.wanted:
+            data = self._read(wanted, budget)
+            found.partitions.append((wanted, data))
+            found.size += len(data.records or b"")
+            found.failed |= data.error_code != 0 or data.diverging_epoch.end_offset >= 0
+        return found
+
+    def _read(self, wanted: Wanted, budget: ByteBudget) -> PartitionData:
+        partition = self._find(wanted.key)
+        if isinstance(partition, Reject):
+            return _failure(wanted, partition)
+        log = partition.log
+        refused = check_leader_epoch(wanted.leader_epoch, partition.leader_epoch)
+        if refused is not None:
+            return _failure(wanted, refused)
+        diverging = _diverging(partition, wanted)
+        if diverging is not None:
+            return self._data(wanted, partition, b"", diverging=diverging)
+        upper = readable_end(self._isolation, log.high_watermark, log.last_stable_offset)
+        if wanted.offset == upper or (budget.spent and log.log_start_offset <= wanted.offset <= upper):
+            return self._data(wanted, partition, b"")
+        try:
+            result = log.read(
+                Offset(wanted.offset),
+                budget.limit(wanted.max_bytes),
+                upper=Offset(upper),
+                min_one=budget.first,
+            )
+        except StorageFailure as exc:
+            return _failure(wanted, Reject(ErrorCode.KAFKA_STORAGE_ERROR, str(exc)))
+        if isinstance(result, Reject):
+            return _failure(wanted, result, log.log_start_offset, log.high_watermark)
+        budget.took(len(result.data))
+        return self._data(wanted, partition, result.data)
+
+    def _find(self, key: Key) -> Partition | Reject:
+        name, index = key
+        if not isinstance(name, str):
+            topic = self._broker.topics.find_id(name)
+            if topic is None:
+                return Reject(ErrorCode.UNKNOWN_TOPIC_ID, f"there is no topic with id {name}")
+            name = topic.name
+        partition = self._broker.topics.partition(name, index)
+        if partition is None:
+            return Reject(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no partition {name}-{index}")
+        return partition
+
+    def _data(
+        self,
+        wanted: Wanted,
+        partition: Partition,
+        records: bytes,
+        diverging: EpochEndOffset = NOT_DIVERGING,
+    ) -> PartitionData:
+        log = partition.log
+        return PartitionData(
+            partition_index=wanted.key[1],
+            high_watermark=log.high_watermark,
+            last_stable_offset=log.last_stable_offset,
+            log_start_offset=log.log_start_offset,
+            diverging_epoch=diverging,
+            aborted_transactions=self._aborted(partition, wanted.offset, records),
+            records=records,
+        )
+
+    def _aborted(
+        self, partition: Partition, offset: int, records: bytes
+    ) -> tuple[AbortedTransaction, ...] | None:
+        if self._isolation is not Isolation.READ_COMMITTED:
+            return None
+        if not records:
+            return ()
+        return tuple(
+            AbortedTransaction(producer_id=txn.producer_id, first_offset=txn.first_offset)
+            for txn in partition.aborted_in(Offset(offset), records)
+        )
+
+    # ------------------------------------------------------------------------ waiting
+
+    def is_enough(self, found: _Found) -> bool:
+        request = self._request
+        return (
+            found.failed
+            or found.size >= request.min_bytes
+            or request.max_wait_ms <= 0
+            or not self._plan.wanted
+            or self._broker.stopping
+        )
+
+    def wait(self, found: _Found) -> "asyncio.Future[Body]":
+        """A future of the answer; cancelling it forgets the request."""
+        loop = asyncio.get_running_loop()
+        self._future: asyncio.Future[Body] = loop.create_future()
+        for wanted, _ in found.partitions:
+            partition = self._find(wanted.key)
+            if isinstance(partition, Partition):
+                partition.add_waiter(self._moved)
+                self._waits_on.append(partition)
+        wait_s = min(self._request.max_wait_ms, WAIT_MS_MAX) / 1000
+        self._timer = loop.call_later(wait_s, self._try_again, True)
+        self._future.add_done_callback(self._forget)
+        return self._future
+
+    def _moved(self) -> None:
+        # A Produce of many partitions calls this for each; one look afterwards is enough.
+        if not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._try_again, False)
+
+    def _try_again(self, time_is_up: bool) -> None:
+        self._scheduled = False
+        if self._future.done():
+            return
+        try:
+            found = self.attempt()
+            if time_is_up or self.is_enough(found):
+                self._future.set_result(self.answer(found))
+        except Exception as exc:
+            self._future.set_exception(exc)
+
+    def _forget(self, _: "asyncio.Future[Body]") -> None:
+        self._timer.cancel()
+        for partition in self._waits_on:
+            partition.remove_waiter(self._moved)
+        self._waits_on.clear()
+
+    # ---------------------------------------------------------------------- answering
+
+    def answer(self, found: _Found) -> Body:
+        """Encode, without the partitions a session's client need not hear of."""
+        session = self._plan.session
+        by_topic: dict[object, list[PartitionData]] = {}
+        for wanted, data in found.partitions:
+            if session is not None:
+                told = wanted.worth_telling(_outcome(data))
+                if self._plan.incremental and not told:
+                    continue
+                if data.records:
+                    session.had_data(wanted.key)
+            by_topic.setdefault(wanted.key[0], []).append(data)
+        by_id = self._version >= BY_TOPIC_ID
+        responses = tuple(
+            FetchableTopicResponse(topic_id=topic, partitions=tuple(partitions))  # type: ignore[arg-type]
+            if by_id
+            else FetchableTopicResponse(topic=topic, partitions=tuple(partitions))  # type: ignore[arg-type]
+            for topic, partitions in by_topic.items()
+        )
+        response = FetchResponse(session_id=self._plan.session_id, responses=responses)
+        return list(encode_parts(response, self._version))
+
+
+def _outcome(data: PartitionData) -> Outcome:
+    return Outcome(
+        len(data.records or b""),
+        data.error_code,
+        data.high_watermark,
+        data.log_start_offset,
+        data.diverging_epoch.end_offset >= 0,
+    )
+
+
+def _diverging(partition: Partition, wanted: Wanted) -> EpochEndOffset | None:
+    """Where the reader's history and ours part, if it told its last epoch (KIP-595)."""
+    if wanted.last_fetched_epoch < 0:
+        return None
+    found = partition.epoch_end_offset(LeaderEpoch(wanted.last_fetched_epoch))
+    if found is None:
+        return None
+    epoch, end_offset = found
+    if epoch < wanted.last_fetched_epoch or end_offset < wanted.offset:
+        return EpochEndOffset(epoch=epoch, end_offset=end_offset)
+    return None
+
+
+def _failure(wanted: Wanted, refused: Reject, log_start: int = -1, high_watermark: int = -1) -> PartitionData:
+    return PartitionData(
+        partition_index=wanted.key[1],
+        error_code=refused.code,
+        high_watermark=high_watermark,
+        log_start_offset=log_start,
+        aborted_transactions=None,
+        records=b"",
+    )

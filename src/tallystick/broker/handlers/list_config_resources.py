@@ -1,0 +1,31 @@
+"""ListConfigResources: the topics and the broker; there are no client metrics and no group settings."""
+
+from tallystick.broker.broker import Broker
+from tallystick.broker.config_view import ResourceType
+from tallystick.broker.context import RequestContext
+from tallystick.kernel.codes import ErrorCode
+from tallystick.protocol.messages.list_config_resources import (
+    ConfigResource,
+    ListConfigResourcesRequest,
+    ListConfigResourcesResponse,
+)
+
+
+def handle(
+    broker: Broker, request: ListConfigResourcesRequest, context: RequestContext
+) -> ListConfigResourcesResponse:
+    # Version 0 asks for client metrics alone (KIP-714), and there are none.
+    wanted = set(request.resource_types) or set(ResourceType)
+    if context.api_version == 0:
+        wanted = {ResourceType.CLIENT_METRICS}
+    if not wanted <= set(ResourceType):
+        return ListConfigResourcesResponse(error_code=ErrorCode.UNSUPPORTED_VERSION)
+    found = []
+    if ResourceType.TOPIC in wanted:
+        found += [(name, ResourceType.TOPIC) for name in broker.topics.names()]
+    for kind in (ResourceType.BROKER, ResourceType.BROKER_LOGGER):
+        if kind in wanted:
+            found.append((str(broker.config.node_id), kind))
+    return ListConfigResourcesResponse(
+        config_resources=tuple(ConfigResource(resource_name=name, resource_type=kind) for name, kind in found)
+    )

@@ -1,0 +1,97 @@
+"""ListOffsets: the offset of a time, of the beginning, of the end."""
+
+from typing import Final
+
+from tallystick.broker.broker import Broker
+from tallystick.broker.context import RequestContext
+from tallystick.broker.fetching import Isolation, check_leader_epoch, readable_end
+from tallystick.broker.partition import Partition
+from tallystick.kernel.codes import ErrorCode
+from tallystick.kernel.errors import Reject
+from tallystick.kernel.ids import TimestampMs
+from tallystick.protocol.messages.list_offsets import (
+    ListOffsetsPartition,
+    ListOffsetsPartitionResponse,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+    ListOffsetsTopicResponse,
+)
+from tallystick.storage.fs import StorageFailure
+
+LATEST: Final = -1
+EARLIEST: Final = -2
+MAX_TIMESTAMP: Final = -3
+EARLIEST_LOCAL: Final = -4
+LATEST_TIERED: Final = -5
+EARLIEST_PENDING_UPLOAD: Final = -6
+
+# The version each special value came with (KIP-734, KIP-405, KIP-1005, KIP-1023).
+_SINCE: Final = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST_PENDING_UPLOAD: 11}
+
+
+def handle(broker: Broker, request: ListOffsetsRequest, context: RequestContext) -> ListOffsetsResponse:
+    isolation = Isolation(request.isolation_level == 1)
+    return ListOffsetsResponse(
+        topics=tuple(
+            ListOffsetsTopicResponse(
+                name=topic.name,
+                partitions=tuple(
+                    _answer(broker, topic.name, wanted, isolation, context.api_version)
+                    for wanted in topic.partitions
+                ),
+            )
+            for topic in request.topics
+        )
+    )
+
+
+def _answer(
+    broker: Broker, topic: str, wanted: ListOffsetsPartition, isolation: Isolation, version: int
+) -> ListOffsetsPartitionResponse:
+    index = wanted.partition_index
+    partition = broker.topics.partition(topic, index)
+    if partition is None:
+        return _refused(index, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    refused = check_leader_epoch(wanted.current_leader_epoch, partition.leader_epoch)
+    if refused is not None:
+        return _refused(index, refused.code)
+    if version < _SINCE.get(wanted.timestamp, 0) or wanted.timestamp < EARLIEST_PENDING_UPLOAD:
+        return _refused(index, ErrorCode.UNSUPPORTED_VERSION)
+    try:
+        found = _find(partition, wanted.timestamp, isolation)
+    except StorageFailure:
+        return _refused(index, ErrorCode.KAFKA_STORAGE_ERROR)
+    if isinstance(found, Reject):
+        return _refused(index, found.code)
+    offset, timestamp, epoch = found
+    return ListOffsetsPartitionResponse(
+        partition_index=index,
+        offset=offset,
+        timestamp=timestamp,
+        leader_epoch=epoch if version >= 4 else -1,
+    )
+
+
+def _find(partition: Partition, timestamp: int, isolation: Isolation) -> tuple[int, int, int] | Reject:
+    """Offset, timestamp and leader epoch; -1 where there is none."""
+    log = partition.log
+    end = readable_end(isolation, log.high_watermark, log.last_stable_offset)
+    match timestamp:
+        case -1:
+            return end, -1, partition.leader_epoch
+        case -2 | -4:
+            return log.log_start_offset, -1, partition.epoch_at(log.log_start_offset)
+        case -3:
+            found = log.max_timestamp()
+        case -5 | -6:
+            # Nothing is tiered: a 4.3 broker without remote storage knows no such offset.
+            return -1, -1, -1
+        case _:
+            found = log.offset_for_timestamp(TimestampMs(timestamp))
+    if found is None or found[0] >= end:
+        return -1, -1, -1
+    return found[0], found[1], found[2]
+
+
+def _refused(index: int, code: ErrorCode) -> ListOffsetsPartitionResponse:
+    return ListOffsetsPartitionResponse(partition_index=index, error_code=code)

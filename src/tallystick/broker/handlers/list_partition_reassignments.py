@@ -1,0 +1,14 @@
+"""ListPartitionReassignments: none, one broker has nothing to reassign; kafka-topics asks before it describes."""
+
+from tallystick.broker.broker import Broker
+from tallystick.broker.context import RequestContext
+from tallystick.protocol.messages.list_partition_reassignments import (
+    ListPartitionReassignmentsRequest,
+    ListPartitionReassignmentsResponse,
+)
+
+
+def handle(
+    broker: Broker, request: ListPartitionReassignmentsRequest, context: RequestContext
+) -> ListPartitionReassignmentsResponse:
+    return ListPartitionReassignmentsResponse()

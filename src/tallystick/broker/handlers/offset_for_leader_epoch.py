@@ -1,0 +1,41 @@
+"""OffsetForLeaderEpoch: where an epoch ended, for a client that checks whether its history is ours (KIP-320)."""
+
+from tallystick.broker.broker import Broker
+from tallystick.broker.context import RequestContext
+from tallystick.broker.fetching import check_leader_epoch
+from tallystick.kernel.codes import ErrorCode
+from tallystick.kernel.ids import LeaderEpoch
+from tallystick.protocol.messages.offset_for_leader_epoch import (
+    EpochEndOffset,
+    OffsetForLeaderEpochRequest,
+    OffsetForLeaderEpochResponse,
+    OffsetForLeaderPartition,
+    OffsetForLeaderTopicResult,
+)
+
+
+def handle(
+    broker: Broker, request: OffsetForLeaderEpochRequest, context: RequestContext
+) -> OffsetForLeaderEpochResponse:
+    return OffsetForLeaderEpochResponse(
+        topics=tuple(
+            OffsetForLeaderTopicResult(
+                topic=topic.topic,
+                partitions=tuple(_answer(broker, topic.topic, wanted) for wanted in topic.partitions),
+            )
+            for topic in request.topics
+        )
+    )
+
+
+def _answer(broker: Broker, topic: str, wanted: OffsetForLeaderPartition) -> EpochEndOffset:
+    partition = broker.topics.partition(topic, wanted.partition)
+    if partition is None:
+        return EpochEndOffset(partition=wanted.partition, error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    refused = check_leader_epoch(wanted.current_leader_epoch, partition.leader_epoch)
+    if refused is not None:
+        return EpochEndOffset(partition=wanted.partition, error_code=refused.code)
+    found = partition.epoch_end_offset(LeaderEpoch(wanted.leader_epoch))
+    if found is None:
+        return EpochEndOffset(partition=wanted.partition)
+    return EpochEndOffset(partition=wanted.partition, leader_epoch=found[0], end_offset=found[1])

@@ -1,0 +1,198 @@
+"""Produce: append each partition's batch, and answer when all of them are as durable as promised.
+
+`acks` says when Kafka's replicas have it; one broker has no replicas, and what an answer promises is
+`flush.policy`'s: under `ack` the data is on the disk, for acks=1 too. acks=0 is not answered; a failure
+then closes the connection, which is the only way to tell such a client.
+
+Source: KafkaApis.handleProduceRequest, ReplicaManager.appendRecords, ProduceRequest.validateRecords.
+"""
+
+import asyncio
+from collections.abc import Awaitable
+from dataclasses import dataclass
+from typing import Final
+
+from tallystick.broker.broker import Broker
+from tallystick.broker.context import RequestContext
+from tallystick.broker.dispatch import Body
+from tallystick.broker.partition import Partition
+from tallystick.broker.server import CloseConnection
+from tallystick.broker.topics import INTERNAL, TopicDeleted
+from tallystick.kernel.codes import ErrorCode
+from tallystick.kernel.errors import Reject
+from tallystick.protocol import decode_prefix, encode_parts
+from tallystick.protocol.messages.produce import (
+    PartitionProduceData,
+    PartitionProduceResponse,
+    ProduceRequest,
+    ProduceResponse,
+    TopicProduceData,
+    TopicProduceResponse,
+)
+from tallystick.protocol.primitives import NIL
+from tallystick.protocol.records import CorruptBatch, InvalidBatch, UnsupportedMagic, read_header
+from tallystick.storage.fs import StorageFailure
+from tallystick.storage.log import AppendResult
+
+ADMIN_CLIENT: Final = "__admin_client"  # Kafka lets this client id write internal topics
+ALL_REPLICAS: Final = -1
+
+Appended = AppendResult | Reject
+
+
+@dataclass(slots=True)
+class _Pending:
+    """One partition of the answer; `durable` when it is not on the disk yet."""
+
+    index: int
+    partition: Partition | None
+    result: Appended
+    durable: "asyncio.Future[None] | None" = None
+
+
+_Answer = list[tuple[TopicProduceData, list[_Pending]]]
+
+
+def handle(broker: Broker, body: memoryview, context: RequestContext) -> Body | Awaitable[Body]:
+    """Append everything before returning; what may come later is the answer."""
+    request, _ = decode_prefix(ProduceRequest, body, context.api_version)
+    answer: _Answer = [
+        (topic, [_append(broker, request, topic, data, context) for data in topic.partition_data])
+        for topic in request.topic_data
+    ]
+    if request.acks == 0:
+        _close_on_failure(answer)
+        return None
+    waiting = [p.durable for _, pending in answer for p in pending if p.durable is not None]
+    if waiting:
+        return _answer_when_durable(answer, waiting, request.timeout_ms, context.api_version)
+    return _encoded(answer, context.api_version)
+
+
+async def _answer_when_durable(
+    answer: _Answer, waiting: "list[asyncio.Future[None]]", timeout_ms: int, version: int
+) -> Body:
+    await asyncio.wait(waiting, timeout=max(timeout_ms, 0) / 1000)
+    for _, partitions in answer:
+        for pending in partitions:
+            if pending.durable is not None:
+                pending.result = _settled(pending, pending.durable)
+    return _encoded(answer, version)
+
+
+def _settled(pending: _Pending, durable: "asyncio.Future[None]") -> Appended:
+    if not durable.done():
+        # It may still become durable; the client's retry finds it as a duplicate.
+        return Reject(ErrorCode.REQUEST_TIMED_OUT, "the disk took longer than the request's timeout")
+    failure = durable.exception()
+    if failure is None:
+        return pending.result
+    if isinstance(failure, TopicDeleted):
+        return Reject(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, str(failure))
+    return Reject(ErrorCode.KAFKA_STORAGE_ERROR, str(failure))
+
+
+def _append(
+    broker: Broker,
+    request: ProduceRequest,
+    topic: TopicProduceData,
+    data: PartitionProduceData,
+    context: RequestContext,
+) -> _Pending:
+    partition = _partition(broker, topic, data.index, context)
+    if isinstance(partition, Reject):
+        return _Pending(data.index, None, partition)
+    refused = _check(partition, request, data)
+    if refused is not None:
+        return _Pending(data.index, partition, refused)
+    try:
+        result = partition.append(data.records or b"")
+    except StorageFailure as exc:
+        return _Pending(data.index, partition, Reject(ErrorCode.KAFKA_STORAGE_ERROR, str(exc)))
+    if isinstance(result, Reject):
+        return _Pending(data.index, partition, result)
+    return _Pending(data.index, partition, result, partition.durable(result.last_offset))
+
+
+def _partition(
+    broker: Broker, topic: TopicProduceData, index: int, context: RequestContext
+) -> Partition | Reject:
+    name = topic.name
+    if topic.topic_id != NIL:
+        known = broker.topics.find_id(topic.topic_id)
+        if known is None:
+            return Reject(ErrorCode.UNKNOWN_TOPIC_ID, f"there is no topic with id {topic.topic_id}")
+        name = known.name
+    if name in INTERNAL and context.client_id != ADMIN_CLIENT:
+        return Reject(ErrorCode.INVALID_TOPIC_EXCEPTION, f"topic {name!r} is the broker's own")
+    partition = broker.topics.partition(name, index)
+    if partition is None:
+        return Reject(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no partition {name}-{index}")
+    return partition
+
+
+def _check(partition: Partition, request: ProduceRequest, data: PartitionProduceData) -> Reject | None:
+    """What is refused before the log sees it: one batch of format 2, and no transaction that never began."""
+    if request.acks not in (0, 1, ALL_REPLICAS):
+        return Reject(ErrorCode.INVALID_REQUIRED_ACKS, f"acks is {request.acks}, it may be -1, 0 or 1")
+    if request.acks == ALL_REPLICAS and partition.min_insync_replicas > 1:
+        return Reject(
+            ErrorCode.NOT_ENOUGH_REPLICAS,
+            f"min.insync.replicas is {partition.min_insync_replicas}, there is 1 replica",
+        )
+    try:
+        header = read_header(data.records or b"")
+    except UnsupportedMagic as exc:
+        return Reject(ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT, str(exc))
+    except (CorruptBatch, InvalidBatch) as exc:
+        return Reject(ErrorCode.INVALID_RECORD if not data.records else ErrorCode.CORRUPT_MESSAGE, str(exc))
+    if header.size_bytes < len(data.records or b""):
+        return Reject(ErrorCode.INVALID_RECORD, "a partition of a Produce request holds exactly one batch")
+    if header.is_transactional:
+        return Reject(
+            ErrorCode.INVALID_TXN_STATE, f"producer {header.producer_id} has no open transaction here"
+        )
+    return None
+
+
+def _close_on_failure(answer: _Answer) -> None:
+    for topic, partitions in answer:
+        for pending in partitions:
+            if isinstance(pending.result, Reject):
+                raise CloseConnection(
+                    f"acks=0 to {topic.name}-{pending.index} failed: {pending.result.code.name}, "
+                    f"{pending.result.reason}"
+                )
+
+
+def _encoded(answer: _Answer, version: int) -> Body:
+    response = ProduceResponse(
+        responses=tuple(
+            TopicProduceResponse(
+                name=topic.name,
+                topic_id=topic.topic_id,
+                partition_responses=tuple(map(_partition_response, partitions)),
+            )
+            for topic, partitions in answer
+        )
+    )
+    return list(encode_parts(response, version))
+
+
+def _partition_response(pending: _Pending) -> PartitionProduceResponse:
+    result = pending.result
+    if isinstance(result, Reject):
+        start = -1 if pending.partition is None else pending.partition.log.log_start_offset
+        return PartitionProduceResponse(
+            index=pending.index,
+            error_code=result.code,
+            base_offset=-1,
+            log_start_offset=start,
+            error_message=result.reason,
+        )
+    return PartitionProduceResponse(
+        index=pending.index,
+        base_offset=result.base_offset,
+        log_append_time_ms=result.log_append_time_ms,
+        log_start_offset=result.log_start_offset,
+    )

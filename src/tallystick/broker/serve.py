@@ -1,0 +1,103 @@
+"""A running broker: data directory, handlers and listening socket put together, and taken apart in order."""
+
+import asyncio
+import logging
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from tallystick import __version__
+from tallystick.broker.broker import Broker
+from tallystick.broker.config import BrokerConfig, Endpoint
+from tallystick.broker.dispatch import Dispatcher
+from tallystick.broker.handlers import HANDLERS
+from tallystick.broker.server import Server
+from tallystick.kernel.clock import SystemClock
+
+_fast_loop: Callable[[], asyncio.AbstractEventLoop] | None
+try:
+    import uvloop
+except ImportError:
+    _fast_loop = None
+else:
+    _fast_loop = uvloop.new_event_loop
+
+_log = logging.getLogger("tallystick.broker")
+
+# How long a stop waits for answers under way before it cuts them.
+STOP_S: Final = 10.0
+
+
+class Service:
+    """One broker that clients can reach. Lives on the loop that made it."""
+
+    def __init__(self, config: BrokerConfig) -> None:
+        self.broker = Broker(config, Path(config.log_dirs), SystemClock())
+        self._server = Server(config, Dispatcher(self.broker, HANDLERS))
+        self.stop_requested = asyncio.Event()
+
+    async def start(self) -> None:
+        """Recover the data directory, then listen: nobody is served before all is there.
+
+        Raises: DataDirectoryInUse, CorruptLog, MetadataUnusable, OSError.
+        """
+        broker = self.broker
+        broker.open()
+        broker.unsent_bytes = lambda: self._server.unsent_bytes
+        broker.configured.append(self._server.configure)
+        host, port = await self._server.start()
+        broker.address = _advertised(broker.config, host, port)
+        await broker.start()
+
+    async def stop(self) -> None:
+        """Answer what was asked, close every connection, then leave the data directory clean."""
+        self.broker.release_waiters()
+        await self._server.stop(STOP_S)
+        await self.broker.stop()
+
+    def describe(self) -> str:
+        """The one line a start prints."""
+        broker = self.broker
+        policy = broker.config.flush_policy
+        durability = policy if policy == "ack" else f"{policy} (not power-safe)"
+        return (
+            f"tallystick {__version__}: cluster {broker.cluster_id}, listening on {broker.address}, "
+            f"data in {broker.data_dir}, flush.policy {durability}"
+        )
+
+
+def _advertised(config: BrokerConfig, host: str, port: int) -> Endpoint:
+    """What clients are told: the advertised address, with port 0 meaning the one that was bound."""
+    if config.advertise is None:
+        return Endpoint(config.listen.host or host, port)
+    return Endpoint(config.advertise.host, config.advertise.port or port)
+
+
+async def serve(config: BrokerConfig, ready: Callable[[Service], None]) -> int:
+    """Run a broker until its `stop_requested` is set, a signal asks for the end, or the disk fails.
+
+    Returns the process's exit code: 0, or 1 when the disk failed.
+    """
+    service = Service(config)
+    await service.start()
+    loop = asyncio.get_running_loop()
+    with suppress(ValueError, RuntimeError):  # not the main thread: the embedder stops us
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, service.stop_requested.set)
+    ready(service)
+    reasons = (service.stop_requested, service.broker.failed)
+    ends = [asyncio.ensure_future(reason.wait()) for reason in reasons]
+    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+    for end in ends:
+        end.cancel()
+    await service.stop()
+    _log.info("stopped")
+    return 1 if service.broker.failure is not None else 0
+
+
+def run(config: BrokerConfig, ready: Callable[[Service], None]) -> int:
+    """`serve` on a loop of its own, on uvloop where it is installed and allowed."""
+    with asyncio.Runner(loop_factory=_fast_loop if config.event_loop == "auto" else None) as runner:
+        return runner.run(serve(config, ready))

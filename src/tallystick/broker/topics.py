@@ -1,0 +1,279 @@
+"""Topics and their partitions: the image that handlers read, and the only way to change it.
+
+A change is made durable in the metadata store first, then in the files, then in the image [MET-1]; the lock
+makes changes one at a time. A deletion leaves the image as soon as it is durable, and its files after that;
+a crash between the two is finished at the next start.
+"""
+
+import asyncio
+import logging
+import re
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Final, Protocol
+
+from tallystick.broker.config import BrokerConfig
+from tallystick.broker.metadata import MetadataStore, Topic, new_id
+from tallystick.broker.partition import Partition
+from tallystick.broker.settings import BadConfig
+from tallystick.broker.topic_config import TopicConfig
+from tallystick.broker.worker import Worker
+from tallystick.kernel.codes import ErrorCode
+from tallystick.kernel.errors import Reject, TallystickError
+from tallystick.kernel.ids import TopicPartition
+from tallystick.storage.validation import LogConfig
+from tallystick.kernel.limits import TOPIC_NAME_LENGTH_MAX
+
+_log = logging.getLogger("tallystick.broker.topics")
+
+GROUP_OFFSETS: Final = "__consumer_offsets"
+TRANSACTION_STATE: Final = "__transaction_state"
+INTERNAL: Final = frozenset({GROUP_OFFSETS, TRANSACTION_STATE})
+
+
+class TopicDeleted(TallystickError):
+    """What was waited for will not come: the topic is gone."""
+
+
+_LEGAL: Final = re.compile(r"[a-zA-Z0-9._-]+")
+
+
+def check_name(name: str) -> Reject | None:
+    """Refuse what cannot be a topic's name, with Kafka's rules.
+
+    Source: Topic.validate.
+    """
+    why = None
+    if not name:
+        why = "is empty"
+    elif name in (".", ".."):
+        why = "is a directory"
+    elif len(name) > TOPIC_NAME_LENGTH_MAX:
+        why = f"has {len(name)} characters, at most {TOPIC_NAME_LENGTH_MAX} are allowed"
+    elif not _LEGAL.fullmatch(name):
+        why = "has a character that is not an ASCII letter, a digit, '.', '_' or '-'"
+    return None if why is None else Reject(ErrorCode.INVALID_TOPIC_EXCEPTION, f"topic name {name!r} {why}")
+
+
+@dataclass(frozen=True, slots=True)
+class NewTopic:
+    """What somebody wants made."""
+
+    name: str
+    partitions: int
+    configs: Mapping[str, str] = field(default_factory=dict)
+
+
+class PartitionFiles(Protocol):
+    """Makes, opens and removes the logs of partitions; blocking."""
+
+    def open(self, topic: Topic, indexes: range, config: TopicConfig) -> list[Partition]: ...
+
+    def delete(self, partition: TopicPartition) -> None: ...
+
+    def log_config(self, topic: str, config: TopicConfig) -> LogConfig: ...
+
+
+class Topics:
+    """Lives on the loop; owned by the broker."""
+
+    def __init__(
+        self, store: MetadataStore, files: PartitionFiles, worker: Worker, config: BrokerConfig
+    ) -> None:
+        self._store = store
+        self._files = files
+        self._worker = worker
+        self._config = config
+        self._lock = asyncio.Lock()
+        self._by_name: dict[str, Topic] = {}
+        self._by_id: dict[uuid.UUID, Topic] = {}
+        self._partitions: dict[str, list[Partition]] = {}
+        # Collisions: Kafka's metric names write '.' as '_', so two names may not differ in that alone.
+        self._folded: dict[str, str] = {}
+
+    # ----------------------------------------------------------------------- reading
+
+    def __iter__(self) -> Iterator[Topic]:
+        return iter(self._by_name.values())
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    def names(self) -> list[str]:
+        return sorted(self._by_name)
+
+    def find(self, name: str) -> Topic | None:
+        return self._by_name.get(name)
+
+    def find_id(self, topic_id: uuid.UUID) -> Topic | None:
+        return self._by_id.get(topic_id)
+
+    def partitions(self, name: str) -> list[Partition]:
+        """The partitions of a topic by index; empty for a topic that is not there."""
+        return self._partitions.get(name, [])
+
+    def partition(self, name: str, index: int) -> Partition | None:
+        found = self._partitions.get(name)
+        return found[index] if found is not None and 0 <= index < len(found) else None
+
+    def all_partitions(self) -> list[Partition]:
+        return [partition for found in self._partitions.values() for partition in found]
+
+    @property
+    def partition_count(self) -> int:
+        return sum(map(len, self._partitions.values()))
+
+    def config_of(self, topic: Topic) -> TopicConfig:
+        return self._config.topic(topic.configs)
+
+    # ---------------------------------------------------------------------- starting
+
+    def load(self) -> None:
+        """Open every log; finish deletions a crash interrupted. Blocking: the broker is starting.
+
+        Raises: CorruptLog, OSError, MetadataUnusable.
+        """
+        for topic in self._store.deleted_topics():
+            self._finish_deletion(topic)
+        for topic in self._store.topics():
+            self._enter(topic, self._files.open(topic, range(topic.partitions), self.config_of(topic)))
+
+    def _enter(self, topic: Topic, partitions: list[Partition]) -> None:
+        self._by_name[topic.name] = topic
+        self._by_id[topic.topic_id] = topic
+        self._partitions[topic.name] = partitions
+        self._folded[_fold(topic.name)] = topic.name
+
+    # ---------------------------------------------------------------------- creating
+
+    def check_new(self, wanted: NewTopic) -> Reject | None:
+        """Would this topic be made? Reads only; what validate_only answers."""
+        refused = check_name(wanted.name)
+        if refused is not None:
+            return refused
+        if wanted.name in self._by_name:
+            return Reject(ErrorCode.TOPIC_ALREADY_EXISTS, f"topic {wanted.name!r} is there already")
+        other = self._folded.get(_fold(wanted.name))
+        if other is not None:
+            return Reject(
+                ErrorCode.INVALID_TOPIC_EXCEPTION,
+                f"topic {wanted.name!r} differs from {other!r} only in '.' and '_'",
+            )
+        room = self._config.max_partitions - self.partition_count
+        if not 0 < wanted.partitions <= room:
+            return Reject(
+                ErrorCode.INVALID_PARTITIONS,
+                f"{wanted.partitions} partitions; 1 to {room} can be made (max.partitions)",
+            )
+        return self.check_configs(wanted.configs)
+
+    def check_configs(self, configs: Mapping[str, str]) -> Reject | None:
+        """Are these a topic's settings?"""
+        try:
+            self._config.topic(configs)
+        except BadConfig as exc:
+            return Reject(ErrorCode.INVALID_CONFIG, str(exc))
+        return None
+
+    async def create(self, wanted: NewTopic) -> Topic | Reject:
+        """Make a topic. Raises: OSError, StorageFailure; what was made durable is finished at the next start."""
+        async with self._lock:
+            refused = self.check_new(wanted)
+            if refused is not None:
+                return refused
+            topic = Topic(wanted.name, new_id(), wanted.partitions, MappingProxyType(dict(wanted.configs)))
+            await self._worker.run(lambda: self._store.create_topics([topic]))
+            config, indexes = self.config_of(topic), range(topic.partitions)
+            self._enter(topic, await self._worker.run(lambda: self._files.open(topic, indexes, config)))
+            _log.info("created topic %s, %d partitions", topic.name, topic.partitions)
+            return topic
+
+    async def create_if_absent(self, wanted: NewTopic) -> Topic | Reject:
+        """The topic of that name, made if it is not there: auto-creation and internal topics."""
+        made = await self.create(wanted)
+        if isinstance(made, Reject) and made.code is ErrorCode.TOPIC_ALREADY_EXISTS:
+            return self._by_name[wanted.name]
+        return made
+
+    async def grow(self, name: str, partitions: int) -> Topic | Reject:
+        """Add partitions up to a total."""
+        async with self._lock:
+            refused = self.check_growth(name, partitions)
+            if refused is not None:
+                return refused
+            topic = self._by_name[name]
+            grown = replace(topic, partitions=partitions)
+            await self._worker.run(lambda: self._store.set_partitions({name: partitions}))
+            config, indexes = self.config_of(grown), range(topic.partitions, partitions)
+            added = await self._worker.run(lambda: self._files.open(grown, indexes, config))
+            self._enter(grown, self._partitions[name] + added)
+            return grown
+
+    def check_growth(self, name: str, partitions: int) -> Reject | None:
+        """Could the topic have this many partitions in all?"""
+        topic = self._by_name.get(name)
+        if topic is None:
+            return Reject(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {name!r}")
+        room = self._config.max_partitions - self.partition_count
+        if not topic.partitions < partitions <= topic.partitions + room:
+            return Reject(
+                ErrorCode.INVALID_PARTITIONS,
+                f"topic {name!r} has {topic.partitions} partitions, {partitions} were asked for; "
+                f"{room} more can be made (max.partitions)",
+            )
+        return None
+
+    # ---------------------------------------------------------------------- changing
+
+    async def configure(self, name: str, configs: Mapping[str, str]) -> Reject | None:
+        """Replace a topic's own settings."""
+        async with self._lock:
+            topic = self._by_name.get(name)
+            if topic is None:
+                return Reject(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {name!r}")
+            refused = self.check_configs(configs)
+            if refused is not None:
+                return refused
+            changed = replace(topic, configs=MappingProxyType(dict(configs)))
+            await self._worker.run(lambda: self._store.set_topic_config(name, configs))
+            self._by_name[name] = self._by_id[topic.topic_id] = changed
+            self._apply_config(changed)
+            return None
+
+    def reconfigure(self, config: BrokerConfig) -> None:
+        """The broker settings that topics fall back to have changed."""
+        self._config = config
+        for topic in self._by_name.values():
+            self._apply_config(topic)
+
+    def _apply_config(self, topic: Topic) -> None:
+        config = self.config_of(topic)
+        for partition in self._partitions[topic.name]:
+            partition.configure(config, self._files.log_config(topic.name, config))
+
+    # ---------------------------------------------------------------------- deleting
+
+    async def delete(self, name: str) -> Reject | None:
+        """Delete a topic and, before this returns, its files."""
+        async with self._lock:
+            topic = self._by_name.get(name)
+            if topic is None:
+                return Reject(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {name!r}")
+            await self._worker.run(lambda: self._store.delete_topics([topic]))
+            del self._by_name[name], self._by_id[topic.topic_id], self._folded[_fold(name)]
+            for partition in self._partitions.pop(name):
+                partition.fail(TopicDeleted(f"topic {name!r} was deleted"))
+            await self._worker.run(lambda: self._finish_deletion(topic))
+            _log.info("deleted topic %s", name)
+            return None
+
+    def _finish_deletion(self, topic: Topic) -> None:
+        for index in range(topic.partitions):
+            self._files.delete(TopicPartition(topic.name, index))
+        self._store.forget_deleted([topic.topic_id])
+
+
+def _fold(name: str) -> str:
+    return name.replace(".", "_")

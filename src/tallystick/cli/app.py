@@ -1,0 +1,35 @@
+"""Every command but `broker`, whose parser is its own: here it is only named for `--help`."""
+
+from typing import Annotated
+
+import typer
+
+from tallystick import __version__
+
+app = typer.Typer(name="tallystick", no_args_is_help=True, add_completion=False, rich_markup_mode=None)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"tallystick {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def tallystick(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """A Kafka transaction and another system's transaction commit together, or not at all."""
+
+
+@app.command(add_help_option=False)
+def broker() -> None:
+    """Run a broker; `tallystick broker --help` says more."""
+
+
+def main(words: list[str]) -> int:
+    """Run a command; the exit code."""
+    result = app(words, standalone_mode=False)
+    return result if isinstance(result, int) else 0

@@ -1,0 +1,91 @@
+"""`tallystick broker`: a broker as a server."""
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tallystick.broker.config import BrokerConfig, Endpoint, ineffective
+from tallystick.broker.serve import Service, run
+from tallystick.broker.settings import BadConfig, read_properties
+from tallystick.kernel.errors import TallystickError
+
+_log = logging.getLogger("tallystick.broker")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run until SIGTERM or SIGINT; the exit code: 0, 1 for a failed start or disk, 2 for bad settings."""
+    options = _parser().parse_args(arguments)
+    logging.basicConfig(
+        level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    try:
+        given = _given(options)
+        config = BrokerConfig.parse(given)
+        if not config.log_dirs:
+            raise BadConfig("log.dirs: give --data-dir DIRECTORY")
+    except BadConfig as exc:
+        print(f"tallystick broker: {exc}".replace("\n", "\n  "), file=sys.stderr)
+        return 2
+    unused = ineffective(given)
+    if unused:
+        _log.warning("accepted, without effect here: %s", ", ".join(unused))
+    try:
+        Path(config.log_dirs).mkdir(parents=True, exist_ok=True)
+        return run(config, _announce)
+    except (TallystickError, OSError) as exc:
+        print(f"tallystick broker: {exc}", file=sys.stderr)
+        return 1
+
+
+def _announce(service: Service) -> None:
+    print(service.describe(), flush=True)
+
+
+def _given(options: argparse.Namespace) -> dict[str, str]:
+    """Settings by name: those of the file, then `-o`, then the options with names of their own."""
+    given: dict[str, str] = {}
+    problems = []
+    if options.config is not None:
+        try:
+            given |= read_properties(Path(options.config).read_text(), options.config)
+        except OSError as exc:
+            raise BadConfig(f"--config: {exc}") from exc
+    for text in options.option:
+        name, equals, value = text.partition("=")
+        if not equals:
+            problems.append(f"-o {text}: is not NAME=VALUE")
+        given[name.strip()] = value.strip()
+    if options.data_dir is not None:
+        given.pop("log.dir", None)
+        given["log.dirs"] = options.data_dir
+    for flag, name in (("listen", "listeners"), ("advertise", "advertised.listeners")):
+        text = getattr(options, flag)
+        if text is None:
+            continue
+        try:
+            given[name] = f"PLAINTEXT://{Endpoint.parse(text)}"
+        except ValueError as exc:
+            problems.append(f"--{flag}: {exc}")
+    if problems:
+        raise BadConfig("\n".join(problems))
+    return given
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="tallystick broker",
+        description="Run a broker for any Kafka client. Settings have Kafka's names; docs/config.md lists them.",
+    )
+    parser.add_argument("--data-dir", metavar="DIR", help="where records and metadata are kept (log.dirs)")
+    parser.add_argument("--listen", metavar="HOST:PORT", help="address to listen on; port 0 takes a free one")
+    parser.add_argument("--advertise", metavar="HOST:PORT", help="address clients are told, if it is another")
+    parser.add_argument("--config", metavar="FILE", help="settings, as in Kafka's server.properties")
+    parser.add_argument(
+        "-o", "--option", metavar="NAME=VALUE", action="append", default=[], help="one setting; repeatable"
+    )
+    parser.add_argument(
+        "--log-level", default="info", choices=("debug", "info", "warning", "error"), help="what is logged"
+    )
+    return parser

@@ -1,0 +1,25 @@
+"""The `tallystick` command.
+
+`tallystick broker` goes straight to its own parser: a broker is up in the time that importing the terminal
+libraries of the other commands would take.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import cast
+
+from tallystick import _lazy
+from tallystick.cli import broker
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; the exit code."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if words[:1] == ["broker"]:
+        return broker.main(words[1:])
+    others = cast(Callable[[list[str]], int], _lazy.load("tallystick.cli.app").main)
+    return others(words)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,41 @@
+"""What a fetch may see, over all small inputs."""
+
+from itertools import product
+
+from tallystick.broker.fetching import ByteBudget, Isolation, check_leader_epoch, readable_end
+from tallystick.kernel.codes import ErrorCode
+
+
+def test_nothing_unsynced_and_nothing_undecided_is_read() -> None:
+    """[FET-1]"""
+    for high_watermark, stable in product(range(4), repeat=2):
+        assert readable_end(Isolation.READ_UNCOMMITTED, high_watermark, stable) == high_watermark
+        committed = readable_end(Isolation.READ_COMMITTED, high_watermark, stable)
+        assert committed == min(high_watermark, stable)
+
+
+def test_epochs_older_are_fenced_newer_are_unknown_none_is_not_checked() -> None:
+    assert check_leader_epoch(-1, 3) is None
+    assert check_leader_epoch(3, 3) is None
+    older, newer = check_leader_epoch(2, 3), check_leader_epoch(4, 3)
+    assert older is not None
+    assert older.code is ErrorCode.FENCED_LEADER_EPOCH
+    assert newer is not None
+    assert newer.code is ErrorCode.UNKNOWN_LEADER_EPOCH
+
+
+def test_the_first_batch_passes_whatever_its_size_and_then_limits_hold() -> None:
+    budget = ByteBudget(10)
+    assert budget.first
+    assert budget.limit(100) == 10
+    budget.took(50)
+    assert not budget.first
+    assert budget.limit(100) == 0
+    assert budget.spent
+
+
+def test_an_empty_partition_does_not_use_up_the_first_batch() -> None:
+    budget = ByteBudget(10)
+    budget.took(0)
+    assert budget.first
+    assert not budget.spent

@@ -1,0 +1,68 @@
+"""Writes docs/config.md from the tables of settings, so that the two cannot differ."""
+
+from pathlib import Path
+
+from tallystick.broker.config import BROKER_SETTINGS, NO_EFFECT, RENAMED, TOPIC_SETTINGS
+from tallystick.broker.settings import Setting
+from tallystick.broker.topic_config import ONLY_DEFAULTS
+
+TARGET = Path(__file__).parents[1] / "docs/config.md"
+
+INTRODUCTION = """# Settings
+
+Written by `tools/config_docs.py`; do not edit.
+
+`tallystick broker` takes settings from `--config FILE` (the form of Kafka's `server.properties`),
+`-o NAME=VALUE` and options of its own, the last one winning. Names and defaults are Kafka 4.3's; what is not
+Kafka's says so. Every problem is reported at once and stops the start; an unknown name is a problem.
+
+## Durability
+
+`flush.policy` decides what an acknowledgement means, for every `acks` but 0:
+
+| value | on the disk | power loss |
+|---|---|---|
+| `ack`, default of `tallystick broker` | before the answer, one sync for all that wait | loses nothing acknowledged |
+| `interval` | within `log.flush.interval.ms` | may lose that long |
+| `os`, default of `EmbeddedBroker` | when the system pleases, as with Kafka | may lose the last records |
+
+A killed process loses nothing acknowledged under any of them.
+
+## Broker
+
+*dynamic* ones can be changed while running, with `kafka-configs` or any AlterConfigs client.
+"""
+
+
+def main() -> None:
+    parts = [INTRODUCTION, _table(BROKER_SETTINGS, dynamic=True)]
+    parts.append("\n## Topics\n\nEach falls back to the broker settings named, the first that is set.\n")
+    parts.append(_table(TOPIC_SETTINGS, dynamic=False))
+    parts.append("\nAccepted with their default only, there being one replica and no tiered storage:\n")
+    parts.append(", ".join(f"`{name}`" for name in ONLY_DEFAULTS) + ".\n")
+    parts.append("\n## Other names of the same\n")
+    parts.append(", ".join(f"`{old}` is `{new}`" for old, new in RENAMED.items()) + ".\n")
+    parts.append(
+        "\n## Accepted without effect\n\nA file written for Kafka may have these; the start names them in a"
+        " warning. They concern quorum, replication, thread pools, tiered storage, or transactions, which"
+        " are not there yet.\n"
+    )
+    parts.append(", ".join(f"`{name}`" for name in sorted(NO_EFFECT)) + ".\n")
+    TARGET.write_text("\n".join(parts))
+
+
+def _table(settings: dict[str, Setting], *, dynamic: bool) -> str:
+    last = "dynamic" if dynamic else "falls back to"
+    rows = [f"| name | default | allowed | meaning | {last} |", "|---|---|---|---|---|"]
+    for made in settings.values():
+        default = made.format(made.default)
+        shown = "not set" if default is None else f"`{default}`" if default else "empty"
+        extra = (
+            ("yes" if made.dynamic else "") if dynamic else ", ".join(f"`{s.name}`" for s in made.synonyms)
+        )
+        rows.append(f"| `{made.name}` | {shown} | {made.allowed()} | {made.doc} | {extra} |")
+    return "\n".join(rows) + "\n"
+
+
+if __name__ == "__main__":
+    main()
