@@ -23,7 +23,7 @@ class ConsumerGroupHeartbeatRequest:
 
     group_id: Annotated[str, wire(STRING, "0+")]
     member_id: Annotated[str, wire(STRING, "0+")]
-    # 0 joins, -1 leaves, -2 leaves as a static member who will return
+    # 0 joins, -1 leaves, -2 leaves as a static member who will return.
     member_epoch: Annotated[int, wire(INT32, "0+")]
     instance_id: Annotated[str | None, wire(STRING, "0+", nullable="0+")] = None
     rack_id: Annotated[str | None, wire(STRING, "0+", nullable="0+")] = None

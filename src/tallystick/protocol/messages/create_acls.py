@@ -1,4 +1,7 @@
-"""CreateAcls (30): add access rules."""
+"""CreateAcls (30): add access rules.
+
+The numbers are those of `describe_acls`.
+"""
 
 from typing import Annotated
 
@@ -9,7 +12,7 @@ from tallystick.protocol.wire import INT8, INT16, INT32, STRING, array, message,
 class AclCreation:
     resource_type: Annotated[int, wire(INT8, "1+")]
     resource_name: Annotated[str, wire(STRING, "1+")]
-    resource_pattern_type: Annotated[int, wire(INT8, "1+")] = 3  # 3 literal, 4 prefixed
+    resource_pattern_type: Annotated[int, wire(INT8, "1+")] = 3
     principal: Annotated[str, wire(STRING, "1+")]
     host: Annotated[str, wire(STRING, "1+")]
     operation: Annotated[int, wire(INT8, "1+")]

@@ -14,7 +14,7 @@ class CreatePartitionsAssignment:
 class CreatePartitionsTopic:
     name: Annotated[str, wire(STRING, "0+")]
     count: Annotated[int, wire(INT32, "0+")]  # of all partitions together, not of the new ones
-    # null: the broker chooses
+    # Null: the broker chooses.
     assignments: Annotated[
         tuple[CreatePartitionsAssignment, ...] | None,
         wire(array(CreatePartitionsAssignment), "0+", nullable="0+"),

@@ -22,7 +22,7 @@ class CreatableTopicConfig:
 @struct
 class CreatableTopic:
     name: Annotated[str, wire(STRING, "2+")]
-    # -1: the broker's default, or as many as `assignments` has
+    # -1: the broker's default, or as many as `assignments` has.
     num_partitions: Annotated[int, wire(INT32, "2+")]
     replication_factor: Annotated[int, wire(INT16, "2+")]  # -1 likewise
     assignments: Annotated[
@@ -60,7 +60,7 @@ class CreatableTopicResult:
     topic_id: Annotated[uuid.UUID, wire(UUID, "7+", ignorable=True)] = NIL
     error_code: Annotated[int, wire(INT16, "2+")] = 0
     error_message: Annotated[str | None, wire(STRING, "2+", nullable="2+")] = None
-    # why `configs` is null
+    # Why `configs` is null.
     topic_config_error_code: Annotated[int, wire(INT16, "5+", tag=0, ignorable=True)] = 0
     num_partitions: Annotated[int, wire(INT32, "5+", ignorable=True)] = -1
     replication_factor: Annotated[int, wire(INT16, "5+", ignorable=True)] = -1

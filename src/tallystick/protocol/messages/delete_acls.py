@@ -1,4 +1,7 @@
-"""DeleteAcls (31): remove the access rules that match filters."""
+"""DeleteAcls (31): remove the access rules that match filters.
+
+The numbers are those of `describe_acls`.
+"""
 
 from typing import Annotated
 
@@ -9,7 +12,7 @@ from tallystick.protocol.wire import INT8, INT16, INT32, STRING, array, message,
 class DeleteAclsFilter:
     resource_type_filter: Annotated[int, wire(INT8, "1+")]
     resource_name_filter: Annotated[str | None, wire(STRING, "1+", nullable="1+")]
-    pattern_type_filter: Annotated[int, wire(INT8, "1+")] = 3  # 1 any, 2 match, 3 literal, 4 prefixed
+    pattern_type_filter: Annotated[int, wire(INT8, "1+")] = 3
     principal_filter: Annotated[str | None, wire(STRING, "1+", nullable="1+")]
     host_filter: Annotated[str | None, wire(STRING, "1+", nullable="1+")]
     operation: Annotated[int, wire(INT8, "1+")]

@@ -1,4 +1,16 @@
-"""DescribeAcls (29): the access rules that match a filter."""
+"""DescribeAcls (29): the access rules that match a filter.
+
+Numbers that all three ACL APIs use, 1 always being "any" and for filters only:
+
+    resource type    2 topic, 3 group, 4 cluster, 5 transactional id, 6 delegation token, 7 user
+    pattern type     2 match (literal, prefixed and "*" that apply to a name), 3 literal, 4 prefixed
+    operation        2 all, 3 read, 4 write, 5 create, 6 delete, 7 alter, 8 describe, 9 cluster action,
+                     10 describe configs, 11 alter configs, 12 idempotent write, 13 create tokens,
+                     14 describe tokens, 15 two-phase commit (KIP-939)
+    permission type  2 deny, 3 allow
+
+Source: Kafka ResourceType, PatternType, AclOperation, AclPermissionType.
+"""
 
 from typing import Annotated
 
@@ -9,12 +21,12 @@ from tallystick.protocol.wire import INT8, INT16, INT32, STRING, array, message,
 class DescribeAclsRequest:
     """A filter on access rules; null matches every name, principal or host.
 
-    Source: KIP-140, pattern types KIP-290, user principals KIP-515 (v3); Kafka DescribeAclsRequest.
+    Source: KIP-140, pattern types KIP-290, user principals KIP-373 (v3); Kafka DescribeAclsRequest.
     """
 
     resource_type_filter: Annotated[int, wire(INT8, "1+")]
     resource_name_filter: Annotated[str | None, wire(STRING, "1+", nullable="1+")]
-    pattern_type_filter: Annotated[int, wire(INT8, "1+")] = 3  # 1 any, 2 match, 3 literal, 4 prefixed
+    pattern_type_filter: Annotated[int, wire(INT8, "1+")] = 3
     principal_filter: Annotated[str | None, wire(STRING, "1+", nullable="1+")]
     host_filter: Annotated[str | None, wire(STRING, "1+", nullable="1+")]
     operation: Annotated[int, wire(INT8, "1+")]

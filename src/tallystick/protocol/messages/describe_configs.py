@@ -7,10 +7,9 @@ from tallystick.protocol.wire import BOOL, INT8, INT16, INT32, STRING, array, me
 
 @struct
 class DescribeConfigsResource:
-    # 2 topic, 4 broker, 8 broker logger, 16 client metrics, 32 group
+    # 2 topic, 4 broker, 8 broker logger, 16 client metrics, 32 group.
     resource_type: Annotated[int, wire(INT8, "1+")]
     resource_name: Annotated[str, wire(STRING, "1+")]
-    # null for all
     configuration_keys: Annotated[tuple[str, ...] | None, wire(array(STRING), "1+", nullable="1+")]
 
 
@@ -40,12 +39,12 @@ class DescribeConfigsResourceResult:
     name: Annotated[str, wire(STRING, "1+")]
     value: Annotated[str | None, wire(STRING, "1+", nullable="1+")]
     read_only: Annotated[bool, wire(BOOL, "1+")]
-    # 1 topic, 2 broker, 3 all brokers, 4 server.properties, 5 default, 8 group
+    # 1 topic, 2 broker, 3 all brokers, 4 server.properties, 5 default, 8 group.
     config_source: Annotated[int, wire(INT8, "1+")] = -1
     is_sensitive: Annotated[bool, wire(BOOL, "1+")]
-    # where the value would come from next, nearest first
+    # Where the value would come from next, nearest first.
     synonyms: Annotated[tuple[DescribeConfigsSynonym, ...], wire(array(DescribeConfigsSynonym), "1+")] = ()
-    # 1 boolean, 2 string, 3 int, 4 short, 5 long, 6 double, 7 list, 8 class, 9 password
+    # 1 boolean, 2 string, 3 int, 4 short, 5 long, 6 double, 7 list, 8 class, 9 password.
     config_type: Annotated[int, wire(INT8, "3+", ignorable=True)] = 0
     documentation: Annotated[str | None, wire(STRING, "3+", nullable="3+", ignorable=True)] = None
 

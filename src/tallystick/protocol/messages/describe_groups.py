@@ -23,7 +23,7 @@ class DescribedGroupMember:
     group_instance_id: Annotated[str | None, wire(STRING, "4+", nullable="4+", ignorable=True)] = None
     client_id: Annotated[str, wire(STRING, "0+")]
     client_host: Annotated[str, wire(STRING, "0+")]
-    # empty unless the group is stable, as is the assignment
+    # Empty unless the group is stable, as is the assignment.
     member_metadata: Annotated[bytes, wire(BYTES, "0+")]
     member_assignment: Annotated[bytes, wire(BYTES, "0+")]
 

@@ -18,7 +18,6 @@ class DescribeLogDirsRequest:
     Source: KIP-113; Kafka DescribeLogDirsRequest.
     """
 
-    # null for all
     topics: Annotated[
         tuple[DescribableLogDirTopic, ...] | None, wire(array(DescribableLogDirTopic), "1+", nullable="1+")
     ]
@@ -28,7 +27,7 @@ class DescribeLogDirsRequest:
 class DescribeLogDirsPartition:
     partition_index: Annotated[int, wire(INT32, "1+")]
     partition_size: Annotated[int, wire(INT64, "1+")]
-    # behind the high watermark; of a future replica, behind the current one
+    # Behind the high watermark; of a future replica, behind the current one.
     offset_lag: Annotated[int, wire(INT64, "1+")]
     is_future_key: Annotated[bool, wire(BOOL, "1+")]  # will replace the current replica once it has caught up
 
@@ -53,7 +52,9 @@ class DescribeLogDirsResult:
 
 @message(api_key=35, versions="1-5", flexible="2+")
 class DescribeLogDirsResponse:
-    """One entry a directory; 4 adds the size of the volume (KIP-827), 5 whether it is cordoned.
+    """One entry a directory.
+
+    4 adds the size of the volume (KIP-827), 5 whether it is cordoned (KIP-1066).
 
     Source: Kafka DescribeLogDirsResponse.
     """

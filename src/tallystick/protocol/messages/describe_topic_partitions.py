@@ -27,7 +27,7 @@ class DescribeTopicPartitionsRequest:
 
     topics: Annotated[tuple[TopicRequest, ...], wire(array(TopicRequest), "0+")] = ()
     response_partition_limit: Annotated[int, wire(INT32, "0+")] = 2000
-    # null from the beginning; otherwise the first to return
+    # Null from the beginning; otherwise the first to return.
     cursor: Annotated[Cursor | None, wire(Cursor, "0+", nullable="0+")] = None
 
 

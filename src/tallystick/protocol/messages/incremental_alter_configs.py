@@ -8,7 +8,7 @@ from tallystick.protocol.wire import BOOL, INT8, INT16, INT32, STRING, array, me
 @struct
 class AlterableConfig:
     name: Annotated[str, wire(STRING, "0+")]
-    config_operation: Annotated[int, wire(INT8, "0+")]
+    config_operation: Annotated[int, wire(INT8, "0+")]  # 0 set, 1 delete, 2 append, 3 subtract
     value: Annotated[str | None, wire(STRING, "0+", nullable="0+")]
 
 

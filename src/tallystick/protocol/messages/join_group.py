@@ -27,7 +27,7 @@ class JoinGroupRequest:
     member_id: Annotated[str, wire(STRING, "0+")]  # "" at first
     group_instance_id: Annotated[str | None, wire(STRING, "5+", nullable="5+")] = None
     protocol_type: Annotated[str, wire(STRING, "0+")]  # "consumer", "connect", ...
-    # in order of preference
+    # In order of preference.
     protocols: Annotated[
         tuple[JoinGroupRequestProtocol, ...], wire(array(JoinGroupRequestProtocol), "0+")
     ] = ()

@@ -20,7 +20,7 @@ class ListConfigResourcesRequest:
 @struct
 class ConfigResource:
     resource_name: Annotated[str, wire(STRING, "0+")]
-    # 16 client metrics; otherwise as in DescribeConfigs
+    # 16 client metrics; otherwise as in DescribeConfigs.
     resource_type: Annotated[int, wire(INT8, "1+", ignorable=True)] = 16
 
 

@@ -36,7 +36,7 @@ class OffsetCommitRequest:
     """
 
     group_id: Annotated[str, wire(STRING, "2+")]
-    # -1 from a consumer that assigns itself
+    # -1 from a consumer that assigns itself.
     generation_id_or_member_epoch: Annotated[int, wire(INT32, "2+")] = -1
     member_id: Annotated[str, wire(STRING, "2+")]
     group_instance_id: Annotated[str | None, wire(STRING, "7+", nullable="7+")] = None

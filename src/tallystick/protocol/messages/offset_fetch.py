@@ -19,7 +19,7 @@ class OffsetFetchRequestGroup:
     group_id: Annotated[str, wire(STRING, "8+")]
     member_id: Annotated[str | None, wire(STRING, "9+", nullable="9+", ignorable=True)] = None
     member_epoch: Annotated[int, wire(INT32, "9+", ignorable=True)] = -1
-    # null for all
+    # Null for all.
     topics: Annotated[
         tuple[OffsetFetchRequestTopic, ...] | None,
         wire(array(OffsetFetchRequestTopic), "8+", nullable="8+"),

@@ -8,7 +8,7 @@ from tallystick.protocol.wire import INT16, INT32, INT64, STRING, array, message
 @struct
 class OffsetForLeaderPartition:
     partition: Annotated[int, wire(INT32, "2+")]
-    # what the client believes; -1 to skip the check
+    # What the client believes; -1 to skip the check.
     current_leader_epoch: Annotated[int, wire(INT32, "2+")] = -1
     leader_epoch: Annotated[int, wire(INT32, "2+")]
 

@@ -38,9 +38,9 @@ class TransactionLogValue:
     producer_epoch: Annotated[int, wire(INT16, "0+")]
     next_producer_epoch: Annotated[int, wire(INT16, "1+", tag=3)] = -1
     transaction_timeout_ms: Annotated[int, wire(INT32, "0+")]
-    # 0 Empty, 1 Ongoing, 2 PrepareCommit, 3 PrepareAbort, 4 CompleteCommit, 5 CompleteAbort
+    # 0 Empty, 1 Ongoing, 2 PrepareCommit, 3 PrepareAbort, 4 CompleteCommit, 5 CompleteAbort.
     transaction_status: Annotated[int, wire(INT8, "0+")]
-    # null in Empty; in the complete states there, and empty
+    # Null in Empty; in the complete states there, and empty.
     transaction_partitions: Annotated[
         tuple[PartitionsSchema, ...] | None, wire(array(PartitionsSchema), "0+", nullable="0+")
     ]

@@ -26,7 +26,7 @@ class SyncGroupRequest:
     group_instance_id: Annotated[str | None, wire(STRING, "3+", nullable="3+")] = None
     protocol_type: Annotated[str | None, wire(STRING, "5+", nullable="5+", ignorable=True)] = None
     protocol_name: Annotated[str | None, wire(STRING, "5+", nullable="5+", ignorable=True)] = None
-    # from the leader only
+    # From the leader only.
     assignments: Annotated[
         tuple[SyncGroupRequestAssignment, ...], wire(array(SyncGroupRequestAssignment), "0+")
     ] = ()

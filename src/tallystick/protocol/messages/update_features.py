@@ -10,7 +10,7 @@ class FeatureUpdateKey:
     feature: Annotated[str, wire(STRING, "0+")]
     max_version_level: Annotated[int, wire(INT16, "0+")]  # below 1: remove the feature
     allow_downgrade: Annotated[bool, wire(BOOL, "0")] = False
-    # 1 only up, 2 down if nothing is lost, 3 down at any loss
+    # 1 only up, 2 down if nothing is lost, 3 down at any loss.
     upgrade_type: Annotated[int, wire(INT8, "1+")] = 1
 
 
