@@ -30,6 +30,7 @@ from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import GroupId, MemberId, Offset, TopicPartition
 from tallystick.protocol.records import patch_offset_and_epoch, read_header
+from tallystick.storage.fs import LogFull
 from tallystick.testing import FakeClock
 
 G = GroupId("g")
@@ -59,10 +60,13 @@ class MemoryPartition:
         self.gate.set()
         self.refusal: Reject | None = None
         self.failure: Exception | None = None
+        self.full = False
 
     async def append_durably(self, batch: bytes) -> Appended | Reject:
         if self.refusal is not None:
             return self.refusal
+        if self.full:
+            raise LogFull("/data", "no space left")
         placed = bytearray(batch)
         patch_offset_and_epoch(placed, 0, self.end, 0)
         at, self.end = self.end, self.end + read_header(batch).record_count
@@ -244,6 +248,23 @@ async def test_a_refused_append_changes_nothing() -> None:
         assert world.group().offsets[T0].offset == 1
         await world.coordinator.execute(G, commit(3))
         assert world.group().offsets[T0].offset == 3
+
+
+@on_a_loop
+async def test_a_full_disk_refuses_commits_and_keeps_the_group() -> None:
+    """Nothing was written, so nothing is unknown: the client looks for the coordinator again and retries."""
+    async with World() as world:
+        joined = await world.member()
+        partition = world.topic.partitions[0]
+        partition.full = True
+        refused = await world.coordinator.execute(G, commit(1, joined))
+        assert isinstance(refused, Reject)
+        assert refused.code is ErrorCode.NOT_COORDINATOR
+        beat = Heartbeat(member_id=joined.member_id, generation=joined.generation)
+        assert await world.coordinator.execute(G, beat) == DONE
+        partition.full = False
+        await world.coordinator.execute(G, commit(2, joined))
+        assert world.group().offsets[T0].offset == 2
 
 
 @on_a_loop

@@ -39,6 +39,7 @@ from tallystick.kernel.clock import Clock
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject, TallystickError
 from tallystick.kernel.ids import GroupId, Offset
+from tallystick.storage.fs import LogFull
 
 log = logging.getLogger("tallystick.groups")
 
@@ -76,7 +77,7 @@ class OffsetsPartition(Protocol):
     async def append_durably(self, batch: bytes) -> Appended | Reject:
         """Append one batch and wait until power loss cannot take it, as far as flush.policy promises.
 
-        A Reject means that nothing was written; an exception, that nobody knows.
+        A Reject and LogFull mean that nothing was written; another exception, that nobody knows.
         """
         ...
 
@@ -326,7 +327,12 @@ class GroupCoordinator:
 
     async def _append_to(self, index: int, batch: bytes) -> Appended | Reject:
         partition = await self._topic.partition(index)
-        return partition if isinstance(partition, Reject) else await partition.append_durably(batch)
+        if isinstance(partition, Reject):
+            return partition
+        try:
+            return await partition.append_durably(batch)
+        except LogFull as exc:
+            return Reject(ErrorCode.KAFKA_STORAGE_ERROR, str(exc))
 
     def _release(self, group_id: GroupId, lane: _Lane) -> None:
         """Give up the lane and decide what queued behind it, until one of those takes it again."""
