@@ -32,7 +32,7 @@ class LogFull(StorageFailure):
 
 
 class LogOffline(StorageFailure):
-    """The state of the file is unknown (a sync or a repair failed): its data directory is finished [LOG-4]."""
+    """A sync or a repair failed, so the file is in no known state: its data directory is finished [LOG-4]."""
 
 
 class File(Protocol):

@@ -1,0 +1,618 @@
+"""One partition's log: append, read, sync. The only module that writes a log.
+
+A log is a run of segments; the last one grows. `append` returns when the bytes are with the operating
+system; `sync` puts them on the disk, in another thread, and moves `synced_end`. Under `flush.policy=ack` the
+high watermark is that end, so nothing is shown or acknowledged which power loss could take back [LOG-1].
+
+Used by one thread (the loop), apart from `sync`, which any one other thread may call at any time.
+Opening and repairing is in `loading`, what may enter in `validation`, deleting in `trimming`.
+"""
+
+import threading
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from tallystick.kernel.check import check
+from tallystick.kernel.codes import ErrorCode
+from tallystick.kernel.errors import Reject
+from tallystick.kernel.ids import LeaderEpoch, Offset, TopicPartition
+from tallystick.protocol.records import (
+    HEADER_SIZE,
+    BatchHeader,
+    RecordsError,
+    iter_records,
+    patch_offset_and_epoch,
+    read_header,
+    read_marker,
+)
+from tallystick.storage import trimming
+from tallystick.storage.aborted import AbortedTxn, aborted_between
+from tallystick.storage.checkpoints import format_epochs
+from tallystick.storage.epochs import LeaderEpochs
+from tallystick.storage.fs import FileSystem, LogFull, LogOffline, StorageFailure, is_full, replace_file
+from tallystick.storage.producers import AppendOrigin, Duplicate, ProducerStates, Verification
+from tallystick.storage.recovery import CorruptLog, RecoveryReport
+from tallystick.storage.segment import SNAPSHOT, file_name
+from tallystick.storage.segment_file import Residents, Segment
+from tallystick.storage.snapshots import encode_snapshot
+from tallystick.storage.validation import LogConfig, check_batches
+
+__all__ = [
+    "AppendOrigin",
+    "AppendResult",
+    "CorruptLog",
+    "Log",
+    "LogConfig",
+    "LogFull",
+    "LogHooks",
+    "LogOffline",
+    "ReadResult",
+    "RecoveryReport",
+    "SpaceGuard",
+    "StorageFailure",
+    "TxnGuard",
+]
+
+EPOCH_FILE: Final = "leader-epoch-checkpoint"
+# Where readers stand: offset -> where its batch starts. A reader comes back for what follows its last read.
+_READERS_MAX: Final = 64
+
+
+class SpaceGuard(Protocol):
+    """Says whether bytes may still be written, and lets go of the reserve for those that must be."""
+
+    def may_write(self, size: int, internal: bool) -> bool: ...
+
+    def release(self) -> None:
+        """An internal append met a full disk: give back reserved room; it is tried once more."""
+        ...
+
+
+class Unlimited:
+    """A guard for directories without a reserve."""
+
+    def may_write(self, size: int, internal: bool) -> bool:
+        return True
+
+    def release(self) -> None:
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogHooks:
+    """What the owner of a log is told, and what it shares among its logs."""
+
+    space: SpaceGuard
+    residents: Residents
+    # A segment was closed: have the log synced soon, whatever the flush policy.
+    request_sync: Callable[["Log"], None] = lambda log: None
+    # Segments are about to be deleted: make the log start offset durable first.
+    before_delete: Callable[["Log"], None] = lambda log: None
+
+
+@dataclass(frozen=True, slots=True)
+class TxnGuard:
+    """What the caller knows of the transaction a batch or marker belongs to. Source: KIP-890."""
+
+    verification: Verification | None = None
+    transaction_version: int = 2
+
+
+@dataclass(slots=True)
+class AppendResult:
+    """Where batches went; `duplicate` when they were there already."""
+
+    base_offset: Offset
+    last_offset: Offset
+    log_append_time_ms: int  # -1 where producers set the time
+    log_start_offset: Offset
+    duplicate: bool = False
+
+
+@dataclass(slots=True)
+class ReadResult:
+    """Whole batches, the first of which holds the offset asked for or is the next one after it."""
+
+    data: bytes
+
+
+_EMPTY: Final = b""
+_NO_GUARD: Final = TxnGuard()
+
+
+class Log:
+    """A partition's records. Made by `loading.open_log` or `loading.create_log`; closed by its owner."""
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        directory: str,
+        topic_partition: TopicPartition,
+        config: LogConfig,
+        hooks: LogHooks,
+    ) -> None:
+        self.fs = fs
+        self.directory = directory
+        self.topic_partition = topic_partition
+        self.config = config
+        self.hooks = hooks
+        self.segments: list[Segment] = []
+        self.log_start_offset = Offset(0)
+        self.log_end_offset = Offset(0)
+        self.synced_end = Offset(0)
+        self.recovery_point = Offset(0)
+        self.producer_state = ProducerStates(verification_required=config.verification_required)
+        self.epochs = LeaderEpochs()
+        self.failure: StorageFailure | None = None
+        self.closed_unsynced: list[
+            Segment
+        ] = []  # segments that will not grow, whose files are not all synced
+        self.directory_unsynced = False
+        self.syncing = threading.Lock()  # held while files are synced, closed or removed [LOG-5]
+        self._bases: list[int] = []
+        self._readers: dict[int, tuple[Segment, int]] = {}
+        self._synced_position: tuple[Segment | None, int] = (None, 0)
+        # Where the log ends, in one value: the syncing thread must never see half of an append.
+        self._tail: tuple[Offset, Segment | None, int] = (Offset(0), None, 0)
+
+    # -- what is known ----------------------------------------------------------------------------------
+
+    @property
+    def high_watermark(self) -> Offset:
+        """Readers see nothing at or above it [LOG-1]."""
+        return self.synced_end if self.config.flush_policy == "ack" else self.log_end_offset
+
+    @property
+    def first_unstable_offset(self) -> Offset | None:
+        self.producer_state.advance_high_watermark(self.high_watermark)
+        found = self.producer_state.first_unstable_offset
+        return None if found is None else Offset(found)
+
+    @property
+    def last_stable_offset(self) -> Offset:
+        """Below it every transaction is decided, for every reader [LOG-2]."""
+        unstable, high_watermark = self.first_unstable_offset, self.high_watermark
+        return high_watermark if unstable is None or unstable > high_watermark else unstable
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(segment.size for segment in self.segments)
+
+    @property
+    def active(self) -> Segment:
+        return self.segments[-1]
+
+    # -- appending ---------------------------------------------------------------------------------------
+
+    def append(
+        self,
+        batches: bytes | bytearray | memoryview,
+        *,
+        origin: AppendOrigin = AppendOrigin.CLIENT,
+        now_ms: int,
+        leader_epoch: LeaderEpoch,
+        guard: TxnGuard = _NO_GUARD,
+    ) -> AppendResult | Reject:
+        """Add batches at the end, all or none.
+
+        Order: everything is checked before the write, and producers change after it. On return the bytes
+            are with the operating system; they are on the disk when `synced_end` has passed them.
+        Rejects with what `validation` and the producer's state say.
+        Raises: LogFull, StorageFailure (nothing was appended), LogOffline (unknown; the log is finished).
+        """
+        if self.failure is not None:
+            raise self.failure
+        checked = check_batches(bytearray(batches), self.config, origin, now_ms)
+        if isinstance(checked, Reject):
+            return checked
+        data, headers = checked
+        answer = self._check_producer(data, headers[0][1], origin, guard)
+        if answer is not None:
+            return answer
+        first = next_offset = self.log_end_offset
+        for at, header in headers:
+            patch_offset_and_epoch(data, at, next_offset, leader_epoch)
+            next_offset = Offset(next_offset + header.last_offset_delta + 1)
+        self._write(data, headers, next_offset - 1, now_ms)
+        if leader_epoch != self.epochs.latest and leader_epoch >= 0:
+            self._begin_epoch(leader_epoch, first)
+        self._apply(data, headers, first)
+        self.move_end(next_offset)
+        stamped = bool(self.config.message_timestamp_type)
+        return AppendResult(first, Offset(next_offset - 1), now_ms if stamped else -1, self.log_start_offset)
+
+    def move_end(self, offset: Offset) -> None:
+        """The last segment now ends with the record before `offset`."""
+        active = self.segments[-1]
+        self.log_end_offset = offset
+        self._tail = (offset, active, active.size)
+
+    def _check_producer(
+        self, data: bytearray, header: BatchHeader, origin: AppendOrigin, guard: TxnGuard
+    ) -> AppendResult | Reject | None:
+        """What to answer instead of appending, if anything."""
+        if header.producer_id < 0:
+            return None
+        if header.is_control:
+            marker = read_marker(data)
+            if marker is None:
+                return None
+            verdict = self.producer_state.check_marker(header, marker, guard.transaction_version)
+            return verdict if isinstance(verdict, Reject) else None
+        found = self.producer_state.check(header, origin, guard.verification)
+        if isinstance(found, Duplicate):
+            stamped = found.timestamp_ms if self.config.message_timestamp_type else -1
+            base, last = Offset(found.base_offset), Offset(found.last_offset)
+            return AppendResult(base, last, stamped, self.log_start_offset, duplicate=True)
+        return found if isinstance(found, Reject) else None
+
+    def _write(
+        self, data: bytearray, headers: list[tuple[int, BatchHeader]], last_offset: int, now_ms: int
+    ) -> None:
+        config = self.config
+        if not self.hooks.space.may_write(len(data), config.internal):
+            raise LogFull(self.directory, f"no room for {len(data)} bytes beside the reserve")
+        active = self.active
+        # Source: LogSegment.timeWaitedForRoll: the first batch's time is compared with the new one's.
+        age = (
+            0 if active.rolling_timestamp is None else headers[-1][1].max_timestamp - active.rolling_timestamp
+        )
+        if active.size and (
+            age > config.segment_ms
+            or active.is_full_for(len(data), last_offset, config.segment_bytes, config.segment_index_bytes)
+        ):
+            self.roll(now_ms)
+        try:
+            self._write_once(data, headers)
+        except LogFull:
+            if not config.internal:
+                raise
+            self.hooks.space.release()
+            self._write_once(data, headers)
+
+    def _write_once(self, data: bytearray, headers: list[tuple[int, BatchHeader]]) -> None:
+        active = self.active
+        try:
+            active.append(data, headers, self.log_end_offset)
+        except OSError as exc:
+            self._undo(active, exc)
+
+    def _undo(self, active: Segment, cause: OSError) -> None:
+        """A write failed, and any part of it may be in the file: take it out, or give the log up [LOG-4]."""
+        try:
+            active.cut_back()
+        except OSError as exc:
+            raise self.fail(f"a write failed ({cause}), and so did taking it back ({exc})") from exc
+        if is_full(cause):
+            raise LogFull(self.directory, str(cause)) from cause
+        raise StorageFailure(self.directory, f"a write failed: {cause}") from cause
+
+    def fail(self, reason: str) -> LogOffline:
+        """Nothing is known any more about what is on the disk: refuse everything from now on [LOG-4]."""
+        failure = LogOffline(self.directory, reason)
+        if self.failure is None:
+            self.failure = failure
+        return failure
+
+    def _apply(self, data: bytearray, headers: list[tuple[int, BatchHeader]], first_offset: int) -> None:
+        offset = first_offset
+        for at, header in headers:
+            if header.producer_id >= 0:
+                self.apply_to_producers(header, data if at == 0 else data[at:], offset, self.active)
+            offset += header.last_offset_delta + 1
+
+    def apply_to_producers(
+        self, header: BatchHeader, data: bytes | bytearray | memoryview, offset: int, segment: Segment | None
+    ) -> None:
+        """Take in a batch that is in the log: live and on replay alike.
+
+        `segment` gets the entry when a transaction was aborted; None where its index has it already.
+        """
+        if not header.is_control:
+            self.producer_state.apply(header, offset, header.max_timestamp)
+            return
+        marker = read_marker(data)
+        if marker is None:
+            return
+        done = self.producer_state.apply_marker(header, marker, offset, header.max_timestamp)
+        if done is not None and done.is_aborted and segment is not None:
+            try:
+                segment.add_aborted(done.as_aborted())
+            except OSError as exc:
+                # The marker is in the log and the index is not: a restart makes it again from the log.
+                raise self.fail(f"the index of aborted transactions cannot be written: {exc}") from exc
+
+    def _begin_epoch(self, leader_epoch: int, first_offset: int) -> None:
+        if self.epochs.assign(leader_epoch, first_offset):
+            self.save_epochs()
+
+    def save_epochs(self) -> None:
+        """Write the epoch checkpoint; one that is stale is made again from the log after a crash."""
+        text = format_epochs(self.epochs.entries)
+        try:
+            replace_file(self.fs, f"{self.directory}/{EPOCH_FILE}", text.encode())
+        except OSError as exc:
+            if not is_full(exc):
+                raise self.fail(f"{EPOCH_FILE} cannot be written: {exc}") from exc
+
+    # -- rolling and syncing -------------------------------------------------------------------------------
+
+    def roll(self, now_ms: int) -> None:
+        """Close the last segment and start one at the log end.
+
+        Order: under `ack` the closed segment is on the disk before the new one exists, so that damage in a
+            closed segment is never a write that was lost [LOG-3]. Otherwise a sync is asked for.
+        Raises: LogFull, StorageFailure, LogOffline.
+        """
+        closing = self.active
+        if not closing.size:
+            return
+        try:
+            self.save_snapshot()
+            if self.config.flush_policy == "ack" and closing.unsynced:
+                self._sync_closing(closing)
+            segment = self.new_segment(self.log_end_offset)
+            segment.create()
+            try:
+                closing.finish()
+            except OSError:
+                segment.remove()
+                raise
+        except OSError as exc:
+            if is_full(exc):
+                raise LogFull(self.directory, f"no room for another segment: {exc}") from exc
+            raise self.fail(f"cannot start another segment: {exc}") from exc
+        with self.syncing:
+            self.closed_unsynced.append(closing)
+            self.directory_unsynced = True
+        self.segments.append(segment)
+        self._bases.append(segment.base_offset)
+        self.move_end(self.log_end_offset)
+        self.hooks.request_sync(self)
+
+    def _sync_closing(self, closing: Segment) -> None:
+        with self.syncing:
+            try:
+                closing.sync()
+            except OSError as exc:
+                raise self.fail(f"a sync failed: {exc}") from exc
+            if not self.directory_unsynced and not self.closed_unsynced:
+                self._note_synced(self.log_end_offset, closing, closing.size)
+
+    def new_segment(self, base_offset: int) -> Segment:
+        """A segment of this log, without touching a file."""
+        interval = self.config.index_interval_bytes
+        return Segment(self.fs, self.directory, base_offset, interval, self.hooks.residents)
+
+    def save_snapshot(self) -> None:
+        """Write what is known of producers at the log end. Raises OSError."""
+        path = f"{self.directory}/{file_name(self.log_end_offset, SNAPSHOT)}"
+        if self.fs.exists(path):
+            self.fs.remove(path)
+        file = self.fs.open_append(path)
+        try:
+            file.write([encode_snapshot(self.producer_state.take_snapshot())])
+        finally:
+            file.close()
+
+    def sync(self) -> Offset:
+        """Put everything appended so far on the disk; returns the end offset that is safe now.
+
+        Blocks; any thread. Order: names first, then segments oldest first, so that `synced_end` never
+        passes an earlier byte that is not on the disk [LOG-1].
+        Raises: LogOffline. It is never tried again: after a failed sync the kernel may call pages clean
+            that are not on the disk.
+        """
+        with self.syncing:
+            if self.failure is not None:
+                raise self.failure
+            end, active, position = self._tail
+            closed = list(self.closed_unsynced)
+            try:
+                if self.directory_unsynced:
+                    self.directory_unsynced = False
+                    self.fs.sync_dir(self.directory)
+                for segment in closed:
+                    segment.sync()
+                    segment.sync_indexes()
+                if active is not None:
+                    active.sync()
+            except OSError as exc:
+                raise self.fail(f"a sync failed: {exc}") from exc
+            del self.closed_unsynced[: len(closed)]
+            self._note_synced(end, active, position)
+            self.recovery_point = end
+            return end
+
+    def _note_synced(self, end: Offset, segment: Segment | None, position: int) -> None:
+        if end > self.synced_end:
+            self._synced_position = (segment, position)
+            self.synced_end = end
+
+    def mark_synced(self) -> None:
+        """Everything is on the disk: said by those who put it there."""
+        self.synced_end = self.recovery_point = self.log_end_offset
+        self._synced_position = (self.active, self.active.size)
+
+    # -- reading --------------------------------------------------------------------------------------------
+
+    def read(self, offset: int, max_bytes: int, *, upper: int, min_one: bool = True) -> ReadResult | Reject:
+        """Whole batches from the one that holds `offset` on, below `upper`, from one segment.
+
+        Args:
+            upper: the first offset not to return; a batch that reaches it is left out.
+            min_one: return the first batch even when it is longer than `max_bytes`.
+        Rejects with OFFSET_OUT_OF_RANGE.
+        Raises: StorageFailure.
+        """
+        if not self.log_start_offset <= offset <= self.log_end_offset:
+            return Reject(
+                ErrorCode.OFFSET_OUT_OF_RANGE,
+                f"offset {offset}, the log has {self.log_start_offset} to {self.log_end_offset}",
+            )
+        if offset >= upper:
+            return ReadResult(_EMPTY)
+        try:
+            return ReadResult(self._read(offset, max_bytes, min(upper, self.log_end_offset), min_one))
+        except OSError as exc:
+            raise StorageFailure(self.directory, f"a read failed: {exc}") from exc
+
+    def _read(self, offset: int, max_bytes: int, upper: int, min_one: bool) -> bytes:
+        known = self._readers.pop(offset, None)
+        slot = bisect_right(self._bases, known[0].base_offset if known else offset) - 1
+        segment, at = known or (self.segments[max(0, slot)], -1)
+        slot = max(0, slot)
+        while True:
+            if at < 0:
+                at = segment.find_position(offset)
+            limit = self._limit(segment, slot, upper)
+            if at < limit:
+                return self._read_segment(segment, at, limit, max_bytes, (upper, min_one))
+            slot += 1
+            if slot >= len(self.segments) or self._bases[slot] >= upper:
+                return _EMPTY
+            segment, at = self.segments[slot], -1
+
+    def _limit(self, segment: Segment, slot: int, upper: int) -> int:
+        """The position up to which a segment may be read."""
+        if upper >= self.log_end_offset or (slot + 1 < len(self._bases) and upper >= self._bases[slot + 1]):
+            return segment.size
+        if upper == self.synced_end and self._synced_position[0] is segment and self._synced_position[1]:
+            return self._synced_position[1]
+        return segment.find_position(upper)
+
+    def _read_segment(
+        self, segment: Segment, at: int, limit: int, max_bytes: int, bounds: tuple[int, bool]
+    ) -> bytes:
+        upper, min_one = bounds
+        available = limit - at
+        if available <= max_bytes:
+            data = segment.file.pread(available, at)
+            # What follows is the next batch, wherever it will be.
+            self._remember(upper, segment, limit)
+            return data
+        data = segment.file.pread(max_bytes, at) if max_bytes > 0 else _EMPTY
+        end, next_offset = segment.end_of_whole(at, data)
+        if end:
+            self._remember(next_offset, segment, at + end)
+            return data if end == len(data) else data[:end]
+        if not min_one:
+            return _EMPTY
+        _, size, _, last_offset = next(segment.spans(at, limit))
+        self._remember(last_offset + 1, segment, at + size)
+        return segment.file.pread(size, at)
+
+    def _remember(self, offset: int, segment: Segment, position: int) -> None:
+        if offset < 0:
+            return
+        readers = self._readers
+        if len(readers) >= _READERS_MAX:
+            del readers[next(iter(readers))]
+        readers[offset] = (segment, position)
+
+    def aborted_between(self, lo: int, hi: int) -> tuple[AbortedTxn, ...]:
+        """Aborted transactions with records in [lo, hi): what a read_committed reader leaves out."""
+        slot = max(0, bisect_right(self._bases, lo) - 1)
+        return tuple(aborted_between((segment.load_aborted() for segment in self.segments[slot:]), lo, hi))
+
+    def offset_for_timestamp(self, timestamp_ms: int) -> tuple[Offset, int, int] | None:
+        """Offset, timestamp and leader epoch of the first record at or after a time; None for none.
+
+        Raises: StorageFailure.
+        """
+        for segment in self.segments:
+            if segment.largest_timestamp[0] < timestamp_ms:
+                continue
+            start = max(
+                self.log_start_offset,
+                segment.base_offset + segment.time_index.find_offset_before(timestamp_ms),
+            )
+            for header, data in self._headers_from(segment, start):
+                if header.max_timestamp < timestamp_ms:
+                    continue
+                found = self._first_record(data, timestamp_ms, self.log_start_offset)
+                if found is not None:
+                    return Offset(found[0]), found[1], header.partition_leader_epoch
+        return None
+
+    def max_timestamp(self) -> tuple[Offset, int, int] | None:
+        """Offset, timestamp and leader epoch of the record with the greatest timestamp; None for none."""
+        best: Segment | None = None
+        for segment in self.segments:
+            if segment.size and (best is None or segment.largest_timestamp[0] > best.largest_timestamp[0]):
+                best = segment
+        if best is None or best.largest_timestamp[0] < 0:
+            return None
+        timestamp, last_offset = best.largest_timestamp
+        for header, data in self._headers_from(best, last_offset):
+            found = self._first_record(data, timestamp, self.log_start_offset)
+            return (Offset(found[0]), found[1], header.partition_leader_epoch) if found else None
+        return None
+
+    def _headers_from(self, segment: Segment, offset: int) -> Iterator[tuple[BatchHeader, bytes]]:
+        """Header and bytes of each batch from the one that holds `offset` on; bytes are read when asked."""
+        try:
+            for position, size, _, _ in segment.spans(segment.find_position(offset)):
+                head = read_header(segment.file.pread(HEADER_SIZE, position))
+                yield head, segment.file.pread(size, position)
+        except (OSError, RecordsError) as exc:
+            raise StorageFailure(self.directory, f"a read failed: {exc}") from exc
+
+    def _first_record(self, data: bytes, timestamp_ms: int, offset_min: int) -> tuple[int, int] | None:
+        for record in iter_records(data):
+            if record.timestamp_ms >= timestamp_ms and record.offset >= offset_min:
+                return record.offset, record.timestamp_ms
+        return None
+
+    def epoch_end_offset(self, epoch: LeaderEpoch) -> tuple[int, Offset] | None:
+        """The last epoch up to `epoch` and the offset where it ended; None if nothing is known."""
+        found = self.epochs.end_offset_for(epoch, self.log_end_offset)
+        return None if found is None else (found.epoch, Offset(found.end_offset))
+
+    # -- the list of segments, for loading, trimming and the cleaner --------------------------------------
+
+    def set_segments(self, segments: list[Segment]) -> None:
+        """Replace the list; what readers remember points into the old one."""
+        check(bool(segments), "a log has at least one segment")
+        self.segments = segments
+        self._bases = [segment.base_offset for segment in segments]
+        self._readers.clear()
+        self._synced_position = (None, 0)
+
+    def delete_records_before(self, offset: Offset) -> Reject | None:
+        """DeleteRecords: nothing below `offset` is served any more; whole segments below it go.
+
+        Order: durable when it returns. Rejects with OFFSET_OUT_OF_RANGE above the high watermark.
+        Raises: StorageFailure.
+        """
+        return trimming.delete_records_before(self, offset)
+
+    def delete_oldest_segments(self, count: int) -> None:
+        """Retention: the first `count` segments go, never the last one. Raises: StorageFailure."""
+        trimming.delete_oldest_segments(self, count)
+
+    # -- the end -------------------------------------------------------------------------------------------
+
+    def flush_indexes(self) -> None:
+        """Bring the last segment's index files up to date. Raises OSError."""
+        self.active.write_indexes()
+
+    def close(self, *, clean: bool) -> None:
+        """Let go of the files; with `clean`, everything is on the disk first, so that nothing needs a scan.
+
+        Raises: LogOffline, StorageFailure.
+        """
+        if clean and self.failure is None:
+            try:
+                self.active.end_indexes()
+                self.save_snapshot()
+                self.directory_unsynced = True
+                self.closed_unsynced.append(self.active)
+            except OSError as exc:
+                raise self.fail(f"cannot be closed cleanly: {exc}") from exc
+            self.sync()
+        with self.syncing:
+            for segment in self.segments:
+                segment.close()

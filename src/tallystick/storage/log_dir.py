@@ -1,0 +1,273 @@
+"""A data directory: who may use it, whose it is, which logs are in it and where each was safe.
+
+Kafka's files: `meta.properties`, `.lock`, `.kafka_cleanshutdown`, and the checkpoints of recovery points,
+log start offsets and cleaned offsets. A partition's directory is `topic-partition`; one whose name ends with
+`-delete` was given up and is removed.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from uuid import UUID, uuid4
+
+from tallystick.kernel.ids import TopicPartition
+from tallystick.storage.checkpoints import (
+    MetaProperties,
+    format_meta_properties,
+    format_offsets,
+    format_partition_metadata,
+    format_uuid,
+    parse_meta_properties,
+    parse_offsets,
+    parse_partition_metadata,
+)
+from tallystick.storage.fs import FileSystem, Lock, StorageFailure, replace_file
+from tallystick.storage.loading import Ended, create_log, open_log
+from tallystick.storage.log import Log, LogHooks, SpaceGuard, Unlimited
+from tallystick.storage.malformed import MalformedFile
+from tallystick.storage.recovery import RecoveryReport
+from tallystick.storage.segment_file import Residents
+from tallystick.storage.validation import LogConfig
+
+RECOVERY_POINTS = "recovery-point-offset-checkpoint"
+LOG_STARTS = "log-start-offset-checkpoint"
+CLEANED = "cleaner-offset-checkpoint"
+META = "meta.properties"
+LOCK = ".lock"
+CLEAN_MARK = ".kafka_cleanshutdown"
+PARTITION_METADATA = "partition.metadata"
+_DELETED = "-delete"
+
+
+class DirectoryInUse(StorageFailure):
+    """Another process holds the lock."""
+
+
+class ForeignDirectory(StorageFailure):
+    """The directory belongs to another cluster, or a partition in it to another topic of that name."""
+
+
+def _ignore(log: Log) -> None:
+    """No group commit: the owner syncs by itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DirectoryOptions:
+    """What a data directory is opened with. `cluster_id` None: whatever it has, or a new one."""
+
+    node_id: int = 1
+    cluster_id: str | None = None
+    space: SpaceGuard = field(default_factory=Unlimited)
+    request_sync: Callable[[Log], None] = _ignore
+
+
+class LogDir:
+    """Owner of the logs of one data directory; used by the loop's thread. Made by `LogDir.open`."""
+
+    def __init__(self, fs: FileSystem, directory: str, options: DirectoryOptions, lock: Lock) -> None:
+        self.fs = fs
+        self.directory = directory
+        self.logs: dict[TopicPartition, Log] = {}
+        self.reports: list[tuple[TopicPartition, RecoveryReport]] = []
+        self.was_clean = False
+        self.meta = MetaProperties(cluster_id="", node_id=options.node_id, directory_id=UUID(int=0))
+        self._lock = lock
+        self._hooks = LogHooks(
+            space=options.space,
+            residents=Residents(),
+            request_sync=options.request_sync,
+            before_delete=self._save_starts,
+        )
+        self._recovery_points: dict[TopicPartition, int] = {}
+        self._starts: dict[TopicPartition, int] = {}
+        self.cleaned: dict[TopicPartition, int] = {}
+        self._unopened: set[TopicPartition] = set()
+
+    @classmethod
+    def open(cls, fs: FileSystem, directory: str, options: DirectoryOptions) -> "LogDir":
+        """Take a directory over, making it when it is not there. Logs are opened when asked for.
+
+        Raises: DirectoryInUse, ForeignDirectory, MalformedFile (meta.properties), OSError.
+        """
+        fs.mkdir(directory)
+        lock = fs.lock(f"{directory}/{LOCK}")
+        if lock is None:
+            raise DirectoryInUse(directory, "another process uses this data directory")
+        log_dir = cls(fs, directory, options, lock)
+        try:
+            log_dir._take_over(options)
+        except BaseException:
+            lock.release()
+            raise
+        return log_dir
+
+    def _take_over(self, options: DirectoryOptions) -> None:
+        fs, directory = self.fs, self.directory
+        self.meta = self._own(options)
+        self._recovery_points = self._load(RECOVERY_POINTS)
+        self._starts = self._load(LOG_STARTS)
+        self.cleaned = self._load(CLEANED)
+        for name in fs.listdir(directory):
+            path = f"{directory}/{name}"
+            if not fs.is_dir(path):
+                if name.endswith(".tmp"):
+                    fs.remove(path)
+            elif name.endswith(_DELETED):
+                self._remove_tree(path)
+            elif (found := parse_directory_name(name)) is not None:
+                self._unopened.add(found)
+        mark = f"{directory}/{CLEAN_MARK}"
+        self.was_clean = fs.exists(mark)
+        if self.was_clean:
+            fs.remove(mark)
+        fs.sync_dir(directory)
+
+    def _own(self, options: DirectoryOptions) -> MetaProperties:
+        path = f"{self.directory}/{META}"
+        if self.fs.exists(path):
+            meta = parse_meta_properties(self.fs.read_bytes(path).decode(), path)
+            if options.cluster_id is not None and meta.cluster_id != options.cluster_id:
+                raise ForeignDirectory(
+                    path, f"belongs to cluster {meta.cluster_id}, this is cluster {options.cluster_id}"
+                )
+            if meta.node_id != options.node_id:
+                raise ForeignDirectory(
+                    path, f"belongs to node {meta.node_id}, this is node {options.node_id}"
+                )
+            return meta
+        cluster_id = options.cluster_id or format_uuid(uuid4())
+        meta = MetaProperties(cluster_id=cluster_id, node_id=options.node_id, directory_id=uuid4())
+        replace_file(self.fs, path, format_meta_properties(meta).encode())
+        return meta
+
+    def _load(self, name: str) -> dict[TopicPartition, int]:
+        path = f"{self.directory}/{name}"
+        if not self.fs.exists(path):
+            return {}
+        try:
+            return parse_offsets(self.fs.read_bytes(path).decode(), path)
+        except (MalformedFile, UnicodeDecodeError):
+            return {}  # logs are then scanned from their start, which is right and slow
+
+    # -- logs ---------------------------------------------------------------------------------------------
+
+    def partitions(self) -> tuple[TopicPartition, ...]:
+        """Every partition with a directory here, opened or not."""
+        return tuple(sorted(self._unopened | set(self.logs)))
+
+    def get_or_create(self, topic_partition: TopicPartition, config: LogConfig, topic_id: UUID) -> Log:
+        """The partition's log: opened, repaired, or made.
+
+        Order: a new log's names are on the disk when this returns.
+        Raises: CorruptLog, ForeignDirectory, OSError.
+        """
+        log = self.logs.get(topic_partition)
+        if log is not None:
+            return log
+        path = f"{self.directory}/{topic_partition}"
+        if topic_partition in self._unopened:
+            self._check_topic_id(path, topic_id)
+            ended = Ended(
+                clean=self.was_clean,
+                recovery_point=self._recovery_points.get(topic_partition, 0),
+                log_start_offset=self._starts.get(topic_partition, 0),
+            )
+            log, report = open_log(self.fs, path, topic_partition, config, self._hooks, ended)
+            self.reports.append((topic_partition, report))
+            self._unopened.discard(topic_partition)
+        else:
+            log = create_log(self.fs, path, topic_partition, config, self._hooks)
+            replace_file(
+                self.fs, f"{path}/{PARTITION_METADATA}", format_partition_metadata(topic_id).encode()
+            )
+            self.fs.sync_dir(self.directory)
+        self.logs[topic_partition] = log
+        return log
+
+    def _check_topic_id(self, path: str, topic_id: UUID) -> None:
+        file = f"{path}/{PARTITION_METADATA}"
+        if not self.fs.exists(file):
+            # Power failed while the partition was made: nothing was in it.
+            replace_file(self.fs, file, format_partition_metadata(topic_id).encode())
+            return
+        found = parse_partition_metadata(self.fs.read_bytes(file).decode(), file)
+        if found != topic_id:
+            raise ForeignDirectory(
+                file, f"belongs to topic id {format_uuid(found)}, not {format_uuid(topic_id)}"
+            )
+
+    def delete(self, topic_partition: TopicPartition) -> None:
+        """Give a partition up. Order: it is gone, whatever crashes, when this returns. Raises OSError."""
+        log = self.logs.pop(topic_partition, None)
+        self._unopened.discard(topic_partition)
+        for offsets in (self._recovery_points, self._starts, self.cleaned):
+            offsets.pop(topic_partition, None)
+        if log is not None:
+            log.close(clean=False)
+        path = f"{self.directory}/{topic_partition}"
+        if self.fs.exists(path):
+            doomed = f"{self.directory}/{uuid4().hex}{_DELETED}"
+            self.fs.rename(path, doomed)
+            self.fs.sync_dir(self.directory)
+            self._remove_tree(doomed)
+
+    def _remove_tree(self, path: str) -> None:
+        for name in self.fs.listdir(path):
+            self.fs.remove(f"{path}/{name}")
+        self.fs.rmdir(path)
+
+    # -- checkpoints -----------------------------------------------------------------------------------------
+
+    def checkpoint(self) -> None:
+        """Write down where every log is safe and starts, and bring index files up to date. Raises OSError."""
+        for topic_partition, log in self.logs.items():
+            if log.failure is None:
+                self._recovery_points[topic_partition] = log.recovery_point
+                log.flush_indexes()
+        self._save(RECOVERY_POINTS, self._recovery_points)
+        self._save_starts(None)
+        self._save(CLEANED, self.cleaned)
+
+    def _save_starts(self, moved: Log | None) -> None:
+        for topic_partition, log in self.logs.items():
+            if log.log_start_offset or topic_partition in self._starts:
+                self._starts[topic_partition] = log.log_start_offset
+        self._save(LOG_STARTS, self._starts)
+
+    def _save(self, name: str, offsets: dict[TopicPartition, int]) -> None:
+        replace_file(self.fs, f"{self.directory}/{name}", format_offsets(offsets).encode())
+
+    def close(self) -> None:
+        """End cleanly: sync and close every log, then the checkpoints, then the mark, then the lock.
+
+        The mark is left out when a log failed, or was never opened after an unclean end: the next start
+        must scan it. Raises: StorageFailure, OSError; the lock is released in any case.
+        """
+        try:
+            failed = [log for log in self.logs.values() if log.failure is not None]
+            for log in self.logs.values():
+                log.close(clean=log.failure is None)
+            self.checkpoint()
+            if not failed and (self.was_clean or not self._unopened):
+                replace_file(self.fs, f"{self.directory}/{CLEAN_MARK}", b'{"version":0,"brokerEpoch":-1}')
+        finally:
+            self._lock.release()
+
+    def abandon(self) -> None:
+        """Let go of everything without a promise: as a killed process would, but in this one."""
+        for log in self.logs.values():
+            log.close(clean=False)
+        self._lock.release()
+
+    def configure(self, topic_partition: TopicPartition, config: LogConfig) -> None:
+        """Take over changed settings of an open log."""
+        log = self.logs.get(topic_partition)
+        if log is not None:
+            log.config = replace(config)
+
+
+def parse_directory_name(name: str) -> TopicPartition | None:
+    """`orders-7` is partition 7 of `orders`; None for any other name."""
+    topic, dash, number = name.rpartition("-")
+    if not dash or not topic or not number.isascii() or not number.isdigit():
+        return None
+    return TopicPartition(topic, int(number))

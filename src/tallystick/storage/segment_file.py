@@ -1,0 +1,387 @@
+"""One segment with its files: appended to while it is the last, then only read.
+
+The indexes of the last segment live in memory and reach their files at roll, checkpoint and close: they
+can always be made again from the log, so a crash may lose them, and an append costs one system call.
+A closed segment keeps neither file nor indexes open; `Residents` bounds what is held by all logs together.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from struct import Struct
+from typing import Final
+
+from tallystick.kernel.limits import MIB
+from tallystick.protocol.records import HEADER_SIZE, LOG_OVERHEAD, BatchHeader
+from tallystick.storage import segment as naming
+from tallystick.storage.aborted import AbortedIndex, AbortedTxn, encode_aborted, scan_aborted
+from tallystick.storage.fs import File, FileSystem
+from tallystick.storage.indexes import NO_TIMESTAMP, OffsetIndex, TimeIndex, fits_relative
+from tallystick.storage.malformed import MalformedFile
+from tallystick.storage.segment import Scanner, file_name
+
+# Bytes read to walk from an index entry to a batch: an index interval, and the header behind it.
+_WALK_BYTES: Final = 8192
+
+_SPAN: Final = Struct(">qi11xi")  # base offset, length, …, last offset delta
+_SPAN_SIZE: Final = _SPAN.size
+
+
+class Residents:
+    """Closed segments whose file and indexes are open: least recently used ones are let go [LOG-9]."""
+
+    def __init__(self, files_max: int = 256, index_bytes_max: int = 16 * MIB) -> None:
+        self._files_max = files_max
+        self._index_bytes_max = index_bytes_max
+        self._index_bytes = 0
+        self._segments: OrderedDict[Segment, int] = OrderedDict()
+
+    def use(self, segment: "Segment") -> None:
+        if segment in self._segments:
+            self._segments.move_to_end(segment)
+            return
+        size = segment.index_bytes
+        self._segments[segment] = size
+        self._index_bytes += size
+        while len(self._segments) > 1 and (
+            len(self._segments) > self._files_max or self._index_bytes > self._index_bytes_max
+        ):
+            oldest, size = self._segments.popitem(last=False)
+            self._index_bytes -= size
+            oldest.unload()
+
+    def forget(self, segment: "Segment") -> None:
+        self._index_bytes -= self._segments.pop(segment, 0)
+
+
+class Segment:
+    """Files of one base offset. Owned by its log, used by one thread; `sync` may run in another."""
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        directory: str,
+        base_offset: int,
+        index_interval_bytes: int,
+        residents: Residents,
+    ) -> None:
+        self._fs = fs
+        self._directory = directory
+        self.base_offset = base_offset
+        self.size = 0
+        self.active = False
+        self.unsynced = False  # bytes were written since the last sync began
+        self._syncing = False
+        self.rolling_timestamp: int | None = None
+        self.aborted: AbortedIndex | None = None
+        self._index_interval_bytes = index_interval_bytes
+        self._residents = residents
+        self._file: File | None = None
+        self._index: OffsetIndex | None = None
+        self._time_index: TimeIndex | None = None
+        self._largest: tuple[int, int] | None = None  # timestamp, last offset of its batch
+        self._bytes_since_entry = 0
+        self._written = [0, 0]  # index entries that are in the files
+
+    # -- files ------------------------------------------------------------------------------------------
+
+    def path(self, suffix: str) -> str:
+        return f"{self._directory}/{file_name(self.base_offset, suffix)}"
+
+    def create(self) -> None:
+        """Make the empty files of the last segment."""
+        self._file = self._fs.open_append(self.path(naming.LOG))
+        self._index, self._time_index, self.aborted = OffsetIndex(), TimeIndex(), AbortedIndex()
+        self._largest = (NO_TIMESTAMP, self.base_offset)
+        self.active = True
+        for suffix in (naming.INDEX, naming.TIME_INDEX):
+            self._fs.open_append(self.path(suffix)).close()
+
+    def open_active(self) -> None:
+        """Open an existing segment as the last one, so that it can grow."""
+        self._file = self._fs.open_append(self.path(naming.LOG))
+        self.size = self._file.size()
+        self._load_indexes()
+        self.active = True
+        first = self._file.pread(HEADER_SIZE, 0)
+        if len(first) == HEADER_SIZE:
+            self.rolling_timestamp = int.from_bytes(first[35:43], "big", signed=True)
+        self._residents.forget(self)
+
+    def become_active(self) -> None:
+        """After a scan: it is the last one and will grow."""
+        self.active = True
+        self._residents.forget(self)
+
+    def cut(self, size: int) -> None:
+        """Shorten the file to what a scan found valid, on the disk. Raises OSError."""
+        self.file.truncate(size)
+        self.file.sync()
+
+    @property
+    def file(self) -> File:
+        if self._file is None:
+            self._file = self._fs.open_append(self.path(naming.LOG))
+            self._residents.use(self)
+        return self._file
+
+    @property
+    def index(self) -> OffsetIndex:
+        if self._index is None:
+            self._load_indexes()
+            self._residents.use(self)
+        assert self._index is not None  # for the type checker: _load_indexes sets it
+        return self._index
+
+    @property
+    def time_index(self) -> TimeIndex:
+        if self._time_index is None:
+            self._load_indexes()
+            self._residents.use(self)
+        assert self._time_index is not None  # as above
+        return self._time_index
+
+    @property
+    def index_bytes(self) -> int:
+        return sum(index.size_bytes for index in (self._index, self._time_index) if index is not None)
+
+    def _load_indexes(self) -> None:
+        """From the files; from the log itself when those are missing or cannot be right."""
+        index = OffsetIndex.decode(self._read(naming.INDEX))
+        times = TimeIndex.decode(self._read(naming.TIME_INDEX))
+        if index is None or times is None or (index.positions and index.positions[-1] >= self.size):
+            for _ in self.rebuild(Scanner(self.file.pread, self.size, self.base_offset)):
+                pass
+            return
+        self._index, self._time_index = index, times
+        self._written = [len(index), len(times)]
+        last = times.last
+        self._largest = (last[0], self.base_offset + last[1]) if last else (NO_TIMESTAMP, self.base_offset)
+        self._bytes_since_entry = self.size - index.positions[-1] if index.positions else self.size
+
+    def _read(self, suffix: str) -> bytes | None:
+        path = self.path(suffix)
+        return self._fs.read_bytes(path) if self._fs.exists(path) else None
+
+    def rebuild(self, scanner: Scanner) -> Iterator[tuple[BatchHeader, memoryview]]:
+        """Make the indexes again from every valid batch, and yield each; the size becomes the valid end."""
+        self._index, self._time_index = OffsetIndex(), TimeIndex()
+        self._written = [0, 0]
+        self._largest, self._bytes_since_entry, self.rolling_timestamp = (
+            (NO_TIMESTAMP, self.base_offset),
+            0,
+            None,
+        )
+        for position, header, data in scanner.batches():
+            self._note(header, header.base_offset, position)
+            yield header, data
+        self.size = scanner.valid_end
+        self.end_indexes()
+
+    def load_aborted(self) -> AbortedIndex:
+        """Aborted transactions whose marker is in this segment."""
+        if self.aborted is None:
+            try:
+                txns, _ = scan_aborted(self._read(naming.TXN_INDEX) or b"", self.path(naming.TXN_INDEX))
+            except MalformedFile:
+                txns = []
+            self.aborted = AbortedIndex(txns)
+        return self.aborted
+
+    def add_aborted(self, txn: AbortedTxn) -> None:
+        """File first, then memory."""
+        file = self._fs.open_append(self.path(naming.TXN_INDEX))
+        try:
+            file.write([encode_aborted(txn)])
+        finally:
+            file.close()
+        self.load_aborted()
+        assert self.aborted is not None
+        if not len(self.aborted) or list(self.aborted)[-1].last_offset < txn.last_offset:
+            self.aborted.append(txn)
+
+    def reset_aborted(self) -> None:
+        """Before a scan that finds them all again."""
+        if self._fs.exists(self.path(naming.TXN_INDEX)):
+            self._fs.remove(self.path(naming.TXN_INDEX))
+        self.aborted = AbortedIndex()
+
+    def write_indexes(self) -> None:
+        """Bring the index files up to date with memory."""
+        for slot, (suffix, index) in enumerate(
+            ((naming.INDEX, self._index), (naming.TIME_INDEX, self._time_index))
+        ):
+            if index is None:
+                continue
+            file = self._fs.open_append(self.path(suffix))
+            try:
+                expected = self._written[slot] * (index.size_bytes // max(1, len(index)))
+                if file.size() != expected:
+                    file.truncate(expected)  # a write before failed half-way
+                file.write([index.encode_from(self._written[slot])])
+            finally:
+                file.close()
+            self._written[slot] = len(index)
+
+    def sync(self) -> None:
+        """Block until the log bytes written so far are on the disk. Any thread."""
+        if not self.unsynced:
+            return
+        # One of the two is set until the end, so that the file is not closed meanwhile. An append during
+        # the sync sets `unsynced` again.
+        self._syncing = True
+        self.unsynced = False
+        try:
+            self.file.sync()
+        finally:
+            self._syncing = False
+
+    def sync_indexes(self) -> None:
+        """Block until the index files are on the disk: before the recovery point passes this segment."""
+        for suffix in (naming.INDEX, naming.TIME_INDEX, naming.TXN_INDEX):
+            if self._fs.exists(self.path(suffix)):
+                file = self._fs.open_append(self.path(suffix))
+                try:
+                    file.sync()
+                finally:
+                    file.close()
+
+    def _end_time_index(self) -> None:
+        # Kafka writes the largest timestamp of all as the last entry, interval or not.
+        assert self._largest is not None
+        assert self._time_index is not None
+        self._time_index.append_if_later(self._largest[0], self._largest[1] - self.base_offset)
+
+    def finish(self) -> None:
+        """It will not grow any more: complete its indexes; from now on it is only read."""
+        self.end_indexes()
+        self.active = False
+        self._residents.use(self)
+
+    def end_indexes(self) -> None:
+        """Bring the index files up to date, the greatest timestamp included, as Kafka does on close."""
+        self._end_time_index()
+        self.write_indexes()
+
+    def unload(self) -> None:
+        """Let go of everything that can be read again."""
+        if self.active or self.unsynced or self._syncing:
+            return
+        if self._file is not None:
+            self._file.close()
+        self._file = self._index = self._time_index = None
+
+    def close(self) -> None:
+        self._residents.forget(self)
+        self.active = self.unsynced = False
+        self.unload()
+
+    def remove(self) -> None:
+        """Delete the files, the log first: an index without its log goes at the next start."""
+        self.close()
+        for suffix in naming.SEGMENT_SUFFIXES:
+            if self._fs.exists(self.path(suffix)):
+                self._fs.remove(self.path(suffix))
+
+    # -- appending ---------------------------------------------------------------------------------------
+
+    def is_full_for(self, size: int, last_offset: int, segment_bytes: int, segment_index_bytes: int) -> bool:
+        """True when these bytes must go to a new segment. Source: LogSegment.shouldRoll."""
+        assert self._index is not None
+        assert self._time_index is not None
+        return self.size > 0 and (
+            self.size + size > segment_bytes
+            or not fits_relative(last_offset, self.base_offset)
+            or self._index.size_bytes + 8 > segment_index_bytes
+            or self._time_index.size_bytes + 24 > segment_index_bytes
+        )
+
+    def append(self, data: bytearray, headers: list[tuple[int, BatchHeader]], first_offset: int) -> None:
+        """One write, then the indexes. Raises OSError with the file in an unknown state behind `size`."""
+        assert self._file is not None
+        self._file.write([data])
+        self.unsynced = True
+        offset = first_offset
+        for at, header in headers:
+            self._note(header, offset, self.size + at)
+            offset += header.last_offset_delta + 1
+        self.size += len(data)
+
+    def _note(self, header: BatchHeader, base_offset: int, position: int) -> None:
+        last_offset = base_offset + header.last_offset_delta
+        if position == 0:
+            self.rolling_timestamp = header.max_timestamp
+        assert self._largest is not None
+        if header.max_timestamp > self._largest[0]:
+            self._largest = (header.max_timestamp, last_offset)
+        if self._bytes_since_entry > self._index_interval_bytes:
+            assert self._index is not None
+            assert self._time_index is not None
+            self._index.append(last_offset - self.base_offset, position)
+            self._time_index.append_if_later(self._largest[0], self._largest[1] - self.base_offset)
+            self._bytes_since_entry = 0
+        self._bytes_since_entry += header.batch_length + LOG_OVERHEAD
+
+    def cut_back(self) -> None:
+        """After a failed write: only what was there before. Raises OSError."""
+        assert self._file is not None
+        self._file.truncate(self.size)
+
+    # -- reading -----------------------------------------------------------------------------------------
+
+    @property
+    def largest_timestamp(self) -> tuple[int, int]:
+        """The greatest timestamp, and the last offset of the batch that holds it; (-1, base) for none."""
+        if self._largest is None:
+            self._load_indexes()
+            self._residents.use(self)
+        assert self._largest is not None
+        return self._largest
+
+    def spans(self, position: int, until: int | None = None) -> Iterator[tuple[int, int, int, int]]:
+        """(position, size, base offset, last offset) of each batch from a batch's start on."""
+        end = self.size if until is None else until
+        read, chunk, start = self.file.pread, b"", position
+        while position + HEADER_SIZE <= end:
+            at = position - start
+            if at + _SPAN_SIZE > len(chunk):
+                start, at = position, 0
+                chunk = read(min(_WALK_BYTES, end - position), position)
+                if len(chunk) < _SPAN_SIZE:
+                    return
+            base_offset, length, delta = _SPAN.unpack_from(chunk, at)
+            yield position, length + LOG_OVERHEAD, base_offset, base_offset + delta
+            position += length + LOG_OVERHEAD
+
+    def find_position(self, offset: int) -> int:
+        """Where the batch starts that holds `offset` or the first one after it; the size if none does."""
+        if not self.size:
+            return 0
+        start = self.index.find_position(offset - self.base_offset)
+        for position, _, _, last_offset in self.spans(start):
+            if last_offset >= offset:
+                return position
+        return self.size
+
+    def end_of_whole(self, at: int, data: bytes) -> tuple[int, int]:
+        """How many bytes of `data`, read at `at`, are whole batches, and the offset that follows them."""
+        start = max(0, self.index.find_position_before(at + len(data)) - at)
+        # The entry may start the very batch that is cut off: what is before it is whole, its end unknown.
+        end, next_offset = start, -1
+        while end + _SPAN_SIZE <= len(data):
+            base_offset, length, delta = _SPAN.unpack_from(data, end)
+            if end + length + LOG_OVERHEAD > len(data):
+                if next_offset < 0:
+                    next_offset = base_offset
+                break
+            end += length + LOG_OVERHEAD
+            next_offset = base_offset + delta + 1
+        return end, next_offset
+
+    def find_next_offset(self) -> int:
+        """The offset after its last batch. Cost: a walk from the last index entry."""
+        next_offset = self.base_offset
+        if self.size:
+            positions = self.index.positions
+            for _, _, _, last_offset in self.spans(positions[-1] if positions else 0):
+                next_offset = last_offset + 1
+        return next_offset
