@@ -21,7 +21,7 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 
 run: $(READY) ## start the broker, send and read back 336,776 real records
-	@$(BIN)/python tools/run_flights.py
+	@$(BIN)/python -m tools.run_flights
 
 test: $(READY) ## everything a change must pass
 	@$(BIN)/python tools/gate.py

@@ -229,7 +229,11 @@ class ApacheKafka:
             home = self.directory / f"node-{node}"
             if not (home / "data" / "meta.properties").exists():
                 done = run_tool(
-                    "kafka-storage", "format", "-t", cluster_id, "-c", str(home / "server.properties")
+                    "kafka-storage",
+                    "format",
+                    f"--cluster-id={cluster_id}",
+                    "-c",
+                    str(home / "server.properties"),
                 )
                 if done.returncode:
                     raise Unavailable(f"kafka-storage format failed:\n{done.stdout}{done.stderr}")

@@ -1,0 +1,1 @@
+"""Measurements beside Apache Kafka in one run; `python -m tools.bench` rewrites docs/benchmarks.md."""

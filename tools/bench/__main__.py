@@ -1,0 +1,133 @@
+"""Run every measurement against both brokers and rewrite docs/benchmarks.md."""
+
+import argparse
+import os
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TypeVar
+
+from rich.console import Console
+from tools.apache_kafka import Unavailable, class_path
+from tools.bench import report
+from tools.bench.brokers import NAMES, create_topic, delete_topic, fresh, prepare, run_latency, run_load
+from tools.bench.report import Results
+from tools.bench.rows import DURABILITIES, MEMORY_MESSAGES, OS, QUICK_ROWS, ROWS, STARTS, Durability, Row
+from tools.broker_process import BrokerProcess
+
+SETTLE_S = 3.0
+WARM_UP = Row(size=100, partitions=6, codec="lz4")
+WARM_UP_MESSAGES = 1_000_000
+MIB = 2**20
+
+T = TypeVar("T")
+
+
+def shuffled(items: Sequence[T]) -> list[T]:
+    """The same items in another order: what comes first must not always be the same."""
+    return random.sample(items, len(items))
+
+
+def measure_start(results: Results, say: Console, starts: int) -> None:
+    """Fresh directories, formatted beforehand; then the time until the first answer, and idle memory."""
+    for _ in range(starts):
+        for name in shuffled(NAMES):
+            with tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as directory:
+                process = prepare(name, OS, Path(directory))
+                results.start_s.setdefault(name, []).append(process.start())
+                time.sleep(SETTLE_S)
+                results.idle_mib.setdefault(name, []).append(process.rss_bytes() / MIB)
+                process.stop()
+            say.print(f"start  {name:14}{results.start_s[name][-1] * 1000:8.0f} ms", style="dim")
+
+
+def measure_memory(results: Results, say: Console, repeats: int) -> None:
+    """Resident memory of a fresh broker after millions of messages went in and out."""
+    row = Row(size=100, partitions=1, codec="none")
+    for _ in range(repeats):
+        for name in shuffled(NAMES):
+            with fresh(name, OS) as process:
+                create_topic(process, "memory", 1)
+                for mode in report.MODES:
+                    run_load(process, mode, "memory", row, MEMORY_MESSAGES)
+                results.loaded_mib.setdefault(name, []).append(process.rss_bytes() / MIB)
+            say.print(f"memory {name:14}{results.loaded_mib[name][-1]:8.0f} MiB", style="dim")
+
+
+def measure_loads(
+    results: Results, say: Console, durability: Durability, rows: Sequence[Row], *, quick: bool
+) -> None:
+    """One round: both brokers up and warm, every row on each, in an order of its own."""
+    with ExitStack() as stack:
+        brokers = {name: stack.enter_context(fresh(name, durability)) for name in shuffled(NAMES)}
+        for name, process in brokers.items():
+            # A JVM that has not compiled its hot paths yet is not what a user of Kafka has.
+            one_load(process, f"warm-{name.split()[0]}", WARM_UP, WARM_UP_MESSAGES)
+        for row in shuffled(rows):
+            for name in shuffled(NAMES):
+                messages = row.messages(quick)
+                loads = one_load(brokers[name], f"load-{rows.index(row)}", row, messages)
+                for mode, load in loads.items():
+                    results.loads.setdefault((durability.name, mode, row, name), []).append((load, messages))
+                    rate = messages / load.seconds / 1000
+                    say.print(f"{durability.name:5}{mode:8}{name:14}{rate:8,.0f} k/s  {row}", style="dim")
+
+
+def one_load(process: BrokerProcess, topic: str, row: Row, messages: int) -> dict[str, report.Load]:
+    """Produce to a new topic, read it back, delete it."""
+    os.sync()  # writing back what the run before left behind is not this run's work
+    create_topic(process, topic, row.partitions)
+    loads = {mode: run_load(process, mode, topic, row, messages) for mode in report.MODES}
+    delete_topic(process, topic)
+    return loads
+
+
+def measure_latency(results: Results, say: Console, durability: Durability) -> None:
+    """One latency run on each broker, fresh and warmed."""
+    for name in shuffled(NAMES):
+        with fresh(name, durability) as process:
+            one_load(process, "warm", WARM_UP, WARM_UP_MESSAGES // 5)
+            os.sync()
+            taken = run_latency(process)
+        results.latency.setdefault((durability.name, name), []).append(taken)
+        say.print(f"{durability.name:5}p99     {name:14}{taken['p99']:8.2f} ms", style="dim")
+
+
+def main() -> int:
+    """Parse the options, measure, write the page."""
+    parser = argparse.ArgumentParser(prog="python -m tools.bench", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="one round of fewer, shorter rows")
+    parser.add_argument("--repeats", type=int, default=0, help="rounds; the tables show medians (default 3)")
+    parser.add_argument(
+        "--seed", type=int, default=random.SystemRandom().randrange(10_000), help="of the order"
+    )
+    options = parser.parse_args()
+    repeats = options.repeats or (1 if options.quick else 3)
+    rows = QUICK_ROWS if options.quick else ROWS
+    say = Console(stderr=True, highlight=False)
+    try:
+        class_path()
+    except Unavailable as exc:
+        say.print(f"make bench measures beside Apache Kafka, which is not to be had here: {exc}")
+        return 1
+    random.seed(options.seed)
+    quick = " --quick" if options.quick else ""
+    command = f"python -m tools.bench{quick} --repeats {repeats} --seed {options.seed}"
+    say.print(command)
+    results = Results(command)
+    measure_start(results, say, 3 if options.quick else STARTS)
+    measure_memory(results, say, repeats)
+    for _ in range(repeats):
+        for durability in shuffled(DURABILITIES):
+            measure_loads(results, say, durability, rows, quick=options.quick)
+            measure_latency(results, say, durability)
+    print(report.write(results, DURABILITIES, rows))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

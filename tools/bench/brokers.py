@@ -1,0 +1,97 @@
+"""The two brokers under one name each, and the runs against them."""
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from confluent_kafka.admin import AdminClient, NewTopic
+from tools.apache_kafka import ApacheKafka
+from tools.bench.rows import LATENCY_RATE, LATENCY_SECONDS, LATENCY_WARM_UP_S, Durability, Row
+from tools.broker_process import BrokerProcess, tallystick
+
+OURS: Final = "tallystick"
+KAFKA: Final = "Apache Kafka"
+NAMES: Final = (OURS, KAFKA)
+RUN_SECONDS_MAX: Final = 180.0
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """One produce or consume run: how long, and how much of one core the broker used."""
+
+    seconds: float
+    broker_cpu: float
+
+
+@contextmanager
+def fresh(name: str, durability: Durability) -> Iterator[BrokerProcess]:
+    """A broker with empty directories; all of it is gone afterwards."""
+    with tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as directory:
+        process = prepare(name, durability, Path(directory))
+        with process:
+            yield process
+
+
+def prepare(name: str, durability: Durability, directory: Path) -> BrokerProcess:
+    """A broker that is ready to be started, its directories formatted where it wants that."""
+    if name == OURS:
+        return tallystick(directory, durability.ours)
+    # 1 GiB is what Kafka's own start script gives a broker.
+    kafka = ApacheKafka(directory=directory, settings=durability.kafka, heap_mb=1024)
+    kafka.format()
+    return kafka.brokers[0]
+
+
+def create_topic(process: BrokerProcess, topic: str, partitions: int) -> None:
+    """Create a topic and wait until it exists."""
+    admin = AdminClient({"bootstrap.servers": process.bootstrap})
+    admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(30)
+
+
+def delete_topic(process: BrokerProcess, topic: str) -> None:
+    """Delete a topic, so that the next run finds an empty page cache to fill."""
+    admin = AdminClient({"bootstrap.servers": process.bootstrap})
+    admin.delete_topics([topic])[topic].result(30)
+
+
+def run_load(process: BrokerProcess, mode: str, topic: str, row: Row, messages: int) -> Load:
+    """Produce to or consume from one topic in a process of its own."""
+    load = {
+        "mode": mode,
+        "bootstrap": process.bootstrap,
+        "topic": topic,
+        "partitions": row.partitions,
+        "messages": messages,
+        "size": row.size,
+        "codec": row.codec,
+    }
+    cpu = process.cpu_seconds()
+    seconds = float(_child("load_librdkafka", json.dumps(load))["seconds"])
+    return Load(seconds, (process.cpu_seconds() - cpu) / seconds)
+
+
+def run_latency(process: BrokerProcess) -> dict[str, float]:
+    """End-to-end latency at a steady rate, by percentile, in milliseconds."""
+    create_topic(process, "latency", 1)
+    arguments = map(str, (LATENCY_RATE, LATENCY_SECONDS, LATENCY_WARM_UP_S))
+    return _child("latency", process.bootstrap, "latency", *arguments)
+
+
+def _child(module: str, *arguments: str) -> dict[str, float]:
+    done = subprocess.run(
+        [sys.executable, "-m", f"tools.bench.{module}", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=RUN_SECONDS_MAX,
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(f"{module} failed:\n{done.stderr[-3000:]}")
+    result: dict[str, float] = json.loads(done.stdout)
+    return result

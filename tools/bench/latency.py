@@ -1,0 +1,75 @@
+"""End-to-end latency: a steady sender in one process, a reader in another, one monotonic clock for both.
+
+`python -m tools.bench.latency BOOTSTRAP TOPIC RATE SECONDS WARM_UP` prints percentiles in ms as JSON.
+Two processes, because two threads of one interpreter would wait for each other longer than for the broker.
+"""
+
+import json
+import struct
+import subprocess
+import sys
+import time
+
+from confluent_kafka import Consumer, Producer, TopicPartition
+
+STAMP = struct.Struct(">q")
+SIZE = 100
+QUANTILES = {"p50": 0.5, "p99": 0.99, "p999": 0.999}
+
+
+def send(bootstrap: str, topic: str, rate: int, seconds: int) -> None:
+    """Send `rate` messages a second, each carrying the moment it was due."""
+    producer = Producer(
+        {"bootstrap.servers": bootstrap, "acks": "all", "enable.idempotence": True, "linger.ms": 0}
+    )
+    padding = bytes(SIZE - STAMP.size)
+    started = time.monotonic_ns()
+    for i in range(rate * seconds):
+        due = started + i * 1_000_000_000 // rate
+        while (left := due - time.monotonic_ns()) > 0:
+            producer.poll(0)
+            time.sleep(left / 1e9)
+        # Stamped with the due time: a sender that fell behind must not hide what made it wait.
+        producer.produce(topic, STAMP.pack(due) + padding, partition=0)
+    producer.flush(30)
+
+
+def receive(bootstrap: str, topic: str, wanted: int, sender: subprocess.Popen[bytes]) -> list[float]:
+    """The latency of every message in milliseconds, in the order of arrival."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": "latency",
+            "enable.auto.commit": False,
+            "fetch.queue.backoff.ms": 2,
+        }
+    )
+    consumer.assign([TopicPartition(topic, 0, 0)])
+    taken: list[float] = []
+    give_up_at = time.monotonic() + 120
+    while len(taken) < wanted:
+        message = consumer.poll(1.0)
+        now = time.monotonic_ns()
+        if message is not None and message.error() is None:
+            taken.append((now - STAMP.unpack_from(message.value() or b"")[0]) / 1e6)
+        elif sender.poll() not in (None, 0) or time.monotonic() > give_up_at:
+            raise RuntimeError(f"{len(taken)} of {wanted} messages arrived")
+    consumer.close()
+    return taken
+
+
+def main(arguments: list[str]) -> None:
+    """With `send` first: the sender. Else the reader, which starts the sender."""
+    if arguments[0] == "send":
+        send(arguments[1], arguments[2], int(arguments[3]), int(arguments[4]))
+        return
+    bootstrap, topic, rate, seconds, warm_up = arguments[0], arguments[1], *map(int, arguments[2:])
+    command = [sys.executable, "-m", "tools.bench.latency", "send", bootstrap, topic, str(rate), str(seconds)]
+    with subprocess.Popen(command) as sender:
+        taken = sorted(receive(bootstrap, topic, rate * seconds, sender)[rate * warm_up :])
+    at = {name: taken[min(len(taken) - 1, int(len(taken) * q))] for name, q in QUANTILES.items()}
+    print(json.dumps(at))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,123 @@
+"""One measurement in its own process: `python -m tools.bench.load_librdkafka JSON` prints a JSON line."""
+
+import ctypes
+import json
+import sys
+import time
+from typing import Final, TypedDict
+
+from tools.bench import librdkafka
+from tools.bench.librdkafka import LIB, Client, LoadFailed, Message
+
+BATCH: Final = 10_000
+PATIENCE_S: Final = 60.0
+VARIANTS: Final = 512
+
+
+class Load(TypedDict):
+    """What to send or to read."""
+
+    mode: str
+    bootstrap: str
+    topic: str
+    partitions: int
+    messages: int
+    size: int
+    codec: str
+
+
+def values(size: int) -> list[bytes]:
+    """JSON-like texts of one size that compress about as well as real ones (lz4: 2x)."""
+    made = []
+    for i in range(VARIANTS):
+        fields = []
+        seed = i + 1
+        while sum(map(len, fields)) < size:
+            seed = (seed * 1_103_515_245 + 12_345) & 0x7FFFFFFF
+            fields.append(
+                f'{{"id":{seed},"carrier":"{seed % 16:02d}","delay":{seed % 997},"tail":"N{seed:x}"}},'
+            )
+        made.append("".join(fields)[:size].encode())
+    return made
+
+
+def produce(load: Load) -> float:
+    """Send everything and wait for every acknowledgement; the seconds this took."""
+    client = Client(
+        librdkafka.PRODUCER,
+        {
+            "bootstrap.servers": load["bootstrap"],
+            "acks": "all",
+            "enable.idempotence": "true",
+            "linger.ms": "5",
+            "compression.codec": load["codec"],
+            "queue.buffering.max.messages": "1000000",
+            "queue.buffering.max.kbytes": "1048576",
+        },
+    )
+    topic = client.topic(load["topic"])
+    before = sum(client.offsets(load["topic"], p)[1] for p in range(load["partitions"]))
+    texts = [ctypes.create_string_buffer(v, len(v)) for v in values(load["size"])]
+    batch = (Message * BATCH)()
+    for i in range(BATCH):
+        text = texts[i % VARIANTS]
+        batch[i].payload, batch[i].len = ctypes.addressof(text), len(text)
+        batch[i].partition = i % load["partitions"]
+    flags = librdkafka.FLAG_COPY | librdkafka.FLAG_BLOCK | librdkafka.FLAG_PARTITION
+    started = time.monotonic()
+    for at in range(0, load["messages"], BATCH):
+        wanted = min(BATCH, load["messages"] - at)
+        if LIB.rd_kafka_produce_batch(topic, 0, flags, batch, wanted) != wanted:
+            raise LoadFailed("librdkafka took only part of a batch")
+    if LIB.rd_kafka_flush(client.handle, int(PATIENCE_S * 1000)):
+        raise LoadFailed(f"not everything was acknowledged {PATIENCE_S:g} s after the last message")
+    seconds = time.monotonic() - started
+    after = sum(client.offsets(load["topic"], p)[1] for p in range(load["partitions"]))
+    if after - before != load["messages"]:
+        raise LoadFailed(f"{load['messages']} messages sent, the broker shows {after - before}")
+    LIB.rd_kafka_topic_destroy(topic)
+    client.close()
+    return seconds
+
+
+def consume(load: Load) -> float:
+    """Read everything from the beginning; the seconds from the first request to the last message."""
+    client = Client(
+        librdkafka.CONSUMER,
+        {
+            "bootstrap.servers": load["bootstrap"],
+            "group.id": "bench",
+            "fetch.queue.backoff.ms": "2",  # its default of 1 s stalls the reader when its queue is full
+            "queued.min.messages": "1000000",
+            "check.crcs": "true",
+        },
+    )
+    topic = client.topic(load["topic"])
+    queue = LIB.rd_kafka_queue_new(client.handle)
+    client.offsets(load["topic"], 0)
+    seen, started = 0, time.monotonic()
+    for partition in range(load["partitions"]):
+        LIB.rd_kafka_consume_start_queue(topic, partition, librdkafka.OFFSET_BEGINNING, queue)
+    while seen < load["messages"]:
+        got = LIB.rd_kafka_consume_callback_queue(queue, 1000, librdkafka.NO_OP, None)
+        if got < 0 or time.monotonic() > started + PATIENCE_S:
+            raise LoadFailed(f"read {seen} of {load['messages']} messages in {PATIENCE_S:g} s")
+        seen += got
+    seconds = time.monotonic() - started
+    for partition in range(load["partitions"]):
+        LIB.rd_kafka_consume_stop(topic, partition)
+    LIB.rd_kafka_queue_destroy(queue)
+    LIB.rd_kafka_topic_destroy(topic)
+    client.close()
+    return seconds
+
+
+def main() -> None:
+    """Read the load from the only argument, do it, print what it took."""
+    load: Load = json.loads(sys.argv[1])
+    seconds = {"produce": produce, "consume": consume}[load["mode"]](load)
+    print(json.dumps({"seconds": seconds}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,163 @@
+"""Measurements to Markdown, written between two markers of docs/benchmarks.md."""
+
+import math
+import os
+import platform
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Final
+
+from tools.apache_kafka import VERSION
+from tools.bench import librdkafka
+from tools.bench.brokers import KAFKA, NAMES, OURS, Load
+from tools.bench.rows import LATENCY_RATE, MEMORY_MESSAGES, Durability, Row
+
+PAGE: Final = Path(__file__).parents[2] / "docs" / "benchmarks.md"
+BEGIN: Final = "<!-- bench: begin (written by `make bench`) -->"
+END: Final = "<!-- bench: end -->"
+
+MODES: Final = ("produce", "consume")
+RATIO_ROW_MIN: Final = 1.0
+RATIO_MEAN_MIN: Final = 1.5
+LATENCY_RATIO_MAX: Final = 0.5
+START_MS_MAX: Final = 150
+IDLE_MIB_MAX: Final = 64
+LOADED_MIB_MAX: Final = 96
+
+Key = tuple[str, str, Row, str]  # durability, mode, row, broker
+
+
+@dataclass
+class Results:
+    """Everything one run of the bench measured."""
+
+    command: str
+    loads: dict[Key, list[tuple[Load, int]]] = field(default_factory=dict)
+    latency: dict[tuple[str, str], list[Mapping[str, float]]] = field(default_factory=dict)
+    start_s: dict[str, list[float]] = field(default_factory=dict)
+    idle_mib: dict[str, list[float]] = field(default_factory=dict)
+    loaded_mib: dict[str, list[float]] = field(default_factory=dict)
+
+    def rate(self, key: Key) -> float:
+        """Median messages a second."""
+        return statistics.median(messages / load.seconds for load, messages in self.loads[key])
+
+    def ratio(self, durability: str, mode: str, row: Row) -> float:
+        """Our median rate over Kafka's."""
+        return self.rate((durability, mode, row, OURS)) / self.rate((durability, mode, row, KAFKA))
+
+    def cpu(self, key: Key) -> float:
+        """Median share of one core the broker used."""
+        return statistics.median(load.broker_cpu for load, _ in self.loads[key])
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table, numbers to the right."""
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def mark(ratio: float, bound: float, *, at_least: bool) -> str:
+    """A ratio, with a mark when it misses its goal."""
+    met = ratio >= bound if at_least else ratio <= bound
+    return f"{ratio:.2f}x" if met else f"**{ratio:.2f}x (goal {bound:g}x)**"
+
+
+def throughput(results: Results, durability: Durability, rows: Sequence[Row]) -> str:
+    """The table of one durability, with its geometric mean."""
+    head = ["load"]
+    for mode in MODES:
+        head += [f"{mode}: {OURS}", "broker CPU", KAFKA, "broker CPU", "ratio"]
+    lines, ratios = [], []
+    for row in rows:
+        line = [str(row)]
+        for mode in MODES:
+            for name in NAMES:
+                key = (durability.name, mode, row, name)
+                line += [f"{results.rate(key) / 1000:,.0f} k/s", f"{results.cpu(key):.0%}"]
+            ratios.append(results.ratio(durability.name, mode, row))
+            line.append(mark(ratios[-1], RATIO_ROW_MIN, at_least=True))
+        lines.append(line)
+    mean = math.exp(statistics.fmean(map(math.log, ratios)))
+    repeats = min(len(taken) for key, taken in results.loads.items() if key[0] == durability.name)
+    return (
+        f"### Durability `{durability.name}`: {durability.promise}\n\n"
+        f"tallystick `{_settings(durability.ours)}`; Kafka `{_settings(durability.kafka)}`. "
+        f"Medians of {repeats}.\n\n{table(head, lines)}\n\n"
+        f"Geometric mean of the ratios: {mark(mean, RATIO_MEAN_MIN, at_least=True)}."
+    )
+
+
+def _settings(settings: Mapping[str, str]) -> str:
+    return ", ".join(f"{k}={v}" for k, v in settings.items()) or "defaults"
+
+
+def latency(results: Results) -> str:
+    """End-to-end latency by durability."""
+    lines = []
+    for durability in dict.fromkeys(key[0] for key in results.latency):
+        medians = {
+            name: {q: statistics.median(r[q] for r in results.latency[durability, name]) for q in QUANTILES}
+            for name in NAMES
+        }
+        cells = [f"{medians[name][q]:.2f} ms" for q in QUANTILES for name in NAMES]
+        ratio = medians[OURS]["p99"] / medians[KAFKA]["p99"]
+        lines.append([f"`{durability}`", *cells, mark(ratio, LATENCY_RATIO_MAX, at_least=False)])
+    head = ["durability", *(f"{q}: {name}" for q in QUANTILES for name in NAMES), "p99 ratio"]
+    return f"### End-to-end latency at {LATENCY_RATE:,} messages/s (100 B, acks=all)\n\n{table(head, lines)}"
+
+
+QUANTILES: Final = ("p50", "p99", "p999")
+
+
+def footprint(results: Results) -> str:
+    """Start-up time and memory, against their goals."""
+    facts = (
+        ("start until ApiVersions is answered", results.start_s, "ms", 1000.0, START_MS_MAX),
+        ("RSS, idle", results.idle_mib, "MiB", 1.0, IDLE_MIB_MAX),
+        (
+            f"RSS after {MEMORY_MESSAGES:,} messages in and out",
+            results.loaded_mib,
+            "MiB",
+            1.0,
+            LOADED_MIB_MAX,
+        ),
+    )
+    lines = []
+    for name, taken, unit, factor, goal in facts:
+        ours, kafka = (statistics.median(taken[broker]) * factor for broker in NAMES)
+        met = "" if ours <= goal else " (missed)"
+        lines.append([name, f"{ours:,.0f} {unit}", f"{kafka:,.0f} {unit}", f"<= {goal} {unit}{met}"])
+    return f"### Start and memory\n\n{table(['', *NAMES, 'our goal'], lines)}"
+
+
+def machine() -> str:
+    """What it ran on, and with which versions."""
+    cpu = next(
+        line.partition(":")[2].strip()
+        for line in Path("/proc/cpuinfo").read_text().splitlines()
+        if line.startswith("model name")
+    )
+    memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return (
+        f"{datetime.now(UTC):%Y-%m-%d}; {os.cpu_count()} CPUs ({cpu}), {memory_gib:.0f} GiB, "
+        f"{platform.system()} {platform.release()}; CPython {platform.python_version()}, "
+        f"tallystick {version('tallystick')}, Apache Kafka {VERSION}, librdkafka {librdkafka.version()}. "
+        "Clients and broker share the machine over loopback."
+    )
+
+
+def write(results: Results, durabilities: Sequence[Durability], rows: Sequence[Row]) -> str:
+    """Put the tables into the page; what was put there."""
+    parts = [f"{machine()}\n\nCommand: `{results.command}`", footprint(results)]
+    parts += [throughput(results, durability, rows) for durability in durabilities]
+    parts.append(latency(results))
+    body = "\n\n".join(parts)
+    before, rest = PAGE.read_text().split(BEGIN)
+    after = rest.split(END)[1]
+    PAGE.write_text(f"{before}{BEGIN}\n\n{body}\n\n{END}{after}")
+    return body
