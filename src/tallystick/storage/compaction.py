@@ -1,0 +1,358 @@
+"""Pure: what compaction keeps.
+
+A round of cleaning reads the log twice between its start and `first_uncleanable`. First it notes, for
+the dirty part, the newest offset of each key. Then it copies everything up to the last offset noted, less
+
+* records whose key has a newer offset, and records without a key;
+* tombstones whose delete horizon has passed. The horizon is set by the first round that meets the
+  tombstone as the newest of its key, and is `delete.retention.ms` from then: a reader that began before
+  has that long to see the deletion (KIP-534);
+* the records of aborted transactions;
+* markers, once no batch of their transaction is left in the log, and one horizon later.
+
+What is never removed: anything at or above the last stable offset, the last segment, or the part
+younger than `min.compaction.lag.ms`; the last batch of each live producer, emptied if need be, for its
+sequence number and epoch; the last batch of each new segment, emptied if need be, because its last offset
+tells a recovery which segments it replaces [CLN-2].
+
+Source: Kafka's Cleaner, CleanedTransactionMetadata, LogCleanerManager, MemoryRecords.filterTo; KIP-58,
+    KIP-354, KIP-534; KAFKA-4523 and KAFKA-6854 for producers and markers.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Final
+
+from tallystick.kernel.check import check
+from tallystick.kernel.ids import INT32_MAX
+from tallystick.protocol.records import (
+    BatchHeader,
+    Buffer,
+    ControlType,
+    ScannedKey,
+    filter_batch,
+    read_marker,
+)
+from tallystick.storage.aborted import AbortedTxn
+from tallystick.storage.retention import SegmentFacts
+
+DIGEST_SIZE: Final = 16
+# A key takes its digest and an int64 offset.
+SLOT_BYTES: Final = DIGEST_SIZE + 8
+# Kafka's log.cleaner.io.buffer.load.factor. Above it probing for a free slot takes long.
+LOAD_FACTOR: Final = 0.9
+_SLOTS_FIRST: Final = 1024
+_EMPTY: Final = bytes(DIGEST_SIZE)
+
+# Old segments in one new one: each is held open while it is replaced.
+GROUP_SEGMENTS_MAX: Final = 64
+
+
+# -- which part, and which log first -----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CleaningLimits:
+    """Settings of one topic that decide when and how far it is cleaned."""
+
+    min_compaction_lag_ms: int
+    max_compaction_lag_ms: int
+    min_cleanable_dirty_ratio: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cleanable:
+    """The part of a log that a round may clean, and how much of it is new since the last one."""
+
+    first_dirty_offset: int
+    first_uncleanable_offset: int
+    clean_bytes: int
+    dirty_bytes: int
+    overdue: bool  # a record has waited longer than max.compaction.lag.ms
+    wanted: bool  # overdue, or dirty enough
+
+    @property
+    def dirty_ratio(self) -> float:
+        total = self.clean_bytes + self.dirty_bytes
+        return self.dirty_bytes / total if total else 0.0
+
+
+def plan_cleaning(
+    segments: Sequence[SegmentFacts],
+    limits: CleaningLimits,
+    *,
+    checkpoint: int | None,
+    log_start_offset: int,
+    last_stable_offset: int,
+    now_ms: int,
+) -> Cleanable:
+    """What there is to clean in one log.
+
+    Args:
+        segments: oldest first; the last one is written to.
+        checkpoint: where the last round ended; None for none, and one outside the log is as none.
+    Source: LogCleanerManager.cleanableOffsets, calculateCleanableBytes, maxCompactionDelay.
+    """
+    end = segments[-1].next_offset
+    known = checkpoint is not None and log_start_offset <= checkpoint <= end
+    first_dirty = checkpoint if known and checkpoint is not None else log_start_offset
+    # Whole segments only: the first that reaches above the stable end is not touched.
+    limit = 0
+    for segment in segments[:-1]:
+        newest = segment.largest_timestamp_ms
+        young = (
+            limits.min_compaction_lag_ms > 0
+            and newest is not None
+            and newest > now_ms - limits.min_compaction_lag_ms
+        )
+        if segment.next_offset > last_stable_offset or (young and segment.next_offset > first_dirty):
+            break
+        limit += 1
+    cleanable = segments[:limit]
+    first_uncleanable = max(segments[limit].base_offset, first_dirty)
+    clean = sum(segment.size_bytes for segment in cleanable if segment.next_offset <= first_dirty)
+    dirty = [segment for segment in cleanable if segment.next_offset > first_dirty]
+    dirty_bytes = sum(segment.size_bytes for segment in dirty)
+    times = [segment.largest_timestamp_ms for segment in dirty if segment.largest_timestamp_ms is not None]
+    overdue = bool(times) and min(times) < now_ms - limits.max_compaction_lag_ms
+    total = clean + dirty_bytes
+    enough = dirty_bytes > 0 and dirty_bytes / total > limits.min_cleanable_dirty_ratio
+    return Cleanable(
+        first_dirty_offset=first_dirty,
+        first_uncleanable_offset=first_uncleanable,
+        clean_bytes=clean,
+        dirty_bytes=dirty_bytes,
+        overdue=overdue,
+        wanted=dirty_bytes > 0 and (enough or overdue),
+    )
+
+
+def group_segments(
+    segments: Sequence[SegmentFacts], *, segment_bytes: int, end_offset: int
+) -> list[list[SegmentFacts]]:
+    """Neighbours that fit into one new segment together; the sizes are those before cleaning.
+
+    Source: Cleaner.groupSegmentsBySize. The indexes fit where the log does: the new ones are no denser.
+    """
+    groups: list[list[SegmentFacts]] = []
+    size = 0
+    for segment in segments:
+        if segment.base_offset >= end_offset:
+            break
+        group = groups[-1] if groups else []
+        fits = (
+            group
+            and size + segment.size_bytes <= segment_bytes
+            and len(group) < GROUP_SEGMENTS_MAX
+            and segment.next_offset - 1 - group[0].base_offset <= INT32_MAX
+        )
+        if fits:
+            group.append(segment)
+            size += segment.size_bytes
+        else:
+            groups.append([segment])
+            size = segment.size_bytes
+    return groups
+
+
+# -- the newest offset of each key ----------------------------------------------------------------------
+
+
+class KeyMap:
+    """Key -> the newest offset it was seen at, in memory of a fixed bound.
+
+    A hash table with open addressing over two flat arrays: 24 bytes a slot, never more than
+    `size_bytes_max` in all, and 1.5 times that for a moment while it grows [CLN-1]. Keys are held as
+    16-byte BLAKE2b digests: a collision would lose a record, so it must be as good as impossible even to
+    somebody who looks for one, which Kafka's MD5 is not.
+    """
+
+    def __init__(self, size_bytes_max: int) -> None:
+        self._slots_max = size_bytes_max // SLOT_BYTES
+        self._keys_max = int(self._slots_max * LOAD_FACTOR)
+        check(self._keys_max >= 1, f"{size_bytes_max} bytes hold no key")
+        self.latest_offset = -1  # everything up to it is noted
+        self._allocate(min(_SLOTS_FIRST, self._slots_max))
+        self.count = 0
+
+    def _allocate(self, slots: int) -> None:
+        self._slots = slots
+        self._digests = bytearray(slots * DIGEST_SIZE)
+        self._offsets = memoryview(bytearray(slots * 8)).cast("q")
+        self._grow_at = min(int(slots * LOAD_FACTOR), self._keys_max)
+
+    @property
+    def size_bytes(self) -> int:
+        return self._slots * SLOT_BYTES
+
+    def put(self, key: bytes, offset: int) -> bool:
+        """Note that `key` is at `offset`; False when the map is full, and nothing was noted."""
+        digest = _digest(key)
+        slot, found = self._find(digest)
+        if not found:
+            if self.count >= self._grow_at:
+                if self.count >= self._keys_max:
+                    return False
+                self._grow()
+                slot, _ = self._find(digest)
+            self._digests[slot * DIGEST_SIZE : (slot + 1) * DIGEST_SIZE] = digest
+            self.count += 1
+        self._offsets[slot] = offset
+        return True
+
+    def newest(self, key: bytes) -> int | None:
+        slot, found = self._find(_digest(key))
+        return self._offsets[slot] if found else None
+
+    def _find(self, digest: bytes) -> tuple[int, bool]:
+        """The slot of a digest, or the free one where it would go."""
+        digests, slots = self._digests, self._slots
+        slot = int.from_bytes(digest[:8], "big") % slots
+        while True:
+            there = digests[slot * DIGEST_SIZE : (slot + 1) * DIGEST_SIZE]
+            if there == digest:
+                return slot, True
+            if there == _EMPTY:
+                return slot, False
+            slot = slot + 1 if slot + 1 < slots else 0
+
+    def _grow(self) -> None:
+        digests, offsets = self._digests, self._offsets
+        self._allocate(min(self._slots * 2, self._slots_max))
+        for old in range(len(offsets)):
+            digest = bytes(digests[old * DIGEST_SIZE : (old + 1) * DIGEST_SIZE])
+            if digest != _EMPTY:
+                slot, _ = self._find(digest)
+                self._digests[slot * DIGEST_SIZE : (slot + 1) * DIGEST_SIZE] = digest
+                self._offsets[slot] = offsets[old]
+
+
+def _digest(key: bytes) -> bytes:
+    digest = blake2b(key, digest_size=DIGEST_SIZE).digest()
+    # Sixteen zero bytes mean a free slot.
+    return digest if digest != _EMPTY else b"\x01" * DIGEST_SIZE
+
+
+# -- transactions -------------------------------------------------------------------------------------------
+
+
+class TxnFilter:
+    """Follows transactions through batches in offset order: what is aborted, which markers may go.
+
+    A marker may go when no batch of its transaction was met before it: they are gone, or were never there.
+    """
+
+    def __init__(self, aborted: Iterable[AbortedTxn]) -> None:
+        self._aborted = deque(sorted(aborted, key=lambda txn: txn.first_offset))
+        self._aborting: dict[int, AbortedTxn] = {}
+        self._met: set[int] = set()  # producers with a batch of their current transaction
+
+    def is_aborted(self, header: BatchHeader) -> bool:
+        """Whether a batch of data belongs to an aborted transaction; noted as met."""
+        self._advance(header.last_offset)
+        if not header.is_transactional:
+            return False
+        self._met.add(header.producer_id)
+        return header.producer_id in self._aborting
+
+    def end(self, header: BatchHeader, kind: ControlType | None) -> tuple[bool, AbortedTxn | None]:
+        """At a marker: whether it may go, and the transaction it aborts if records of that are left.
+
+        `kind` is None for a control batch emptied before, or one that ends no transaction.
+        """
+        self._advance(header.last_offset)
+        if kind is None:
+            return header.record_count == 0, None
+        met = header.producer_id in self._met
+        self._met.discard(header.producer_id)
+        txn = self._aborting.pop(header.producer_id, None)
+        return not met, txn if met else None
+
+    def _advance(self, offset: int) -> None:
+        while self._aborted and self._aborted[0].first_offset <= offset:
+            txn = self._aborted.popleft()
+            self._aborting[txn.producer_id] = txn
+
+
+# -- what is kept ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LastWrite:
+    """A live producer's last batch: by its offset, or, with only a marker known, by its epoch."""
+
+    last_data_offset: int | None
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CleaningRules:
+    """What a round holds on to, fixed when it begins."""
+
+    now_ms: int
+    delete_retention_ms: int
+    producers: Mapping[int, LastWrite]
+
+    def is_last_of_producer(self, header: BatchHeader) -> bool:
+        """Source: KAFKA-4523, and KAFKA-9144 for producers of whom only a marker is left."""
+        last = self.producers.get(header.producer_id) if header.producer_id >= 0 else None
+        if last is None:
+            return False
+        if last.last_data_offset is not None:
+            return header.last_offset == last.last_data_offset
+        return header.is_control and header.producer_epoch == last.epoch
+
+
+class Retainer:
+    """Decides over batch after batch of a round, in offset order."""
+
+    def __init__(self, keys: KeyMap, txns: TxnFilter, rules: CleaningRules) -> None:
+        self._keys = keys
+        self._txns = txns
+        self._rules = rules
+        self.retained_abort: AbortedTxn | None = None  # to index with the batch retained last
+
+    def retain(self, header: BatchHeader, batch: Buffer, *, is_last: bool) -> bytes | None:
+        """The batch as it will be in the new segment; None if it is not.
+
+        Args:
+            is_last: nothing follows it in the new segment, so it is kept, emptied if need be [CLN-2].
+        """
+        self.retained_abort = None
+        keep_empty = is_last or self._rules.is_last_of_producer(header)
+        horizon_ms = self._rules.now_ms + self._rules.delete_retention_ms
+        if header.is_control:
+            return self._retain_marker(header, batch, keep_empty, horizon_ms)
+        if self._txns.is_aborted(header):
+            return filter_batch(batch, 0, frozenset(), retain_empty=keep_empty)
+        past = header.delete_horizon_ms is not None and header.delete_horizon_ms <= self._rules.now_ms
+
+        def keep(record: ScannedKey) -> bool:
+            return self._keeps(record, past)
+
+        return filter_batch(batch, 0, keep, retain_empty=keep_empty, horizon_ms=horizon_ms)
+
+    def _retain_marker(
+        self, header: BatchHeader, batch: Buffer, keep_empty: bool, horizon_ms: int
+    ) -> bytes | None:
+        marker = read_marker(batch)
+        may_go, aborts = self._txns.end(header, None if marker is None else marker.type)
+        due = header.delete_horizon_ms
+        if may_go and ((due is not None and due <= self._rules.now_ms) or not header.record_count):
+            return filter_batch(batch, 0, frozenset(), retain_empty=keep_empty)
+        self.retained_abort = aborts
+        return filter_batch(
+            batch, 0, lambda _: True, retain_empty=keep_empty, horizon_ms=horizon_ms if may_go else None
+        )
+
+    def _keeps(self, record: ScannedKey, horizon_passed: bool) -> bool:
+        if record.offset > self._keys.latest_offset:
+            return True  # not noted in this round
+        if record.key is None:
+            return False
+        newest = self._keys.newest(record.key)
+        if newest is not None and record.offset < newest:
+            return False
+        return not (record.value_is_null and horizon_passed)

@@ -1,0 +1,97 @@
+"""Pure: which segments of a log are too old, too many, or below its start.
+
+Segments go from the front only, whole, and never past the last stable offset: a transaction that is in
+doubt may hold records longer than any retention, and they are somebody's payment [RET-1]. (Kafka stops at
+the high watermark; see docs/adr/0040.)
+
+The last segment goes, too, once everything in it has expired; an empty one takes its place first.
+
+Source: UnifiedLog.deleteOldSegments.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentFacts:
+    """What retention and compaction look at.
+
+    `next_offset` is the base offset of the segment that follows, for the last one the log end.
+    `largest_timestamp_ms` is None where no record has a time: such a segment is not expired by age.
+    """
+
+    base_offset: int
+    next_offset: int
+    size_bytes: int
+    largest_timestamp_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetentionLimits:
+    """None: no limit. `deletes`: cleanup.policy has `delete`; without, only the log start counts."""
+
+    deletes: bool
+    retention_ms: int | None
+    retention_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionPlan:
+    """How many of the oldest segments go, whether the last one is among them, and why the last of them."""
+
+    delete: int
+    roll_first: bool
+    reason: str
+
+
+NOTHING = RetentionPlan(0, False, "nothing has expired")
+
+
+def plan_retention(
+    segments: Sequence[SegmentFacts],
+    limits: RetentionLimits,
+    *,
+    log_start_offset: int,
+    last_stable_offset: int,
+    now_ms: int,
+) -> RetentionPlan:
+    """Decide which segments to delete.
+
+    Args:
+        segments: of the log, oldest first; the last one is written to.
+    """
+    excess = _excess(segments, limits)
+    count, reason = 0, NOTHING.reason
+    for segment, following in pairwise([*segments, None]):
+        assert segment is not None  # for the type checker: None is the last of the pairs alone
+        last = following is None
+        why = _why(segment, limits, log_start_offset, excess, now_ms)
+        if why is None or segment.next_offset > last_stable_offset or (last and not segment.size_bytes):
+            break
+        excess -= segment.size_bytes
+        count, reason = count + 1, why
+    return RetentionPlan(count, count == len(segments) and count > 0, reason) if count else NOTHING
+
+
+def _excess(segments: Sequence[SegmentFacts], limits: RetentionLimits) -> int:
+    """Bytes that may go before the log is below its size; negative when it is below already."""
+    if not limits.deletes or limits.retention_bytes is None:
+        return -1
+    return sum(segment.size_bytes for segment in segments) - limits.retention_bytes
+
+
+def _why(
+    segment: SegmentFacts, limits: RetentionLimits, log_start_offset: int, excess: int, now_ms: int
+) -> str | None:
+    if segment.next_offset <= log_start_offset:
+        return f"it ends at {segment.next_offset}, the log starts at {log_start_offset}"
+    if not limits.deletes:
+        return None
+    if limits.retention_bytes is not None and 0 <= segment.size_bytes <= excess:
+        return f"the log has {excess} bytes more than retention.bytes={limits.retention_bytes}"
+    newest = segment.largest_timestamp_ms
+    if limits.retention_ms is not None and newest is not None and now_ms - newest > limits.retention_ms:
+        return f"its newest record is {now_ms - newest} ms old, retention.ms={limits.retention_ms}"
+    return None
