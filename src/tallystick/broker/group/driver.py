@@ -37,7 +37,7 @@ from tallystick.broker.group.expiry import due, next_deadline
 from tallystick.broker.group.model import Group, GroupConfig, Now, Ticket
 from tallystick.kernel.clock import Clock
 from tallystick.kernel.codes import ErrorCode
-from tallystick.kernel.errors import Reject, TallystickError
+from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import GroupId, Offset
 from tallystick.storage.fs import LogFull
 
@@ -201,8 +201,11 @@ class GroupCoordinator:
         for index, partition in enumerate(existing):
             try:
                 await self._replay(partition)
-            except (TallystickError, OSError) as exc:
-                log.error("__consumer_offsets-%d cannot be replayed, its groups are offline: %s", index, exc)
+            except Exception as exc:
+                # Unreadable, or impossible: either way the others must not wait for it.
+                log.exception(
+                    "__consumer_offsets-%d cannot be replayed, its groups are offline: %s", index, exc
+                )
                 self._lost.add(index)
             finally:
                 self._loading.discard(index)
