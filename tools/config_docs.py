@@ -22,7 +22,7 @@ Kafka's says so. Every problem is reported at once and stops the start; an unkno
 
 | value | on the disk | power loss |
 |---|---|---|
-| `ack`, default of `tallystick broker` | before the answer, one sync for all that wait | loses nothing acknowledged |
+| `ack`, default of `tallystick broker` | before the answer, shared by all that wait | loses nothing |
 | `interval` | within `log.flush.interval.ms` | may lose that long |
 | `os`, default of `EmbeddedBroker` | when the system pleases, as with Kafka | may lose the last records |
 

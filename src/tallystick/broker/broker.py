@@ -16,7 +16,7 @@ from tallystick.broker.fetch_sessions import FetchSessions
 from tallystick.broker.files import DataDirectory
 from tallystick.broker.group.driver import GroupCoordinator
 from tallystick.broker.group.model import GroupConfig
-from tallystick.broker.metadata import FILE_NAME, MetadataStore, ProducerIds
+from tallystick.broker.metadata import ProducerIds
 from tallystick.broker.offsets_topic import ConsumerOffsetsTopic
 from tallystick.broker.topics import Topics
 from tallystick.broker.worker import Worker
@@ -55,36 +55,33 @@ class Broker:
     def open(self) -> None:
         """Take the data directory and recover what is in it. Blocking.
 
-        Raises: DataDirectoryInUse, CorruptLog, MetadataUnusable, OSError.
+        Raises: DirectoryInUse, DataDirectoryUnusable, CorruptLog, MetadataUnusable, OSError.
         """
-        loop = asyncio.get_running_loop()
-        self.files = DataDirectory(
-            self.data_dir, self.config, self.clock, lambda call: loop.call_soon_threadsafe(call), self.fail
-        )
-        self.store = MetadataStore(self.data_dir / FILE_NAME)
+        self.files = DataDirectory(self.data_dir, self.config, self.clock, self.fail)
+        self.store = self.files.open()
         self.cluster_id = self.store.cluster_id()
-        self.files.open(self.cluster_id)
         self._dynamic = self.store.broker_configs()
         self.config = self._effective(self._dynamic)
+        self.files.reconfigure(self.config)
         self.topics = Topics(self.store, self.files, self.worker, self.config)
         self.topics.load()
-        self.files.loaded()
+        self.files.report_recovery()
         self.groups = GroupCoordinator(
             ConsumerOffsetsTopic(self.topics, lambda: self.config), group_config(self.config), self.clock
         )
 
     async def start(self) -> None:
         """Begin what runs beside the requests: coordinators, syncing, housekeeping."""
-        self.files.start(self.topics)
+        self.files.start()
         self.groups.start()
 
     async def stop(self) -> None:
         """Finish what was started, and leave a mark that nothing needs recovery."""
         self.release_waiters()
         await self.groups.stop()
-        await self.files.stop(clean=self.failure is None)
         self.worker.close()
         self.store.close()
+        self.files.stop(clean=self.failure is None)
 
     def release_waiters(self) -> None:
         """Answer long polls now: the broker is stopping."""
@@ -124,6 +121,7 @@ class Broker:
         await self.worker.run(lambda: self.store.set_broker_config(broker, configs))
         self._dynamic[broker] = dict(configs)
         self.config = config
+        self.files.reconfigure(config)
         self.topics.reconfigure(config)
         for tell in self.configured:
             tell(config)

@@ -1,15 +1,32 @@
 """The data directory as the broker uses it: logs, their syncing, and the work that keeps them in bounds.
 
 What answers wait for is synced by the group commit in its own thread; it reports back through the loop.
+Everything else here is the loop's: a log has one owner.
 """
 
+import asyncio
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
 from typing import Final, cast, get_args
 
 from tallystick.broker.config import BrokerConfig
+from tallystick.broker.metadata import FILE_NAME, MetadataStore, Topic
+from tallystick.broker.partition import Partition
 from tallystick.broker.topic_config import TopicConfig
 from tallystick.broker.topics import INTERNAL
+from tallystick.kernel.clock import Clock
+from tallystick.kernel.errors import TallystickError
+from tallystick.kernel.ids import LeaderEpoch, Offset, TopicPartition
 from tallystick.protocol.records import Codec, TimestampType
+from tallystick.storage.fs import RealFileSystem, StorageFailure
+from tallystick.storage.group_commit import GroupCommit
+from tallystick.storage.log import Log
+from tallystick.storage.log_dir import DirectoryOptions, LogDir
 from tallystick.storage.validation import FlushPolicy, LogConfig
+
+_log = logging.getLogger("tallystick.broker.files")
 
 _CODECS: Final[dict[str, Codec | None]] = {
     "producer": None,
@@ -19,6 +36,152 @@ _CODECS: Final[dict[str, Codec | None]] = {
     "lz4": Codec.LZ4,
     "zstd": Codec.ZSTD,
 }
+
+
+class DataDirectoryUnusable(TallystickError):
+    """The files of a data directory do not belong together."""
+
+
+class DataDirectory:
+    """Owner of the open logs. Lives on the loop; made by the broker, who is told when a disk fails."""
+
+    def __init__(
+        self, path: Path, config: BrokerConfig, clock: Clock, failed: Callable[[Exception], None]
+    ) -> None:
+        self._path = path
+        self._config = config
+        self._clock = clock
+        self._failed = failed
+        self._loop = asyncio.get_running_loop()
+        self._partitions: dict[TopicPartition, Partition] = {}
+        self._timers: set[asyncio.TimerHandle] = set()
+        self._commit = GroupCommit(self._synced_in_thread, self._failed_in_thread)
+
+    def open(self) -> MetadataStore:
+        """Lock the directory and open its metadata. Blocking.
+
+        Raises: DirectoryInUse, ForeignDirectory, DataDirectoryUnusable, MetadataUnusable, OSError.
+        """
+        options = DirectoryOptions(node_id=self._config.node_id, request_sync=self._commit.request)
+        self._dir = LogDir.open(RealFileSystem(), str(self._path), options)
+        file, cluster_id = self._path / FILE_NAME, self._dir.meta.cluster_id
+        left = self._dir.partitions()
+        if left and not file.exists():
+            self._dir.abandon()
+            raise DataDirectoryUnusable(
+                f"{file} is gone, and {len(left)} partitions are there, {left[0]} first"
+            )
+        store = MetadataStore(file, cluster_id)
+        if store.cluster_id() != cluster_id:
+            self._dir.abandon()
+            raise DataDirectoryUnusable(
+                f"{file} belongs to cluster {store.cluster_id()}, meta.properties beside it to {cluster_id}"
+            )
+        self._commit.start()
+        return store
+
+    def open_partition(self, topic: Topic, index: int, config: TopicConfig) -> Partition:
+        """Open or make one log. Blocking. Raises: CorruptLog, ForeignDirectory, OSError."""
+        name = TopicPartition(topic.name, index)
+        log = self._dir.get_or_create(name, self.log_config(topic.name, config), topic.topic_id)
+        latest = log.epochs.latest
+        # After a crash under `os` or `interval` records may be gone that a client has seen; a new epoch lets
+        # it notice (KIP-320). A clean stop loses nothing.
+        epoch = 0 if latest is None else latest if self._dir.was_clean else latest + 1
+        synced = self._config.flush_policy == "ack"
+        partition = Partition(
+            log,
+            leader_epoch=LeaderEpoch(epoch),
+            config=config,
+            clock=self._clock,
+            request_sync=self._commit.request if synced else None,
+            offline=self._failed,
+        )
+        self._partitions[name] = partition
+        return partition
+
+    def delete(self, name: TopicPartition) -> None:
+        """Remove one log. Blocking. Raises: OSError."""
+        self._partitions.pop(name, None)
+        self._dir.delete(name)
+
+    def log_config(self, topic: str, config: TopicConfig) -> LogConfig:
+        return storage_config(topic, config, self._config)
+
+    def reconfigure(self, config: BrokerConfig) -> None:
+        self._config = config
+
+    def report_recovery(self) -> None:
+        """Log what opening found. Strangers, partitions of no known topic, are left alone and named."""
+        for name, report in self._dir.reports:
+            if report.repairs:
+                _log.warning("%s: %s", name, report)
+        strangers = [str(name) for name in self._dir.partitions() if name not in self._partitions]
+        if strangers:
+            _log.warning("no topic owns these directories, they are left alone: %s", ", ".join(strangers))
+
+    def volume_bytes(self) -> tuple[int, int]:
+        """Size of the volume, and what is free of it."""
+        usage = shutil.disk_usage(self._path)
+        return usage.total, usage.free
+
+    # ---------------------------------------------------------------- the group commit's thread
+
+    def _synced_in_thread(self, log: Log, end: Offset) -> None:
+        self._loop.call_soon_threadsafe(self._synced, log)
+
+    def _failed_in_thread(self, log: Log, failure: StorageFailure) -> None:
+        self._loop.call_soon_threadsafe(self._failed, failure)
+
+    def _synced(self, log: Log) -> None:
+        partition = self._partitions.get(log.topic_partition)
+        if partition is not None and partition.log is log:
+            partition.advanced()
+
+    # -------------------------------------------------------------------------- timers
+
+    def start(self) -> None:
+        """Begin what is done every so often."""
+        config = self._config
+        if config.flush_policy == "interval":
+            self._every(config.flush_interval_ms, self._request_syncs)
+        self._every(config.log_flush_offset_checkpoint_interval_ms, self._checkpoint)
+        self._every(config.producer_id_expiration_check_interval_ms, self._expire_producers)
+
+    def _every(self, period_ms: int, work: Callable[[], None]) -> None:
+        def due() -> None:
+            self._timers.discard(timer)
+            try:
+                work()
+            except (StorageFailure, OSError) as exc:
+                _log.error("housekeeping failed: %s", exc)
+            self._every(period_ms, work)
+
+        timer = self._loop.call_later(max(period_ms, 1) / 1000, due)
+        self._timers.add(timer)
+
+    def _request_syncs(self) -> None:
+        for partition in self._partitions.values():
+            if partition.log.synced_end < partition.log.log_end_offset:
+                self._commit.request(partition.log)
+
+    def _checkpoint(self) -> None:
+        self._dir.checkpoint()
+
+    def _expire_producers(self) -> None:
+        now_ms = self._clock.now_ms()
+        for partition in self._partitions.values():
+            partition.log.producer_state.expire(now_ms, self._config.producer_id_expiration_ms)
+
+    def stop(self, *, clean: bool) -> None:
+        """End the timers and the thread, then close every log. Blocking. Raises: StorageFailure, OSError."""
+        for timer in self._timers:
+            timer.cancel()
+        self._commit.stop()
+        if clean:
+            self._dir.close()
+        else:
+            self._dir.abandon()
 
 
 def storage_config(topic: str, config: TopicConfig, broker: BrokerConfig) -> LogConfig:

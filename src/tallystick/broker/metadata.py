@@ -72,8 +72,8 @@ def id_text(value: uuid.UUID) -> str:
 class MetadataStore:
     """The file. Owned by the broker, called by one thread at a time; every method is one transaction."""
 
-    def __init__(self, path: Path) -> None:
-        """Open or make the file. Raises: MetadataUnusable, OSError."""
+    def __init__(self, path: Path, cluster_id: str) -> None:
+        """Open the file, or make it for `cluster_id`. Raises: MetadataUnusable."""
         self._path = path
         try:
             self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
@@ -82,11 +82,11 @@ class MetadataStore:
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = FULL")
             self._db.execute("PRAGMA foreign_keys = ON")
-            self._prepare()
+            self._prepare(cluster_id)
         except sqlite3.DatabaseError as exc:
             raise MetadataUnusable(f"{path}: {exc}") from exc
 
-    def _prepare(self) -> None:
+    def _prepare(self, cluster_id: str) -> None:
         (found,) = self._db.execute("PRAGMA user_version").fetchone()
         if found > _FORMAT:
             raise MetadataUnusable(f"{self._path}: format {found}, this version reads up to {_FORMAT}")
@@ -94,7 +94,7 @@ class MetadataStore:
             with self._transaction():
                 for statement in _SCHEMA.split(";"):
                     self._db.execute(statement)
-                self._set("cluster.id", id_text(new_id()))
+                self._set("cluster.id", cluster_id)
                 self._db.execute(f"PRAGMA user_version = {_FORMAT}")
 
     def _transaction(self) -> "_Transaction":

@@ -18,7 +18,8 @@ from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import LeaderEpoch, Offset, TopicPartition
 from tallystick.protocol.records import iter_headers
 from tallystick.storage.aborted import AbortedTxn
-from tallystick.storage.log import AppendOrigin, AppendResult, Log, LogConfig
+from tallystick.storage.log import AppendOrigin, AppendResult, Log, LogConfig, LogOffline
+from tallystick.storage.trimming import delete_records_before
 
 Buffer = bytes | memoryview
 
@@ -26,7 +27,16 @@ Buffer = bytes | memoryview
 class Partition:
     """One partition. Lives on the loop; owned by the broker's Topics."""
 
-    __slots__ = ("_clock", "_durable", "_request_sync", "_waiters", "config", "leader_epoch", "log")
+    __slots__ = (
+        "_clock",
+        "_durable",
+        "_offline",
+        "_request_sync",
+        "_waiters",
+        "config",
+        "leader_epoch",
+        "log",
+    )
 
     def __init__(
         self,
@@ -36,8 +46,13 @@ class Partition:
         config: TopicConfig,
         clock: Clock,
         request_sync: Callable[[Log], None] | None,
+        offline: Callable[[Exception], None],
     ) -> None:
-        """`request_sync` has the log synced soon and `advanced` called; None: appending is enough."""
+        """Args:
+        request_sync: has the log synced soon and `advanced` called; None: appending is enough.
+        offline: told when nothing is known any more about what is on the disk.
+        """
+        self._offline = offline
         self.config = config
         self.log = log
         self.leader_epoch = leader_epoch
@@ -55,9 +70,13 @@ class Partition:
 
         Raises: StorageFailure.
         """
-        result = self.log.append(
-            batches, origin=origin, now_ms=self._clock.now_ms(), leader_epoch=self.leader_epoch
-        )
+        try:
+            result = self.log.append(
+                batches, origin=origin, now_ms=self._clock.now_ms(), leader_epoch=self.leader_epoch
+            )
+        except LogOffline as exc:
+            self._offline(exc)
+            raise
         if isinstance(result, AppendResult) and not result.duplicate:
             if self._request_sync is not None:
                 self._request_sync(self.log)
@@ -133,6 +152,10 @@ class Partition:
         """Take over changed settings."""
         self.config = config
         self.log.config = log_config
+
+    def delete_records_before(self, offset: Offset) -> None:
+        """Move the beginning of the log forward. Raises: StorageFailure."""
+        delete_records_before(self.log, offset)
 
     def add_waiter(self, callback: Callable[[], None]) -> None:
         """Have `callback` called whenever there may be more to read."""

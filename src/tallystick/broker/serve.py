@@ -41,7 +41,7 @@ class Service:
     async def start(self) -> None:
         """Recover the data directory, then listen: nobody is served before all is there.
 
-        Raises: DataDirectoryInUse, CorruptLog, MetadataUnusable, OSError.
+        Raises: DirectoryInUse, DataDirectoryUnusable, CorruptLog, MetadataUnusable, OSError.
         """
         broker = self.broker
         broker.open()

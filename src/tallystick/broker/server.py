@@ -215,7 +215,7 @@ class Connection(asyncio.BufferedProtocol):
         if isinstance(answer, list) or answer is None:
             if not self._slots:
                 if answer:
-                    self._out += answer
+                    self._queue(answer)
                 return True
             slot = _Slot()
             slot.done, slot.answer = True, answer
@@ -251,7 +251,7 @@ class Connection(asyncio.BufferedProtocol):
         while slots and slots[0].done:
             ready = slots.popleft().answer
             if ready:
-                self._out += ready
+                self._queue(ready)
         if not slots:
             self._exclusive = False
         self._advance()
@@ -306,6 +306,13 @@ class Connection(asyncio.BufferedProtocol):
         """Memory for requests was given back: go on if that was what this connection waited for."""
         if self._big is not None and not self._closing:
             self._see_about_reading()
+
+    def _queue(self, answer: list[Buffer]) -> None:
+        """Small answers to pipelined requests leave together; enough for a write goes at once, so that the
+        transport says when the peer does not keep up before the next request is begun [SRV-2]."""
+        self._out += answer
+        if sum(map(len, self._out)) > _SMALL_BYTES:
+            self._send()
 
     def _send(self) -> None:
         out, self._out = self._out, []
@@ -427,7 +434,7 @@ class Server:
         """Account for the buffers of large requests."""
         starved = self.starved()
         self._receiving_bytes += by_bytes
-        if starved and not self.starved():
+        if starved and by_bytes < 0:
             for connection in list(self._connections.values()):
                 self.loop.call_soon(connection.recheck_reading)
 
@@ -438,6 +445,10 @@ class Server:
         """One connection may always go on, so that too little memory is slow and not a deadlock."""
         receivers = (c for c in self._connections.values() if c.receives_big)
         return next(receivers, None) is connection
+
+    @property
+    def listening(self) -> bool:
+        return self._server is not None and self._server.is_serving()
 
     @property
     def connection_count(self) -> int:

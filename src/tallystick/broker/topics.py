@@ -23,8 +23,8 @@ from tallystick.broker.worker import Worker
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject, TallystickError
 from tallystick.kernel.ids import TopicPartition
-from tallystick.storage.validation import LogConfig
 from tallystick.kernel.limits import TOPIC_NAME_LENGTH_MAX
+from tallystick.storage.validation import LogConfig
 
 _log = logging.getLogger("tallystick.broker.topics")
 
@@ -67,11 +67,11 @@ class NewTopic:
 
 
 class PartitionFiles(Protocol):
-    """Makes, opens and removes the logs of partitions; blocking."""
+    """Makes, opens and removes the logs of partitions; blocking, and the loop's own: one at a time."""
 
-    def open(self, topic: Topic, indexes: range, config: TopicConfig) -> list[Partition]: ...
+    def open_partition(self, topic: Topic, index: int, config: TopicConfig) -> Partition: ...
 
-    def delete(self, partition: TopicPartition) -> None: ...
+    def delete(self, name: TopicPartition) -> None: ...
 
     def log_config(self, topic: str, config: TopicConfig) -> LogConfig: ...
 
@@ -136,9 +136,13 @@ class Topics:
         Raises: CorruptLog, OSError, MetadataUnusable.
         """
         for topic in self._store.deleted_topics():
-            self._finish_deletion(topic)
+            for index in range(topic.partitions):
+                self._files.delete(TopicPartition(topic.name, index))
+            self._store.forget_deleted([topic.topic_id])
         for topic in self._store.topics():
-            self._enter(topic, self._files.open(topic, range(topic.partitions), self.config_of(topic)))
+            config = self.config_of(topic)
+            partitions = [self._files.open_partition(topic, i, config) for i in range(topic.partitions)]
+            self._enter(topic, partitions)
 
     def _enter(self, topic: Topic, partitions: list[Partition]) -> None:
         self._by_name[topic.name] = topic
@@ -178,17 +182,24 @@ class Topics:
         return None
 
     async def create(self, wanted: NewTopic) -> Topic | Reject:
-        """Make a topic. Raises: OSError, StorageFailure; what was made durable is finished at the next start."""
+        """Make a topic. Raises: OSError, StorageFailure; the next start finishes what was made durable."""
         async with self._lock:
             refused = self.check_new(wanted)
             if refused is not None:
                 return refused
             topic = Topic(wanted.name, new_id(), wanted.partitions, MappingProxyType(dict(wanted.configs)))
             await self._worker.run(lambda: self._store.create_topics([topic]))
-            config, indexes = self.config_of(topic), range(topic.partitions)
-            self._enter(topic, await self._worker.run(lambda: self._files.open(topic, indexes, config)))
+            self._enter(topic, await self._open(topic, range(topic.partitions)))
             _log.info("created topic %s, %d partitions", topic.name, topic.partitions)
             return topic
+
+    async def _open(self, topic: Topic, indexes: range) -> list[Partition]:
+        """Make logs, letting others have the loop after each."""
+        config, made = self.config_of(topic), []
+        for index in indexes:
+            made.append(self._files.open_partition(topic, index, config))
+            await asyncio.sleep(0)
+        return made
 
     async def create_if_absent(self, wanted: NewTopic) -> Topic | Reject:
         """The topic of that name, made if it is not there: auto-creation and internal topics."""
@@ -206,8 +217,7 @@ class Topics:
             topic = self._by_name[name]
             grown = replace(topic, partitions=partitions)
             await self._worker.run(lambda: self._store.set_partitions({name: partitions}))
-            config, indexes = self.config_of(grown), range(topic.partitions, partitions)
-            added = await self._worker.run(lambda: self._files.open(grown, indexes, config))
+            added = await self._open(grown, range(topic.partitions, partitions))
             self._enter(grown, self._partitions[name] + added)
             return grown
 
@@ -265,14 +275,12 @@ class Topics:
             del self._by_name[name], self._by_id[topic.topic_id], self._folded[_fold(name)]
             for partition in self._partitions.pop(name):
                 partition.fail(TopicDeleted(f"topic {name!r} was deleted"))
-            await self._worker.run(lambda: self._finish_deletion(topic))
+            for index in range(topic.partitions):
+                self._files.delete(TopicPartition(name, index))
+                await asyncio.sleep(0)
+            await self._worker.run(lambda: self._store.forget_deleted([topic.topic_id]))
             _log.info("deleted topic %s", name)
             return None
-
-    def _finish_deletion(self, topic: Topic) -> None:
-        for index in range(topic.partitions):
-            self._files.delete(TopicPartition(topic.name, index))
-        self._store.forget_deleted([topic.topic_id])
 
 
 def _fold(name: str) -> str:

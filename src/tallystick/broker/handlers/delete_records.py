@@ -18,20 +18,17 @@ from tallystick.storage.fs import StorageFailure
 HIGH_WATERMARK: Final = -1
 
 
-async def handle(
-    broker: Broker, request: DeleteRecordsRequest, context: RequestContext
-) -> DeleteRecordsResponse:
+def handle(broker: Broker, request: DeleteRecordsRequest, context: RequestContext) -> DeleteRecordsResponse:
     topics = []
     for topic in request.topics:
         results = [
-            await _delete(broker, topic.name, wanted.partition_index, wanted.offset)
-            for wanted in topic.partitions
+            _delete(broker, topic.name, wanted.partition_index, wanted.offset) for wanted in topic.partitions
         ]
         topics.append(DeleteRecordsTopicResult(name=topic.name, partitions=tuple(results)))
     return DeleteRecordsResponse(topics=tuple(topics))
 
 
-async def _delete(broker: Broker, topic: str, index: int, offset: int) -> DeleteRecordsPartitionResult:
+def _delete(broker: Broker, topic: str, index: int, offset: int) -> DeleteRecordsPartitionResult:
     known, partition = broker.topics.find(topic), broker.topics.partition(topic, index)
     if known is None or partition is None:
         return _refused(index, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
@@ -44,8 +41,8 @@ async def _delete(broker: Broker, topic: str, index: int, offset: int) -> Delete
     if not 0 <= target <= log.high_watermark:
         return _refused(index, ErrorCode.OFFSET_OUT_OF_RANGE)
     try:
-        await partition.delete_records_before(target)
-    except StorageFailure:
+        partition.delete_records_before(target)
+    except (StorageFailure, OSError):
         return _refused(index, ErrorCode.KAFKA_STORAGE_ERROR)
     return DeleteRecordsPartitionResult(partition_index=index, low_watermark=log.log_start_offset)
 

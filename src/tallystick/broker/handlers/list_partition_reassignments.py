@@ -1,4 +1,4 @@
-"""ListPartitionReassignments: none, one broker has nothing to reassign; kafka-topics asks before it describes."""
+"""ListPartitionReassignments: none, with one broker; kafka-topics asks before it describes."""
 
 from tallystick.broker.broker import Broker
 from tallystick.broker.context import RequestContext

@@ -1,4 +1,4 @@
-"""OffsetForLeaderEpoch: where an epoch ended, for a client that checks whether its history is ours (KIP-320)."""
+"""OffsetForLeaderEpoch: where an epoch ended, for a client that compares histories (KIP-320)."""
 
 from tallystick.broker.broker import Broker
 from tallystick.broker.context import RequestContext

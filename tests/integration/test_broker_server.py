@@ -1,0 +1,355 @@
+"""Connections on real sockets: order, limits, and peers that misbehave. A toy answers."""
+
+import asyncio
+import logging
+import struct
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any
+
+import pytest
+
+from tallystick.broker.config import BrokerConfig
+from tallystick.broker.server import Answer, CloseConnection, Peer, Server
+
+pytestmark = pytest.mark.server
+
+# The toy's requests: first byte says what to do, the rest is echoed.
+NOW, LATER, LATER_ALONE, CLOSE, FAIL, LARGE, SILENT = b"NLACFGS"
+LARGE_BYTES = 8 * 1024 * 1024
+
+
+class Toy:
+    """Answers by the first byte; what is LATER waits until `release` is called, last come first served."""
+
+    def __init__(self) -> None:
+        self.started: list[bytes] = []
+        self.waiting: list[tuple[bytes, asyncio.Future[Answer]]] = []
+
+    def pipelined(self, frame: memoryview) -> bool:
+        return frame[0] in (NOW, LATER, SILENT)
+
+    def cancellable(self, frame: memoryview) -> bool:
+        return frame[0] == LATER_ALONE
+
+    def dispatch(self, frame: memoryview, peer: Peer) -> Answer | Awaitable[Answer]:
+        body = bytes(frame)
+        self.started.append(body)
+        match body[0]:
+            case 78:
+                return framed(body)
+            case 76 | 65:
+                future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+                self.waiting.append((body, future))
+                return future
+            case 71:
+                return framed(b"x" * LARGE_BYTES)
+            case 83:
+                return None
+            case 67:
+                raise CloseConnection("the toy says so")
+            case _:
+                raise CloseConnection("not a toy's request")
+
+    def release(self) -> None:
+        waiting, self.waiting = self.waiting, []
+        for body, future in reversed(waiting):
+            if not future.done():
+                future.set_result(framed(body))
+
+
+def framed(body: bytes) -> list[bytes | bytearray | memoryview]:
+    return [struct.pack(">i", len(body)), body]
+
+
+def request(kind: int, rest: bytes = b"") -> bytes:
+    return struct.pack(">i", 1 + len(rest)) + bytes([kind]) + rest
+
+
+class Client:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    def send(self, data: bytes) -> None:
+        self.writer.write(data)
+
+    async def answer(self) -> bytes:
+        (size,) = struct.unpack(">i", await self.reader.readexactly(4))
+        return await self.reader.readexactly(size)
+
+    async def closed(self) -> bool:
+        try:
+            return await self.reader.read(1) == b""
+        except ConnectionError:
+            return True
+
+    async def end(self) -> None:
+        self.writer.close()
+        try:
+            await self.writer.wait_closed()
+        except ConnectionError:
+            pass
+
+
+class World:
+    def __init__(self, toy: Toy, server: Server, port: int) -> None:
+        self.toy, self.server, self.port = toy, server, port
+
+    async def client(self) -> Client:
+        return Client(*await asyncio.open_connection("127.0.0.1", self.port))
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        async with asyncio.timeout(20):
+            while not condition():
+                await asyncio.wait([asyncio.ensure_future(asyncio.Event().wait())], timeout=0.002)
+
+
+def scene(
+    play: Callable[[World], Coroutine[Any, Any, None]], settings: Mapping[str, str] | None = None
+) -> None:
+    """Run `play` with a server that is stopped afterwards."""
+
+    async def run() -> None:
+        config = BrokerConfig.parse({"listeners": "PLAINTEXT://127.0.0.1:0", **(settings or {})})
+        toy = Toy()
+        server = Server(config, toy)
+        _, port = await server.start()
+        try:
+            async with asyncio.timeout(60):
+                await play(World(toy, server, port))
+        finally:
+            await server.stop(0.0)
+            for task in asyncio.all_tasks() - {asyncio.current_task()}:
+                task.cancel()
+
+    asyncio.run(run())
+
+
+def test_answers_leave_in_the_order_of_the_requests() -> None:
+    """[SRV-1]"""
+
+    async def play(world: World) -> None:
+        client = await world.client()
+        for index in range(20):
+            client.send(request(LATER if index % 3 else NOW, b"%d" % index))
+        await world.until(lambda: len(world.toy.started) == 20)
+        world.toy.release()
+        assert [await client.answer() for _ in range(20)] == [
+            (b"L" if index % 3 else b"N") + b"%d" % index for index in range(20)
+        ]
+        await client.end()
+
+    scene(play)
+
+
+def test_only_pipelined_requests_are_started_behind_unanswered_ones() -> None:
+    async def play(world: World) -> None:
+        client = await world.client()
+        client.send(request(LATER, b"1") + request(LATER_ALONE, b"2") + request(NOW, b"3"))
+        await world.until(lambda: world.toy.waiting)
+        assert world.toy.started == [b"L1"]
+        world.toy.release()
+        assert await client.answer() == b"L1"
+        await world.until(lambda: world.toy.waiting)
+        assert world.toy.started == [b"L1", b"A2"]
+        world.toy.release()
+        assert [await client.answer(), await client.answer()] == [b"A2", b"N3"]
+        await client.end()
+
+    scene(play)
+
+
+def test_a_request_without_an_answer_leaves_no_gap() -> None:
+    async def play(world: World) -> None:
+        client = await world.client()
+        client.send(request(LATER, b"1") + request(SILENT) + request(NOW, b"2"))
+        await world.until(lambda: len(world.toy.started) == 3)
+        world.toy.release()
+        assert [await client.answer(), await client.answer()] == [b"L1", b"N2"]
+        await client.end()
+
+    scene(play)
+
+
+@pytest.mark.parametrize("size", [1, 16 * 1024 - 5, 16 * 1024 - 4, 16 * 1024, 100_000, 5_000_000])
+def test_frames_of_every_size_come_through_whole(size: int) -> None:
+    async def play(world: World) -> None:
+        client = await world.client()
+        body = bytes(range(256)) * (size // 256 + 1)
+        client.send(request(NOW, body[:size]) + request(NOW, b"after"))
+        assert await client.answer() == b"N" + body[:size]
+        assert await client.answer() == b"Nafter"
+        await client.end()
+
+    scene(play)
+
+
+def test_a_frame_may_come_byte_by_byte() -> None:
+    async def play(world: World) -> None:
+        client = await world.client()
+        for byte in request(NOW, b"slow") + request(NOW, b"er"):
+            client.send(bytes([byte]))
+            await client.writer.drain()
+            await asyncio.wait([asyncio.ensure_future(asyncio.Event().wait())], timeout=0)
+        assert [await client.answer(), await client.answer()] == [b"Nslow", b"Ner"]
+        await client.end()
+
+    scene(play)
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (struct.pack(">i", 2**31 - 1), "a request of 2147483647 bytes"),
+        (struct.pack(">i", -1), "a request of -1 bytes"),
+        (struct.pack(">i", 0), "a request of 0 bytes"),
+        (b"GET / HTTP/1.1\r\n\r\n", "a request of 1195725856 bytes"),
+        (b"\x16\x03\x01\x02\x00\x01\x00", "a request of 369295618 bytes"),
+        (request(CLOSE), "the toy says so"),
+    ],
+)
+def test_bad_frames_close_the_connection_and_name_the_peer(
+    data: bytes, says: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def play(world: World) -> None:
+        bystander = await world.client()
+        client = await world.client()
+        port = client.writer.get_extra_info("sockname")[1]
+        client.send(data)
+        assert await client.closed()
+        (line,) = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+        assert line.startswith(f"127.0.0.1:{port}#")
+        assert says in line
+        bystander.send(request(NOW, b"still here"))
+        assert await bystander.answer() == b"Nstill here"
+        await bystander.end()
+        await client.end()
+
+    with caplog.at_level(logging.WARNING):
+        scene(play)
+
+
+def test_a_client_that_stops_reading_is_not_served_further() -> None:
+    """[SRV-2] What it asked for is not even begun, and the others do not notice."""
+
+    async def play(world: World) -> None:
+        deaf, client = await world.client(), await world.client()
+        for _ in range(100):
+            deaf.send(request(LARGE))
+        await world.until(lambda: world.server.unsent_bytes > 0)
+        client.send(request(NOW, b"1"))
+        assert await client.answer() == b"N1"
+        begun = len([body for body in world.toy.started if body[0] == LARGE])
+        assert begun <= 2
+        assert world.server.unsent_bytes <= 2 * (LARGE_BYTES + 4)
+        for _ in range(3):
+            assert len(await deaf.answer()) == LARGE_BYTES
+        await client.end()
+        await deaf.end()
+
+    scene(play)
+
+
+@pytest.mark.parametrize("part", [b"", b"\x00\x00", request(NOW, b"whole")[:-1]])
+def test_who_completes_no_request_is_closed(part: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    async def play(world: World) -> None:
+        client = await world.client()
+        client.send(part)
+        assert await client.closed()
+        assert "connections.max.idle.ms" in caplog.text
+        await client.end()
+
+    with caplog.at_level(logging.WARNING):
+        scene(play, {"connections.max.idle.ms": "100"})
+
+
+def test_a_waiting_request_is_not_idle() -> None:
+    async def play(world: World) -> None:
+        idler, waiter = await world.client(), await world.client()
+        waiter.send(request(LATER_ALONE))
+        await world.until(lambda: world.toy.waiting)
+        assert await idler.closed()
+        world.toy.release()
+        assert await waiter.answer() == b"A"
+        await idler.end()
+        await waiter.end()
+
+    scene(play, {"connections.max.idle.ms": "200"})
+
+
+@pytest.mark.parametrize("limit", ["max.connections", "max.connections.per.ip"])
+def test_one_connection_too_many_is_refused_and_room_is_given_back(limit: str) -> None:
+    async def play(world: World) -> None:
+        first, second, third = [await world.client() for _ in range(3)]
+        assert await third.closed()
+        first.send(request(NOW, b"1"))
+        assert await first.answer() == b"N1"
+        await second.end()
+        await world.until(lambda: world.server.connection_count == 1)
+        fourth = await world.client()
+        fourth.send(request(NOW, b"4"))
+        assert await fourth.answer() == b"N4"
+        for client in (first, third, fourth):
+            await client.end()
+
+    scene(play, {limit: "2"})
+
+
+def test_a_thousand_connections_are_served() -> None:
+    async def play(world: World) -> None:
+        clients = await asyncio.gather(*(world.client() for _ in range(1000)))
+        for index, client in enumerate(clients):
+            client.send(request(NOW, b"%d" % index))
+        answers = await asyncio.gather(*(client.answer() for client in clients))
+        assert answers == [b"N%d" % index for index in range(1000)]
+        await asyncio.gather(*(client.end() for client in clients))
+        await world.until(lambda: world.server.connection_count == 0)
+
+    scene(play)
+
+
+def test_requests_larger_than_all_memory_for_them_take_turns() -> None:
+    async def play(world: World) -> None:
+        clients = [await world.client() for _ in range(8)]
+        body = b"x" * (900 * 1024)
+        for client in clients:
+            client.send(request(NOW, body))
+        for client in clients:
+            assert len(await client.answer()) == len(body) + 1
+            await client.end()
+
+    scene(play, {"queued.max.request.bytes": "1048576", "socket.request.max.bytes": "1048576"})
+
+
+def test_what_a_lost_connection_waited_for_is_dropped_if_it_may_be() -> None:
+    async def play(world: World) -> None:
+        client, other = await world.client(), await world.client()
+        client.send(request(LATER_ALONE))
+        other.send(request(LATER))
+        await world.until(lambda: len(world.toy.waiting) == 2)
+        await client.end()
+        await other.end()
+        await world.until(lambda: world.server.connection_count == 0)
+        by_kind = dict(world.toy.waiting)
+        assert by_kind[b"A"].cancelled()
+        assert not by_kind[b"L"].done()
+        world.toy.release()
+
+    scene(play)
+
+
+def test_stopping_answers_what_was_asked_and_takes_nothing_new() -> None:
+    async def play(world: World) -> None:
+        client = await world.client()
+        client.send(request(LATER, b"1"))
+        await world.until(lambda: world.toy.waiting)
+        stopping = asyncio.ensure_future(world.server.stop(10))
+        await world.until(lambda: not world.server.listening)
+        with pytest.raises(OSError):
+            await world.client()
+        world.toy.release()
+        await stopping
+        assert await client.answer() == b"L1"
+        assert await client.closed()
+        await client.end()
+
+    scene(play)
