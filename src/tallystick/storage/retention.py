@@ -9,9 +9,9 @@ The last segment goes, too, once everything in it has expired; an empty one take
 Source: UnifiedLog.deleteOldSegments.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +39,13 @@ class RetentionLimits:
 
 @dataclass(frozen=True, slots=True)
 class RetentionPlan:
-    """How many of the oldest segments go, whether the last one is among them, and why the last of them."""
+    """How many of the oldest segments go, and why the last of them.
+
+    `includes_last`: the one being written to is among them, so another one is begun first.
+    """
 
     delete: int
-    roll_first: bool
+    includes_last: bool
     reason: str
 
 
@@ -50,9 +53,10 @@ NOTHING = RetentionPlan(0, False, "nothing has expired")
 
 
 def plan_retention(
-    segments: Sequence[SegmentFacts],
+    segments: Iterable[SegmentFacts],
     limits: RetentionLimits,
     *,
+    size_bytes: int,
     log_start_offset: int,
     last_stable_offset: int,
     now_ms: int,
@@ -60,26 +64,27 @@ def plan_retention(
     """Decide which segments to delete.
 
     Args:
-        segments: of the log, oldest first; the last one is written to.
+        segments: of the log, oldest first; the last one is written to. No more of them are looked at
+            than are deleted, and two.
+        size_bytes: all of them together.
     """
-    excess = _excess(segments, limits)
-    count, reason = 0, NOTHING.reason
-    for segment, following in pairwise([*segments, None]):
+    excess = -1 if limits.retention_bytes is None else size_bytes - limits.retention_bytes
+    count, reason, includes_last = 0, NOTHING.reason, False
+    for segment, following in pairwise(chain(segments, (None,))):
         assert segment is not None  # for the type checker: None is the last of the pairs alone
-        last = following is None
         why = _why(segment, limits, log_start_offset, excess, now_ms)
-        if why is None or segment.next_offset > last_stable_offset or (last and not segment.size_bytes):
+        includes_last = following is None
+        if (
+            why is None
+            or segment.next_offset > last_stable_offset
+            or (includes_last and not segment.size_bytes)
+        ):
             break
         excess -= segment.size_bytes
         count, reason = count + 1, why
-    return RetentionPlan(count, count == len(segments) and count > 0, reason) if count else NOTHING
-
-
-def _excess(segments: Sequence[SegmentFacts], limits: RetentionLimits) -> int:
-    """Bytes that may go before the log is below its size; negative when it is below already."""
-    if not limits.deletes or limits.retention_bytes is None:
-        return -1
-    return sum(segment.size_bytes for segment in segments) - limits.retention_bytes
+    else:
+        return RetentionPlan(count, includes_last and count > 0, reason)
+    return RetentionPlan(count, False, reason) if count else NOTHING
 
 
 def _why(

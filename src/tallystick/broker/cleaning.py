@@ -1,0 +1,351 @@
+"""When logs are cleaned: retention on a timer, compaction in a child process, one log at a time.
+
+The loop looks for the log that needs it most, orders a round from a child (`storage.cleaner_worker`) and
+puts each segment that comes back in place with a few renames; what blocks runs in a thread. Nothing here
+decides what is kept: see `storage.retention` and `storage.compaction`.
+
+Source: Kafka's LogCleaner, LogCleanerManager, LogManager.cleanupLogs.
+"""
+
+import asyncio
+import json
+import logging
+import sys
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from tallystick.kernel.clock import Clock
+from tallystick.kernel.ids import INT64_MAX, TopicPartition
+from tallystick.storage.cleaner import CleanedGroup, CleaningRequest, remove_files
+from tallystick.storage.compaction import Cleanable, CleaningLimits, plan_cleaning
+from tallystick.storage.fs import StorageFailure
+from tallystick.storage.log import Log
+from tallystick.storage.retention import RetentionLimits, SegmentFacts, plan_retention
+from tallystick.storage.segment import CLEANED, SWAP
+from tallystick.storage.swap import Here, Swap
+from tallystick.storage.validation import COMPACT, DELETE
+
+_log = logging.getLogger("tallystick.broker.cleaning")
+
+_WORKER: Final = "tallystick.storage.cleaner_worker"
+# A child that says nothing for this long has met a disk that hangs; it is ended and the round is lost.
+_SILENCE_S_MAX: Final = 3600.0
+# One group names at most 64 old segments.
+_LINE_BYTES_MAX: Final = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CleaningConfig:
+    """The broker's settings; what concerns one topic is in its log's."""
+
+    enabled: bool
+    backoff_ms: int
+    retention_interval_ms: int
+    key_map_bytes: int
+
+
+class WorkerFailed(Exception):
+    """The child could not finish; its reason is the text."""
+
+
+class Cleaning:
+    """Owner of all cleaning in one broker. Started and stopped by it, lives on the loop.
+
+    Args:
+        logs: every open log. cleaned: where the last round of each ended; changed here, and written to
+            its checkpoint by the owner of the data directory.
+    """
+
+    def __init__(
+        self,
+        logs: Mapping[TopicPartition, Log],
+        cleaned: MutableMapping[TopicPartition, int],
+        config: Callable[[], CleaningConfig],
+        clock: Clock,
+    ) -> None:
+        self._logs = logs
+        self._cleaned = cleaned
+        self._config = config
+        self._clock = clock
+        self._tasks: list[asyncio.Task[None]] = []
+        self._round: tuple[TopicPartition, asyncio.Task[None]] | None = None
+        self._drops: set[asyncio.Task[None]] = set()
+        self._uncleanable: set[Log] = set()  # a round found something wrong with its files
+
+    # -- life -----------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self._tasks = [
+            asyncio.create_task(self._retain_forever(), name="retention"),
+            asyncio.create_task(self._compact_forever(), name="compaction"),
+        ]
+
+    async def stop(self) -> None:
+        """End the child and the timers. A log that was being cleaned is as it was, or as it will be."""
+        tasks = [*self._tasks, *self._drops]
+        for task in tasks:
+            task.cancel()
+        if self._round is not None:
+            await self.cancel(self._round[0])
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def cancel(self, topic_partition: TopicPartition) -> None:
+        """Before a log is closed or deleted: returns when nothing here uses it any more."""
+        if self._round is not None and self._round[0] == topic_partition:
+            task = self._round[1]
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    # -- retention ---------------------------------------------------------------------------------------
+
+    async def _retain_forever(self) -> None:
+        while True:
+            await asyncio.sleep(self._config().retention_interval_ms / 1000)
+            for topic_partition in list(self._logs):
+                self.retain(topic_partition)
+                await asyncio.sleep(0)  # others first
+
+    def retain(self, topic_partition: TopicPartition) -> int:
+        """Delete what has expired in one log; returns how many segments. Failures are logged, not raised."""
+        log = self._logs.get(topic_partition)
+        if log is None or log.failure is not None or self._is_cleaning(topic_partition):
+            return 0
+        now_ms = self._clock.now_ms()
+        try:
+            plan = plan_retention(
+                _facts(log, with_times=log.config.retention_ms is not None),
+                RetentionLimits(
+                    deletes=DELETE in log.config.cleanup_policy,
+                    retention_ms=log.config.retention_ms,
+                    retention_bytes=log.config.retention_bytes,
+                ),
+                size_bytes=log.size_bytes,
+                log_start_offset=log.log_start_offset,
+                last_stable_offset=log.last_stable_offset,
+                now_ms=now_ms,
+            )
+            if plan.includes_last:
+                log.roll(now_ms)
+            if plan.delete:
+                log.delete_oldest_segments(plan.delete)
+                _log.info("%s: deleted %d segments: %s", topic_partition, plan.delete, plan.reason)
+        except (StorageFailure, OSError) as exc:
+            _log.error("%s: retention failed: %s", topic_partition, exc)
+            return 0
+        return plan.delete
+
+    def _is_cleaning(self, topic_partition: TopicPartition) -> bool:
+        return self._round is not None and self._round[0] == topic_partition
+
+    # -- compaction ----------------------------------------------------------------------------------------
+
+    async def _compact_forever(self) -> None:
+        while True:
+            if not (self._config().enabled and await self.compact_once()):
+                await asyncio.sleep(max(self._config().backoff_ms, 1) / 1000)
+
+    async def compact_once(self) -> bool:
+        """One round over the log that needs it most; False when none does, or the round failed."""
+        found = await self._find_dirtiest()
+        if found is None:
+            return False
+        topic_partition, log, cleanable = found
+        task = asyncio.create_task(
+            self._clean(topic_partition, log, cleanable), name=f"clean {topic_partition}"
+        )
+        self._round = (topic_partition, task)
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if not task.cancelled():
+                raise  # we are to end, not the round: `stop` sees to that
+            return False
+        except WorkerFailed as exc:
+            _log.error("%s: compaction failed, not tried again before a restart: %s", topic_partition, exc)
+            self._uncleanable.add(log)
+            return False
+        except (StorageFailure, OSError) as exc:
+            _log.error("%s: compaction failed: %s", topic_partition, exc)
+            return False
+        finally:
+            if task.done():
+                self._round = None
+        return True
+
+    async def _find_dirtiest(self) -> tuple[TopicPartition, Log, Cleanable] | None:
+        """Overdue logs first, then the greatest share of new bytes."""
+        best: tuple[TopicPartition, Log, Cleanable] | None = None
+        for topic_partition, log in list(self._logs.items()):
+            if (
+                COMPACT not in log.config.cleanup_policy
+                or log.failure is not None
+                or log in self._uncleanable
+            ):
+                continue
+            try:
+                found = self._plan(topic_partition, log)
+            except (StorageFailure, OSError) as exc:
+                _log.error("%s: cannot be looked at: %s", topic_partition, exc)
+                continue
+            if found.wanted and (best is None or _urgency(found) > _urgency(best[2])):
+                best = (topic_partition, log, found)
+            await asyncio.sleep(0)  # others first
+        if best is None or self._logs.get(best[0]) is not best[1]:
+            return None
+        return best
+
+    def _plan(self, topic_partition: TopicPartition, log: Log) -> Cleanable:
+        config = log.config
+        timed = config.min_compaction_lag_ms > 0 or config.max_compaction_lag_ms < INT64_MAX
+        return plan_cleaning(
+            list(_facts(log, with_times=timed)),
+            CleaningLimits(
+                min_compaction_lag_ms=config.min_compaction_lag_ms,
+                max_compaction_lag_ms=config.max_compaction_lag_ms,
+                min_cleanable_dirty_ratio=config.min_cleanable_dirty_ratio,
+            ),
+            checkpoint=self._cleaned.get(topic_partition),
+            log_start_offset=log.log_start_offset,
+            last_stable_offset=log.last_stable_offset,
+            now_ms=self._clock.now_ms(),
+        )
+
+    async def _clean(self, topic_partition: TopicPartition, log: Log, cleanable: Cleanable) -> None:
+        request = self._request(log, cleanable)
+        started = self._clock.monotonic_ms()
+        worker = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", _WORKER),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            limit=_LINE_BYTES_MAX,
+        )
+        try:
+            done = await self._follow(worker, log, request)
+        finally:
+            if worker.returncode is None:
+                worker.kill()
+            await worker.wait()
+            _remove_leftovers(log)
+        self._cleaned[topic_partition] = done["end_offset"]
+        _log.info(
+            "%s: compacted up to %d, %d bytes to %d, in %d ms",
+            *(topic_partition, done["end_offset"], done["bytes_read"], done["bytes_written"]),
+            self._clock.monotonic_ms() - started,
+        )
+
+    def _request(self, log: Log, cleanable: Cleanable) -> CleaningRequest:
+        segments = [
+            (facts.base_offset, facts.next_offset, facts.size_bytes)
+            for facts in _facts(log, with_times=False)
+            if facts.next_offset <= cleanable.first_uncleanable_offset
+        ]
+        producers = tuple(
+            (state.producer_id, state.last_data_offset, state.epoch)
+            for state in log.producer_state.active.values()
+        )
+        return CleaningRequest(
+            directory=log.directory,
+            segments=tuple(segments),
+            first_dirty_offset=cleanable.first_dirty_offset,
+            segment_bytes=log.config.segment_bytes,
+            index_interval_bytes=log.config.index_interval_bytes,
+            delete_retention_ms=log.config.delete_retention_ms,
+            now_ms=self._clock.now_ms(),
+            key_map_bytes=self._config().key_map_bytes,
+            producers=producers,
+        )
+
+    async def _follow(
+        self, worker: asyncio.subprocess.Process, log: Log, request: CleaningRequest
+    ) -> dict[str, Any]:
+        """Hand the round to the child and put in place what it finishes; its last word is returned."""
+        assert worker.stdin is not None  # for the type checker: both are pipes
+        assert worker.stdout is not None
+        worker.stdin.write(f"{json.dumps(request.as_json())}\n".encode())
+        await worker.stdin.drain()
+        worker.stdin.close()
+        while True:
+            line = await asyncio.wait_for(worker.stdout.readline(), _SILENCE_S_MAX)
+            if not line:
+                raise WorkerFailed(f"the child ended with {await worker.wait()}")
+            said: dict[str, Any] = json.loads(line)
+            match said.pop("kind"):
+                case "done":
+                    return said
+                case "failed":
+                    raise WorkerFailed(said["reason"])
+            said["old"] = tuple(said["old"])
+            await self._put_in_place(log, CleanedGroup(**said))
+
+    async def _put_in_place(self, log: Log, group: CleanedGroup) -> None:
+        """All steps or none: a cancellation waits, for between them files and memory differ."""
+        await _uninterrupted(asyncio.ensure_future(self._swap(log, group)))
+
+    async def _swap(self, log: Log, group: CleanedGroup) -> None:
+        swap = Swap(log, group)
+        if not swap.is_current():
+            # Records were deleted meanwhile: what the child read is not the log any more.
+            swap.abandon()
+            return
+        for step in swap.steps():
+            if isinstance(step, Here):
+                step.run()
+            else:
+                await asyncio.to_thread(step.run)
+        self._drop_later(swap, log.config.file_delete_delay_ms)
+
+    def _drop_later(self, swap: Swap, delay_ms: int) -> None:
+        task = asyncio.create_task(_drop(swap, delay_ms), name="drop replaced segments")
+        self._drops.add(task)
+        task.add_done_callback(self._drops.discard)
+
+
+async def _drop(swap: Swap, delay_ms: int) -> None:
+    await asyncio.sleep(delay_ms / 1000)
+    try:
+        await asyncio.to_thread(swap.drop)
+    except OSError as exc:
+        # The directory is gone with its topic; what else is left goes at the next start.
+        _log.info("replaced segments were not removed: %s", exc)
+
+
+async def _uninterrupted(task: "asyncio.Future[None]") -> None:
+    """Wait for a task to end; a cancellation of ourselves is passed on afterwards."""
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError as exc:
+            cancelled = exc
+        except Exception:
+            break  # `result` raises it
+    if cancelled is not None and task.exception() is None:
+        raise cancelled
+    task.result()
+
+
+def _facts(log: Log, *, with_times: bool) -> Iterator[SegmentFacts]:
+    """Facts of each segment, oldest first; a timestamp is read from its index only when asked for."""
+    for number, segment in enumerate(log.segments):
+        last = number + 1 == len(log.segments)
+        newest = segment.largest_timestamp[0] if with_times else -1
+        yield SegmentFacts(
+            segment.base_offset,
+            log.log_end_offset if last else log.segments[number + 1].base_offset,
+            segment.size,
+            newest if newest >= 0 else None,
+        )
+
+
+def _urgency(cleanable: Cleanable) -> tuple[bool, float]:
+    return cleanable.overdue, cleanable.dirty_ratio
+
+
+def _remove_leftovers(log: Log) -> None:
+    """What a child that failed or was ended has left; after a finished round there is nothing."""
+    if not log.fs.exists(log.directory) or log.failure is not None:
+        return
+    for segment in log.segments:
+        remove_files(log.fs, log.directory, segment.base_offset, CLEANED)
+        remove_files(log.fs, log.directory, segment.base_offset, SWAP)
