@@ -156,9 +156,13 @@ class Flow:
         assert self._producer.flush(30) == 0
 
 
-@pytest.fixture
-def broker() -> Iterator[EmbeddedBroker]:
-    settings = {"group.min.session.timeout.ms": 1000, "group.initial.rebalance.delay.ms": 100}
+@pytest.fixture(params=["os", "ack"])
+def broker(request: pytest.FixtureRequest) -> Iterator[EmbeddedBroker]:
+    settings = {
+        "flush.policy": request.param,
+        "group.min.session.timeout.ms": 1000,
+        "group.initial.rebalance.delay.ms": 100,
+    }
     with EmbeddedBroker(config=settings) as running:
         yield running
 
