@@ -8,7 +8,7 @@ crash may lose. The layer adds no promise of its own: bytes are durable after `F
 import errno
 import fcntl
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from tallystick.kernel.errors import TallystickError
@@ -136,6 +136,17 @@ def replace_file(fs: FileSystem, path: str, data: Buffer) -> None:
     fs.sync_dir(path.rpartition("/")[0])
 
 
+def make_directory(fs: FileSystem, path: str) -> None:
+    """Make a directory and those above it, each with its name on the disk when this returns."""
+    if fs.exists(path):
+        return
+    parent = path.rpartition("/")[0] or ("/" if path.startswith("/") else "")
+    if parent:
+        make_directory(fs, parent)
+    fs.mkdir(path)
+    fs.sync_dir(parent)
+
+
 def is_full(error: OSError) -> bool:
     """True when a write failed for want of room, which a later write may find again."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
@@ -144,16 +155,17 @@ def is_full(error: OSError) -> bool:
 class Syscalls:
     """The system calls that change a disk, in one place where a test can write them down [FS-1]."""
 
-    open = staticmethod(os.open)
-    writev = staticmethod(os.writev)
-    fdatasync = staticmethod(os.fdatasync)
-    fsync = staticmethod(os.fsync)
-    ftruncate = staticmethod(os.ftruncate)
-    close = staticmethod(os.close)
-    rename = staticmethod(os.replace)
-    unlink = staticmethod(os.unlink)
-    mkdir = staticmethod(os.mkdir)
-    rmdir = staticmethod(os.rmdir)
+    def __init__(self) -> None:
+        self.open: Callable[[str, int, int], int] = os.open
+        self.writev: Callable[[int, Sequence[Buffer]], int] = os.writev
+        self.fdatasync: Callable[[int], None] = os.fdatasync
+        self.fsync: Callable[[int], None] = os.fsync
+        self.ftruncate: Callable[[int, int], None] = os.ftruncate
+        self.close: Callable[[int], None] = os.close
+        self.rename: Callable[[str, str], None] = os.replace
+        self.unlink: Callable[[str], None] = os.unlink
+        self.mkdir: Callable[[str, int], None] = os.mkdir
+        self.rmdir: Callable[[str], None] = os.rmdir
 
 
 # The kernel takes at most this many buffers at once.
@@ -244,7 +256,7 @@ class RealFileSystem:
         return RealFile(path, self._sys.open(path, flags, 0o644), self._sys)
 
     def open_read(self, path: str) -> RealFile:
-        return RealFile(path, self._sys.open(path, os.O_RDONLY | os.O_CLOEXEC), self._sys)
+        return RealFile(path, self._sys.open(path, os.O_RDONLY | os.O_CLOEXEC, 0), self._sys)
 
     def read_bytes(self, path: str) -> bytes:
         with open(path, "rb") as file:
@@ -282,7 +294,7 @@ class RealFileSystem:
         self._sys.rmdir(path)
 
     def sync_dir(self, path: str) -> None:
-        fd = self._sys.open(path or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fd = self._sys.open(path or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, 0)
         try:
             self._sys.fsync(fd)
         finally:

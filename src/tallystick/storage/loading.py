@@ -6,8 +6,9 @@ sync that failed in the process before may have left pages in the cache that the
 """
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 
-from tallystick.kernel.ids import Offset, TopicPartition
+from tallystick.kernel.ids import INT64_MAX, Offset, TopicPartition
 from tallystick.protocol.records import HEADER_SIZE, BatchHeader, RecordsError, read_header
 from tallystick.storage import segment as naming
 from tallystick.storage.checkpoints import parse_epochs
@@ -173,9 +174,9 @@ class _Opening:
         parsed = map(parse_file_name, log.fs.listdir(log.directory))
         bases = sorted(f.base_offset for f in parsed if f and f.suffix == naming.LOG and not f.state)
         segments = []
-        for base, following in zip(bases, [*bases[1:], None], strict=True):
+        for base, following in pairwise([*bases, INT64_MAX]):
             segment = log.new_segment(base)
-            if following is not None and following <= self.ended.log_start_offset:
+            if following <= self.ended.log_start_offset:
                 segment.remove()
                 self._note(file_name(base, naming.LOG), "is below the log start offset, removed")
                 continue
@@ -274,10 +275,8 @@ class _Opening:
                 log.producer_state, start = states, snapshot
                 break
             self._note(file_name(snapshot, naming.SNAPSHOT), "damaged, an older one is used")
-        for segment, following in zip(before, [*before[1:], None], strict=True):
-            if following is not None and following.base_offset <= start:
-                continue
-            for at, size, _, last_offset in segment.spans(0):
+        for segment in before:
+            for at, size, _, last_offset in segment.spans(segment.find_position(start)):
                 if last_offset >= start:
                     data = segment.file.pread(size, at)
                     self._apply(data, segment, live_index=False)
@@ -322,6 +321,7 @@ class _Opening:
         finding = find(
             Scan(
                 bad=bad is not None,
+                ends_below_recovery_point=not later and scanner.offset_next < self.ended.recovery_point,
                 below_recovery_point=bad is not None and bad.offset_next < self.ended.recovery_point,
                 whole_batch_behind=bad is not None and bad.valid_after is not None,
                 later_segments_hold_data=any(other.size for other in later),
@@ -329,9 +329,12 @@ class _Opening:
             )
         )
         verdict = VERDICTS[finding]
-        if bad is None or verdict is Verdict.KEEP:
+        if verdict is Verdict.KEEP:
             return
         path, name = segment.path(naming.LOG), file_name(segment.base_offset, naming.LOG)
+        if bad is None:
+            expected = f"records up to offset {self.ended.recovery_point}, which were synced"
+            raise CorruptLog(path, size, expected, f"the end, at offset {scanner.offset_next}")
         if verdict is Verdict.REFUSE:
             raise CorruptLog(path, bad.position, bad.expected, bad.found)
         what = f"{verdict.value} at byte {bad.position}, {size - bad.position} bytes: {bad.found}"

@@ -20,7 +20,7 @@ from tallystick.storage.checkpoints import (
     parse_offsets,
     parse_partition_metadata,
 )
-from tallystick.storage.fs import FileSystem, Lock, StorageFailure, replace_file
+from tallystick.storage.fs import FileSystem, Lock, StorageFailure, make_directory, replace_file
 from tallystick.storage.loading import Ended, create_log, open_log
 from tallystick.storage.log import Log, LogHooks, SpaceGuard, Unlimited
 from tallystick.storage.malformed import MalformedFile
@@ -88,7 +88,7 @@ class LogDir:
 
         Raises: DirectoryInUse, ForeignDirectory, MalformedFile (meta.properties), OSError.
         """
-        fs.mkdir(directory)
+        make_directory(fs, directory)
         lock = fs.lock(f"{directory}/{LOCK}")
         if lock is None:
             raise DirectoryInUse(directory, "another process uses this data directory")
@@ -115,6 +115,9 @@ class LogDir:
                 self._remove_tree(path)
             elif (found := parse_directory_name(name)) is not None:
                 self._unopened.add(found)
+        for offsets in (self._recovery_points, self._starts, self.cleaned):
+            for gone in offsets.keys() - self._unopened:
+                del offsets[gone]
         mark = f"{directory}/{CLEAN_MARK}"
         self.was_clean = fs.exists(mark)
         if self.was_clean:
@@ -208,6 +211,9 @@ class LogDir:
             doomed = f"{self.directory}/{uuid4().hex}{_DELETED}"
             self.fs.rename(path, doomed)
             self.fs.sync_dir(self.directory)
+            # Before the name can be used again: a recovery point of the old log would condemn the new one.
+            self._save(RECOVERY_POINTS, self._recovery_points)
+            self._save(LOG_STARTS, self._starts)
             self._remove_tree(doomed)
 
     def _remove_tree(self, path: str) -> None:

@@ -28,6 +28,7 @@ class Finding(Enum):
     HOLE_BEFORE_LAST = auto()  # above the recovery point, later segments hold data, rolls are not synced
     DAMAGED_BEFORE_LAST = auto()  # the same, but this segment was synced before the next one was made
     DAMAGED = auto()  # below the recovery point
+    SHORT = auto()  # nothing is bad, but the log ends below the recovery point
 
 
 class Verdict(Enum):
@@ -46,7 +47,8 @@ class Verdict(Enum):
 #   behind it was never acknowledged under `ack`; under `os` it was, and Kafka drops it silently. We cut,
 #   because offsets must not have holes that were not compacted away, and keep the bytes for a person.
 # A hole with later segments: the same, under a policy that lets a roll overtake the disk.
-# Damage in a synced segment cannot come from power loss. To cut would lose what was promised.
+# Damage in a synced segment, or synced records that are not there, cannot come from power loss. To cut
+#   would lose what was promised.
 VERDICTS: Final = {
     Finding.WHOLE: Verdict.KEEP,
     Finding.TORN_TAIL: Verdict.CUT,
@@ -54,6 +56,7 @@ VERDICTS: Final = {
     Finding.HOLE_BEFORE_LAST: Verdict.CUT_AND_SET_ASIDE,
     Finding.DAMAGED_BEFORE_LAST: Verdict.REFUSE,
     Finding.DAMAGED: Verdict.REFUSE,
+    Finding.SHORT: Verdict.REFUSE,
 }
 
 
@@ -62,6 +65,7 @@ class Scan:
     """Facts about one scanned segment, from which alone the finding follows."""
 
     bad: bool
+    ends_below_recovery_point: bool
     below_recovery_point: bool
     whole_batch_behind: bool
     later_segments_hold_data: bool
@@ -71,7 +75,7 @@ class Scan:
 def find(scan: Scan) -> Finding:
     """Name what a scan met."""
     if not scan.bad:
-        return Finding.WHOLE
+        return Finding.SHORT if scan.ends_below_recovery_point else Finding.WHOLE
     if scan.below_recovery_point:
         return Finding.DAMAGED
     if scan.later_segments_hold_data:

@@ -1,0 +1,324 @@
+"""A file system that forgets what a real one may forget when power fails (style R14, R17).
+
+It keeps two things apart: what programs see, and what is on the disk. Bytes reach the disk with `sync`
+of their file, names with `sync_dir` of their directory. At a crash every change since then may have
+happened or not: a file keeps any prefix of its unsynced writes, the last of them torn anywhere, or any
+subset of them with holes of zeros between; a directory keeps any prefix of its unsynced changes.
+
+Effects are numbered and recorded, so that a test can crash after each of them.
+"""
+
+import errno
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Final, Literal
+
+from tallystick.storage.fs import Buffer
+
+Keep = Literal["nothing", "everything", "prefix", "subset"]
+"""What of the unsynced changes survives; the last two are drawn from the seed."""
+
+
+class PowerLost(BaseException):
+    """The process died here. Not an Exception: nothing may catch it and go on."""
+
+
+@dataclass(eq=False, slots=True)
+class _Node:
+    """A file. `pending` are (position, bytes) of writes and (size, None) of truncations since the sync."""
+
+    data: bytearray = field(default_factory=bytearray)
+    synced: bytes = b""
+    pending: list[tuple[int, bytes | None]] = field(default_factory=list)
+
+    def write(self, data: bytes) -> None:
+        self.pending.append((len(self.data), data))
+        self.data += data
+
+    def truncate(self, size: int) -> None:
+        self.pending.append((size, None))
+        _resize(self.data, size)
+
+    def sync(self) -> None:
+        self.synced = bytes(self.data)
+        self.pending.clear()
+
+    def crash(self, keep: Keep, random: Random) -> None:
+        data = bytearray(self.synced)
+        count = len(self.pending)
+        kept = {"nothing": 0, "everything": count}.get(keep, random.randint(0, count))
+        for number, (at, change) in enumerate(self.pending):
+            torn = number == kept and keep == "prefix"
+            lost = random.random() < 0.5 if keep == "subset" else number >= kept
+            if change is None:
+                if not lost:
+                    _resize(data, at)
+            elif torn or not lost:
+                part = change[: random.randint(0, len(change))] if torn else change
+                if len(data) < at:
+                    _resize(data, at)  # a hole: the size reached the disk, the bytes did not
+                data[at : at + len(part)] = part
+        self.data = data
+        self.sync()
+
+
+def _resize(data: bytearray, size: int) -> None:
+    del data[size:]
+    data += bytes(size - len(data))
+
+
+# A change of one directory: path, and what the name means afterwards (None: it is gone).
+_Change = tuple[tuple[str, "_Node | None"], ...]
+
+
+class MemoryFile:
+    """An open file. Dead after a crash: a process that survives its power is a bug of the test."""
+
+    def __init__(self, fs: "MemoryFileSystem", path: str, node: _Node) -> None:
+        self.path = path
+        self._fs = fs
+        self._node = node
+        self._life = fs.life
+
+    def write(self, buffers: Sequence[Buffer]) -> int:
+        data = b"".join(buffers)
+        self._alive()
+        failure = self._fs.write_failure
+        room = self._fs.room()
+        if failure is not None or len(data) > room:
+            part = data[: min(room, len(data) // 2)] if failure else data[:room]
+            self._fs.effect("write", self.path, lambda: self._node.write(part))
+            raise failure or OSError(errno.ENOSPC, "no space left on device", self.path)
+        self._fs.effect("write", self.path, lambda: self._node.write(data))
+        return len(data)
+
+    def pread(self, size: int, at: int) -> bytes:
+        self._alive()
+        return bytes(self._node.data[at : at + size])
+
+    def sync(self) -> None:
+        self._alive()
+        if self._fs.sync_failure is not None:
+            # What the kernel does: the pages are clean now, and not on the disk.
+            self._fs.effect("sync fails", self.path, lambda: None)
+            raise self._fs.sync_failure
+        self._fs.effect("sync", self.path, self._node.sync)
+
+    def truncate(self, size: int) -> None:
+        self._alive()
+        if self._fs.truncate_failure is not None:
+            raise self._fs.truncate_failure
+        self._fs.effect("truncate", self.path, lambda: self._node.truncate(size))
+
+    def size(self) -> int:
+        self._alive()
+        return len(self._node.data)
+
+    def forget_cached(self) -> None:
+        self._alive()
+
+    def close(self) -> None:
+        return None
+
+    def _alive(self) -> None:
+        if self._life != self._fs.life:
+            raise PowerLost
+
+
+class _Held:
+    def __init__(self, locks: set[str], path: str) -> None:
+        self._locks, self._path = locks, path
+
+    def release(self) -> None:
+        self._locks.discard(self._path)
+
+
+UNLIMITED: Final = 1 << 60
+
+
+class MemoryFileSystem:
+    """See the module. Attributes to set: `capacity`, `write_failure`, `sync_failure`, `truncate_failure`
+    (raised by the calls they name), `crash_after` (the number of the effect after which power fails)."""
+
+    def __init__(self, *, capacity: int = UNLIMITED, crash_after: int | None = None) -> None:
+        self.capacity = capacity
+        self.crash_after = crash_after
+        self.write_failure: OSError | None = None
+        self.sync_failure: OSError | None = None
+        self.truncate_failure: OSError | None = None
+        self.effects: list[tuple[str, str]] = []
+        self.life = 0
+        self._dirs: dict[str, bool] = {"": True}  # path -> whether its name is on the disk
+        self._names: dict[str, _Node] = {}
+        self._durable: dict[str, _Node] = {}
+        self._changes: dict[str, list[_Change]] = {}
+        self._locks: set[str] = set()
+
+    # -- crashing -----------------------------------------------------------------------------------------
+
+    def effect(self, name: str, path: str, do: Callable[[], None]) -> None:
+        """Do something to the disk, write it down, and lose power when its turn has come."""
+        do()
+        self.effects.append((name, path))
+        if self.crash_after is not None and len(self.effects) > self.crash_after:
+            self.life += 1
+            raise PowerLost(f"after {name} {path}")
+
+    def crash(self, keep: Keep = "nothing", seed: int = 0) -> None:
+        """Lose power: afterwards this is the disk as the next process finds it."""
+        random = Random(seed)
+        self.life += 1
+        self.crash_after = None
+        self.effects.clear()
+        self._locks.clear()
+        for changes in self._changes.values():
+            count = len(changes)
+            kept = {"nothing": 0, "everything": count}.get(keep, random.randint(0, count))
+            for change in changes[:kept]:
+                self._apply_durably(change)
+        self._changes.clear()
+        for path in [path for path, durable in self._dirs.items() if not durable]:
+            if keep == "nothing" or (keep != "everything" and random.random() < 0.5):
+                self._forget_dir(path)
+            else:
+                self._dirs[path] = True
+        self._names = dict(self._durable)
+        for node in dict.fromkeys(self._names.values()):
+            node.crash(keep, random)
+
+    def _forget_dir(self, gone: str) -> None:
+        for names in (self._durable, self._names):
+            for path in [path for path in names if path.startswith(f"{gone}/")]:
+                del names[path]
+        for path in [path for path in self._dirs if path == gone or path.startswith(f"{gone}/")]:
+            del self._dirs[path]
+
+    def _change(self, *named: tuple[str, _Node | None]) -> None:
+        for path, node in named:
+            if node is None:
+                self._names.pop(path, None)
+            else:
+                self._names[path] = node
+        self._changes.setdefault(_parent(named[0][0]), []).append(named)
+
+    def _apply_durably(self, change: _Change) -> None:
+        for path, node in change:
+            if node is None:
+                self._durable.pop(path, None)
+            else:
+                self._durable[path] = node
+
+    def room(self) -> int:
+        return max(0, self.capacity - sum(len(node.data) for node in self._names.values()))
+
+    # -- FileSystem -----------------------------------------------------------------------------------------
+
+    def open_append(self, path: str) -> MemoryFile:
+        if path not in self._names:
+            self._require_dir(_parent(path))
+            node = _Node()
+            self.effect("create", path, lambda: self._change((path, node)))
+        return MemoryFile(self, path, self._names[path])
+
+    def open_read(self, path: str) -> MemoryFile:
+        return MemoryFile(self, path, self._node(path))
+
+    def read_bytes(self, path: str) -> bytes:
+        return bytes(self._node(path).data)
+
+    def exists(self, path: str) -> bool:
+        return path in self._names or path in self._dirs
+
+    def size(self, path: str) -> int:
+        return len(self._node(path).data)
+
+    def listdir(self, path: str) -> list[str]:
+        self._require_dir(path)
+        known = [*self._names, *self._dirs]
+        return sorted(each[len(path) + 1 :] for each in known if each and _parent(each) == path)
+
+    def is_dir(self, path: str) -> bool:
+        return path in self._dirs
+
+    def mkdir(self, path: str) -> None:
+        if path in self._dirs:
+            return
+        self.mkdir(_parent(path))
+        self.effect("mkdir", path, lambda: self._dirs.update({path: False}))
+
+    def rename(self, old: str, new: str) -> None:
+        if old in self._dirs:
+            self.effect("rename", old, lambda: self._rename_dir(old, new))
+            return
+        node = self._node(old)
+        self.effect("rename", old, lambda: self._change((old, None), (new, node)))
+
+    def _rename_dir(self, old: str, new: str) -> None:
+        # Modelled as durable at once: recovery treats either name the same.
+        for names in (self._names, self._durable):
+            for path in [path for path in names if path.startswith(f"{old}/")]:
+                names[new + path[len(old) :]] = names.pop(path)
+        self._changes.pop(old, None)
+        self._dirs[new] = self._dirs.pop(old)
+
+    def remove(self, path: str) -> None:
+        self._node(path)
+        self.effect("remove", path, lambda: self._change((path, None)))
+
+    def rmdir(self, path: str) -> None:
+        if self.listdir(path):
+            raise OSError(errno.ENOTEMPTY, "directory not empty", path)
+        self.effect("rmdir", path, lambda: self._forget_dir(path))
+
+    def sync_dir(self, path: str) -> None:
+        if self.sync_failure is not None:
+            raise self.sync_failure
+        self._require_dir(path)
+        self.effect("sync_dir", path, lambda: self._sync_dir(path))
+
+    def _sync_dir(self, path: str) -> None:
+        for change in self._changes.pop(path, []):
+            self._apply_durably(change)
+        for each in self._dirs:
+            if each and _parent(each) == path:
+                self._dirs[each] = True
+
+    def free_bytes(self, path: str) -> int:
+        return self.room()
+
+    def preallocate(self, path: str, size: int) -> None:
+        file = self.open_append(path)
+        missing = size - file.size()
+        if missing > 0:
+            file.write([bytes(missing)])
+        else:
+            file.truncate(size)
+        file.sync()
+
+    def lock(self, path: str) -> _Held | None:
+        if path in self._locks:
+            return None
+        self.open_append(path)
+        self._locks.add(path)
+        return _Held(self._locks, path)
+
+    def _node(self, path: str) -> _Node:
+        if path not in self._names:
+            raise FileNotFoundError(errno.ENOENT, "no such file", path)
+        return self._names[path]
+
+    def _require_dir(self, path: str) -> None:
+        if path not in self._dirs:
+            raise FileNotFoundError(errno.ENOENT, "no such directory", path)
+
+    def files(self) -> dict[str, bytes]:
+        """Every file and its bytes: to carry this disk over to a real one."""
+        return {path: bytes(node.data) for path, node in self._names.items()}
+
+    def directories(self) -> list[str]:
+        return sorted(self._dirs)
+
+
+def _parent(path: str) -> str:
+    return path.rpartition("/")[0]
