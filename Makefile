@@ -24,11 +24,11 @@ run: $(READY) ## start the broker, send and read back 336,776 real records
 	@$(BIN)/python -m tools.run_flights
 
 test: $(READY) ## everything a change must pass
-	@$(BIN)/python tools/gate.py
+	@$(BIN)/python -m tools.gate
 	@$(BIN)/python -m pytest
 
 check: $(READY) ## the quick loop: format, lint, types, layers, unit tests (under a minute)
-	@$(BIN)/python tools/gate.py
+	@$(BIN)/python -m tools.gate
 	@$(BIN)/python -m pytest -m "not slow and not server and not kafka and not mount" tests/unit tests/spec tests/scripts tests/properties tests/meta
 
 format: $(READY) ## rewrite the sources in the house format
@@ -42,7 +42,7 @@ crash: $(READY) ## the long form of every crash test
 	@TALLYSTICK_LONG=1 $(BIN)/python -m pytest tests/crash
 
 fuzz: $(READY) ## a million hostile inputs to every decoder
-	@$(BIN)/python tools/fuzz.py --inputs 1000000
+	@$(BIN)/python -m tools.fuzz --inputs 1000000
 
 bench: $(READY) ## measure beside Apache Kafka and rewrite docs/benchmarks.md
 	@$(BIN)/python -m tools.bench

@@ -31,5 +31,8 @@ def broker() -> None:
 
 def main(words: list[str]) -> int:
     """Run a command; the exit code."""
-    result = app(words, standalone_mode=False)
-    return result if isinstance(result, int) else 0
+    try:
+        app(words, prog_name="tallystick")
+    except SystemExit as done:
+        return done.code if isinstance(done.code, int) else int(done.code is not None)
+    return 0
