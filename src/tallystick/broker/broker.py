@@ -81,7 +81,7 @@ class Broker:
         await self.groups.stop()
         self.worker.close()
         self.store.close()
-        self.files.stop(clean=self.failure is None)
+        await self.files.stop(clean=self.failure is None)
 
     def release_waiters(self) -> None:
         """Answer long polls now: the broker is stopping."""

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, cast, get_args
 
+from tallystick.broker.cleaning import Cleaning, CleaningConfig
 from tallystick.broker.config import BrokerConfig
 from tallystick.broker.metadata import FILE_NAME, MetadataStore, Topic
 from tallystick.broker.partition import Partition
@@ -24,9 +25,13 @@ from tallystick.storage.fs import RealFileSystem, StorageFailure
 from tallystick.storage.group_commit import GroupCommit
 from tallystick.storage.log import Log
 from tallystick.storage.log_dir import DirectoryOptions, LogDir
+from tallystick.storage.reserve import Reserve
 from tallystick.storage.validation import FlushPolicy, LogConfig
 
 _log = logging.getLogger("tallystick.broker.files")
+
+# How often a reserve that was used is tried to be made whole again.
+RESERVE_CHECK_MS: Final = 1_000
 
 _CODECS: Final[dict[str, Codec | None]] = {
     "producer": None,
@@ -62,8 +67,15 @@ class DataDirectory:
 
         Raises: DirectoryInUse, ForeignDirectory, DataDirectoryUnusable, MetadataUnusable, OSError.
         """
-        options = DirectoryOptions(node_id=self._config.node_id, request_sync=self._commit.request)
-        self._dir = LogDir.open(RealFileSystem(), str(self._path), options)
+        fs = RealFileSystem()
+        self._reserve = Reserve(fs, str(self._path), self._config.log_reserve_bytes)
+        options = DirectoryOptions(
+            node_id=self._config.node_id, space=self._reserve, request_sync=self._commit.request
+        )
+        self._dir = LogDir.open(fs, str(self._path), options)
+        self._cleaning = Cleaning(self._dir.logs, self._dir.cleaned, self._cleaning_config, self._clock)
+        if not self._reserve.restore():
+            _log.error("the disk is too full for log.reserve.bytes: data is refused until there is room")
         file, cluster_id = self._path / FILE_NAME, self._dir.meta.cluster_id
         left = self._dir.partitions()
         if left and not file.exists():
@@ -99,6 +111,10 @@ class DataDirectory:
         )
         self._partitions[name] = partition
         return partition
+
+    async def release(self, name: TopicPartition) -> None:
+        """Returns when nothing here works on a log any more, so that it may be deleted."""
+        await self._cleaning.cancel(name)
 
     def delete(self, name: TopicPartition) -> None:
         """Remove one log. Blocking. Raises: OSError."""
@@ -147,6 +163,21 @@ class DataDirectory:
             self._every(config.flush_interval_ms, self._request_syncs)
         self._every(config.log_flush_offset_checkpoint_interval_ms, self._checkpoint)
         self._every(config.producer_id_expiration_check_interval_ms, self._expire_producers)
+        self._every(RESERVE_CHECK_MS, self._restore_reserve)
+        self._cleaning.start()
+
+    def _cleaning_config(self) -> CleaningConfig:
+        config = self._config
+        return CleaningConfig(
+            enabled=config.log_cleaner_enable,
+            backoff_ms=config.log_cleaner_backoff_ms,
+            retention_interval_ms=config.log_retention_check_interval_ms,
+            key_map_bytes=config.log_cleaner_dedupe_buffer_size,
+        )
+
+    def _restore_reserve(self) -> None:
+        if not self._reserve.whole and self._reserve.restore():
+            _log.info("the reserve is whole again, data is accepted")
 
     def _every(self, period_ms: int, work: Callable[[], None]) -> None:
         def due() -> None:
@@ -173,8 +204,9 @@ class DataDirectory:
         for partition in self._partitions.values():
             partition.log.producer_state.expire(now_ms, self._config.producer_id_expiration_ms)
 
-    def stop(self, *, clean: bool) -> None:
-        """End the timers and the thread, then close every log. Blocking. Raises: StorageFailure, OSError."""
+    async def stop(self, *, clean: bool) -> None:
+        """End what runs beside the requests, then close every log. Raises: StorageFailure, OSError."""
+        await self._cleaning.stop()
         for timer in self._timers:
             timer.cancel()
         self._commit.stop()

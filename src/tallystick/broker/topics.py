@@ -71,6 +71,8 @@ class PartitionFiles(Protocol):
 
     def open_partition(self, topic: Topic, index: int, config: TopicConfig) -> Partition: ...
 
+    async def release(self, name: TopicPartition) -> None: ...
+
     def delete(self, name: TopicPartition) -> None: ...
 
     def log_config(self, topic: str, config: TopicConfig) -> LogConfig: ...
@@ -276,6 +278,7 @@ class Topics:
             for partition in self._partitions.pop(name):
                 partition.fail(TopicDeleted(f"topic {name!r} was deleted"))
             for index in range(topic.partitions):
+                await self._files.release(TopicPartition(name, index))
                 self._files.delete(TopicPartition(name, index))
                 await asyncio.sleep(0)
             await self._worker.run(lambda: self._store.forget_deleted([topic.topic_id]))
