@@ -37,6 +37,13 @@ G = GroupId("g")
 T0 = TopicPartition("t", 0)
 
 
+class Turn:
+    """Awaiting it lets everything that is ready run once."""
+
+    def __await__(self) -> Iterator[None]:
+        yield
+
+
 def on_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
     @wraps(test)
     def run(*args: Any, **kwargs: Any) -> None:
@@ -119,7 +126,7 @@ class World:
     async def settle(self) -> None:
         """Let the loop run until nothing is ready any more."""
         for _ in range(20):
-            await asyncio.sleep(0)
+            await Turn()
 
     async def pass_time(self, by_ms: int) -> None:
         self.clock.advance(by_ms)

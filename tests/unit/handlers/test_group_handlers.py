@@ -135,7 +135,7 @@ class GroupsOnly:
             assert first.error_code == ErrorCode.MEMBER_ID_REQUIRED
         asked = asyncio.ensure_future(self.ask(join_request(member_id, instance), version))
         for _ in range(5):
-            await asyncio.sleep(0)
+            await Turn()
             self.groups.tick()
         return await asked
 
@@ -199,6 +199,13 @@ def fetch_request(version: int, *, everything: bool = False, topic_id: UUID = TO
         ),
         require_stable=True,
     )
+
+
+class Turn:
+    """Awaiting it lets everything that is ready run once."""
+
+    def __await__(self) -> Iterator[None]:
+        yield
 
 
 def on_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
