@@ -1,0 +1,109 @@
+"""A log against a list: whatever is done to it, it returns what was put in [LOG-1] [LOG-6]."""
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from tallystick.kernel.errors import Reject
+from tallystick.kernel.ids import LeaderEpoch, Offset, TopicPartition
+from tallystick.protocol.records import BatchMeta, Codec, Record, decode_records, encode_batch, iter_headers
+from tallystick.storage.loading import Ended, create_log, open_log
+from tallystick.storage.log import AppendResult, Log, LogConfig, LogHooks, Unlimited
+from tallystick.storage.segment_file import Residents
+from tallystick.testing.memory_fs import MemoryFileSystem
+
+NOW = 1_700_000_000_000
+TP = TopicPartition("t", 0)
+CONFIG = LogConfig(segment_bytes=900, index_interval_bytes=150)
+
+
+class LogAgainstList(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fs = MemoryFileSystem()
+        self.hooks = LogHooks(
+            space=Unlimited(), residents=Residents(files_max=1), before_delete=self.keep_start
+        )
+        self.start = 0
+        self.values: list[tuple[int, bytes]] = []
+        self.log: Log = create_log(self.fs, "d", TP, CONFIG, self.hooks)
+        self.log.sync()
+        self.fs.sync_dir("")
+
+    def keep_start(self, log: Log) -> None:
+        self.start = log.log_start_offset
+
+    @rule(
+        values=st.lists(st.binary(max_size=120), min_size=1, max_size=5),
+        codec=st.sampled_from([Codec.NONE, Codec.LZ4]),
+        ts=st.integers(0, 5000),
+    )
+    def append(self, values: list[bytes], codec: Codec, ts: int) -> None:
+        records = [
+            Record(offset=i, timestamp_ms=NOW - ts + i, key=None, value=value, headers=())
+            for i, value in enumerate(values)
+        ]
+        data = encode_batch(records, BatchMeta(codec=codec))
+        result = self.log.append(data, now_ms=NOW, leader_epoch=LeaderEpoch(0))
+        assert isinstance(result, AppendResult)
+        assert result.base_offset == len(self.values)
+        self.values += [(record.timestamp_ms, value) for record, value in zip(records, values, strict=True)]
+
+    @rule()
+    def roll(self) -> None:
+        self.log.roll(NOW)
+
+    @rule()
+    def sync(self) -> None:
+        assert self.log.sync() == len(self.values)
+
+    @rule(at=st.integers(0, 50))
+    def delete(self, at: int) -> None:
+        target = Offset(min(at, self.log.high_watermark))
+        assert self.log.delete_records_before(target) is None
+        assert self.log.log_start_offset == max(self.start, target)
+
+    @rule(clean=st.booleans())
+    def reopen(self, clean: bool) -> None:
+        point, synced = self.log.recovery_point, self.log.synced_end
+        self.log.close(clean=clean)
+        if not clean:
+            self.fs.crash("prefix", len(self.values))
+        ended = Ended(clean=clean, recovery_point=point, log_start_offset=self.start)
+        self.log, _ = open_log(self.fs, "d", TP, CONFIG, self.hooks, ended)
+        assert synced <= self.log.log_end_offset <= len(self.values)
+        del self.values[self.log.log_end_offset :]
+
+    @rule(at=st.integers(0, 60), max_bytes=st.integers(0, 700))
+    def read(self, at: int, max_bytes: int) -> None:
+        result = self.log.read(at, max_bytes, upper=self.log.log_end_offset)
+        if not self.log.log_start_offset <= at <= len(self.values):
+            assert isinstance(result, Reject)
+            return
+        assert not isinstance(result, Reject)
+        next_offset = None
+        for position, header in iter_headers(result.data):
+            assert next_offset in (None, header.base_offset)
+            if next_offset is None:
+                assert header.base_offset <= at <= header.last_offset
+            next_offset = header.next_offset
+            for record in decode_records(result.data, position):
+                assert (record.timestamp_ms, record.value) == self.values[record.offset]
+        assert (next_offset is None) == (at == len(self.values))
+
+    @rule(ts=st.integers(0, 5100))
+    def find_time(self, ts: int) -> None:
+        wanted = NOW - ts
+        found = self.log.offset_for_timestamp(wanted)
+        start = self.log.log_start_offset
+        expected = next((at for at in range(start, len(self.values)) if self.values[at][0] >= wanted), None)
+        assert (None if found is None else found[0]) == expected
+
+    @invariant()
+    def ends_agree(self) -> None:
+        assert self.log.log_end_offset == len(self.values)
+        assert self.log.high_watermark <= self.log.log_end_offset
+
+
+TestLogAgainstList = LogAgainstList.TestCase
+TestLogAgainstList.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -1,0 +1,145 @@
+"""A data directory: lock, owner, checkpoints, clean stop; and the thread that syncs its logs."""
+
+import errno
+import threading
+from uuid import UUID
+
+import pytest
+
+from tallystick.kernel.ids import LeaderEpoch, Offset, TopicPartition
+from tallystick.protocol.records import BatchMeta, Record, encode_batch
+from tallystick.storage.fs import RealFileSystem, StorageFailure
+from tallystick.storage.group_commit import GroupCommit
+from tallystick.storage.log import AppendResult, Log, LogConfig
+from tallystick.storage.log_dir import (
+    DirectoryInUse,
+    DirectoryOptions,
+    ForeignDirectory,
+    LogDir,
+    parse_directory_name,
+)
+from tallystick.testing import eventually
+from tallystick.testing.memory_fs import MemoryFileSystem
+
+NOW = 1_700_000_000_000
+TP = TopicPartition("a-b", 3)
+ID = UUID(int=5)
+CONFIG = LogConfig(segment_bytes=600)
+
+
+def append(log: Log) -> None:
+    record = Record(offset=0, timestamp_ms=NOW, key=b"k", value=b"v" * 50, headers=())
+    result = log.append(encode_batch([record], BatchMeta()), now_ms=NOW, leader_epoch=LeaderEpoch(0))
+    assert isinstance(result, AppendResult)
+
+
+def test_two_processes_never_share_a_directory(tmp_path: object) -> None:
+    fs, path = RealFileSystem(), str(tmp_path)
+    first = LogDir.open(fs, path, DirectoryOptions())
+    with pytest.raises(DirectoryInUse):
+        LogDir.open(fs, path, DirectoryOptions())
+    first.close()
+    LogDir.open(fs, path, DirectoryOptions()).close()
+
+
+def test_a_directory_keeps_its_cluster_and_its_topics() -> None:
+    fs = MemoryFileSystem()
+    made = LogDir.open(fs, "d", DirectoryOptions())
+    cluster = made.meta.cluster_id
+    assert len(cluster) == 22
+    made.get_or_create(TP, CONFIG, ID)
+    made.close()
+    assert LogDir.open(fs, "d", DirectoryOptions(cluster_id=cluster)).close() is None
+    for other in (DirectoryOptions(cluster_id="x" * 22), DirectoryOptions(node_id=2)):
+        with pytest.raises(ForeignDirectory):
+            LogDir.open(fs, "d", other)
+    again = LogDir.open(fs, "d", DirectoryOptions())
+    assert again.partitions() == (TP,)
+    with pytest.raises(ForeignDirectory):
+        again.get_or_create(TP, CONFIG, UUID(int=6))
+
+
+def test_after_a_clean_stop_nothing_is_scanned() -> None:
+    fs = MemoryFileSystem()
+    log_dir = LogDir.open(fs, "d", DirectoryOptions())
+    log = log_dir.get_or_create(TP, CONFIG, ID)
+    for _ in range(20):
+        append(log)
+    log_dir.close()
+    again = LogDir.open(fs, "d", DirectoryOptions())
+    assert again.was_clean
+    assert again.get_or_create(TP, CONFIG, ID).log_end_offset == 20
+    assert again.reports[0][1].scanned_bytes == 0
+    again.abandon()
+    killed = LogDir.open(fs, "d", DirectoryOptions())
+    assert not killed.was_clean
+    killed.get_or_create(TP, CONFIG, ID)
+    assert 0 < killed.reports[0][1].scanned_bytes <= 600, "from the recovery point on, no more"
+
+
+def test_a_stop_is_not_clean_while_an_unscanned_log_is_left() -> None:
+    fs = MemoryFileSystem()
+    log_dir = LogDir.open(fs, "d", DirectoryOptions())
+    append(log_dir.get_or_create(TP, CONFIG, ID))
+    log_dir.abandon()
+    LogDir.open(fs, "d", DirectoryOptions()).close()
+    assert not LogDir.open(fs, "d", DirectoryOptions()).was_clean
+
+
+def test_a_deleted_partition_leaves_nothing_that_condemns_its_successor() -> None:
+    fs = MemoryFileSystem()
+    log_dir = LogDir.open(fs, "d", DirectoryOptions())
+    log = log_dir.get_or_create(TP, CONFIG, ID)
+    for _ in range(20):
+        append(log)
+    log.sync()
+    log_dir.checkpoint()
+    log_dir.delete(TP)
+    assert not [name for name in fs.files() if "a-b" in name]
+    log = log_dir.get_or_create(TP, CONFIG, UUID(int=6))
+    append(log)
+    log.sync()
+    fs.crash("nothing")
+    again = LogDir.open(fs, "d", DirectoryOptions())
+    assert again.get_or_create(TP, CONFIG, UUID(int=6)).log_end_offset == 1
+
+
+def test_names_of_partition_directories() -> None:
+    assert parse_directory_name("a-b-3") == TP
+    for name in ("a", "-3", "a-", "a-x", "a-²", "a-3-delete"):
+        assert parse_directory_name(name) is None
+
+
+def test_one_round_of_syncs_serves_everyone_who_waits() -> None:
+    """[LOG-5]"""
+    fs = MemoryFileSystem()
+    log_dir = LogDir.open(fs, "d", DirectoryOptions())
+    logs = [log_dir.get_or_create(TopicPartition("t", number), CONFIG, ID) for number in range(3)]
+    told: list[tuple[Log, Offset]] = []
+    commits = GroupCommit(lambda log, end: told.append((log, end)), lambda log, exc: None)
+    for log in logs * 10:
+        append(log)
+        commits.request(log)
+    commits.start()
+    eventually(lambda: len(told) >= 3)
+    commits.stop()
+    assert commits.rounds <= 2
+    assert {(log.topic_partition.partition, end) for log, end in told} == {(0, 10), (1, 10), (2, 10)}
+    assert not [thread for thread in threading.enumerate() if thread.name == "group-commit"]
+
+
+def test_a_failed_sync_is_told_once() -> None:
+    """[LOG-4]"""
+    fs = MemoryFileSystem()
+    log = LogDir.open(fs, "d", DirectoryOptions()).get_or_create(TP, CONFIG, ID)
+    append(log)
+    fs.sync_failure = OSError(errno.EIO, "input/output error")
+    failures: list[StorageFailure] = []
+    commits = GroupCommit(lambda log, end: None, lambda log, exc: failures.append(exc))
+    commits.request(log)
+    commits.start()
+    eventually(lambda: failures)
+    commits.request(log)
+    commits.stop()
+    assert len(failures) == 1
+    assert log.high_watermark == 0
