@@ -8,7 +8,7 @@ Source: KafkaApis.handleFetchRequest, DelayedFetch, ReplicaManager.readFromLog.
 
 import asyncio
 from collections.abc import Awaitable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from tallystick.broker.broker import Broker
@@ -20,18 +20,25 @@ from tallystick.broker.partition import Partition
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import LeaderEpoch, Offset
-from tallystick.protocol import decode_prefix, encode_parts
+from tallystick.protocol import encode_parts
+from tallystick.protocol.hot import (
+    FETCH_BY_ID,
+    FetchAnswer,
+    FetchCall,
+    FetchSession,
+    Topic,
+    read_fetch_request,
+    write_fetch_response,
+)
 from tallystick.protocol.messages.fetch import (
-    AbortedTransaction,
     EpochEndOffset,
     FetchableTopicResponse,
-    FetchRequest,
     FetchResponse,
     PartitionData,
 )
+from tallystick.protocol.primitives import NIL
 from tallystick.storage.fs import StorageFailure
 
-BY_TOPIC_ID: Final = 13  # from this version on a topic is its id
 NOT_DIVERGING: Final = EpochEndOffset()
 WAIT_MS_MAX: Final = 3_600_000  # an hour is as good as for ever, and a timer that ends
 
@@ -40,19 +47,19 @@ WAIT_MS_MAX: Final = 3_600_000  # an hour is as good as for ever, and a timer th
 class _Found:
     """What one attempt came to."""
 
-    partitions: list[tuple[Wanted, PartitionData]]
-    size: int
-    failed: bool  # an error or a diverging epoch is answered at once
+    partitions: list[tuple[Wanted, FetchAnswer]]
+    size: int = 0
+    failed: bool = False  # an error or a diverging epoch is answered at once
+    diverging: dict[Key, EpochEndOffset] = field(default_factory=dict)
 
 
 def handle(broker: Broker, body: memoryview, context: RequestContext) -> Body | Awaitable[Body]:
     """Answer at once when there is enough to say."""
-    request, _ = decode_prefix(FetchRequest, body, context.api_version)
-    by_id = context.api_version >= BY_TOPIC_ID
+    request = read_fetch_request(body, context.api_version)
+    by_id = context.api_version >= FETCH_BY_ID
     plan = broker.fetch_sessions.plan(_start_of(request, by_id), broker.clock.monotonic_ms())
     if isinstance(plan, Reject):
-        response = FetchResponse(error_code=plan.code)
-        return list(encode_parts(response, context.api_version))
+        return [*write_fetch_response((), context.api_version, FetchSession(error_code=plan.code))]
     fetch = _Fetch(broker, request, plan, context.api_version)
     found = fetch.attempt()
     if fetch.is_enough(found):
@@ -60,22 +67,20 @@ def handle(broker: Broker, body: memoryview, context: RequestContext) -> Body | 
     return fetch.wait(found)
 
 
-def _start_of(request: FetchRequest, by_id: bool) -> FetchStart:
+def _start_of(request: FetchCall, by_id: bool) -> FetchStart:
     wanted = tuple(
         Wanted(
-            (topic.topic_id if by_id else topic.topic, p.partition),
+            (topic, p.partition),
             p.fetch_offset,
             p.partition_max_bytes,
             p.current_leader_epoch,
             p.last_fetched_epoch,
         )
-        for topic in request.topics
-        for p in topic.partitions
+        for topic, parts in request.topics
+        for p in parts
     )
     forgotten: tuple[Key, ...] = tuple(
-        (topic.topic_id if by_id else topic.topic, partition)
-        for topic in request.forgotten_topics_data
-        for partition in topic.partitions
+        (topic, partition) for topic, partitions in request.forgotten for partition in partitions
     )
     return FetchStart(request.session_id, request.session_epoch, wanted, forgotten, by_id)
 
@@ -95,7 +100,7 @@ class _Fetch:
         "_waits_on",
     )
 
-    def __init__(self, broker: Broker, request: FetchRequest, plan: Plan, version: int) -> None:
+    def __init__(self, broker: Broker, request: FetchCall, plan: Plan, version: int) -> None:
         self._broker = broker
         self._request = request
         self._plan = plan
@@ -112,15 +117,15 @@ class _Fetch:
         limit = min(self._request.max_bytes, self._broker.config.fetch_max_bytes)
         starved = self._broker.unsent_bytes() >= self._broker.config.queued_max_response_bytes
         budget = ByteBudget(0 if starved else limit, first=not starved)
-        found = _Found([], 0, False)
+        found = _Found([])
         for wanted in self._plan.wanted:
-            data = self._read(wanted, budget)
+            data = self._read(wanted, budget, found)
             found.partitions.append((wanted, data))
             found.size += len(data.records or b"")
-            found.failed |= data.error_code != 0 or data.diverging_epoch.end_offset >= 0
+            found.failed |= data.error_code != 0
         return found
 
-    def _read(self, wanted: Wanted, budget: ByteBudget) -> PartitionData:
+    def _read(self, wanted: Wanted, budget: ByteBudget, found: _Found) -> FetchAnswer:
         partition = self._find(wanted.key)
         if isinstance(partition, Reject):
             return _failure(wanted, partition)
@@ -130,7 +135,9 @@ class _Fetch:
             return _failure(wanted, refused)
         diverging = _diverging(partition, wanted)
         if diverging is not None:
-            return self._data(wanted, partition, b"", diverging=diverging)
+            found.diverging[wanted.key] = diverging
+            found.failed = True
+            return self._data(wanted, partition, b"")
         upper = readable_end(self._isolation, log.high_watermark, log.last_stable_offset)
         if wanted.offset == upper or (budget.spent and log.log_start_offset <= wanted.offset <= upper):
             return self._data(wanted, partition, b"")
@@ -160,35 +167,25 @@ class _Fetch:
             return Reject(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no partition {name}-{index}")
         return partition
 
-    def _data(
-        self,
-        wanted: Wanted,
-        partition: Partition,
-        records: bytes,
-        diverging: EpochEndOffset = NOT_DIVERGING,
-    ) -> PartitionData:
+    def _data(self, wanted: Wanted, partition: Partition, records: bytes) -> FetchAnswer:
         log = partition.log
-        return PartitionData(
-            partition_index=wanted.key[1],
-            high_watermark=log.high_watermark,
-            last_stable_offset=log.last_stable_offset,
-            log_start_offset=log.log_start_offset,
-            diverging_epoch=diverging,
-            aborted_transactions=self._aborted(partition, wanted.offset, records),
-            records=records,
+        return FetchAnswer(
+            wanted.key[1],
+            0,
+            log.high_watermark,
+            log.last_stable_offset,
+            log.log_start_offset,
+            self._aborted(partition, wanted.offset, records),
+            -1,
+            records,
         )
 
-    def _aborted(
-        self, partition: Partition, offset: int, records: bytes
-    ) -> tuple[AbortedTransaction, ...] | None:
+    def _aborted(self, partition: Partition, offset: int, records: bytes) -> list[tuple[int, int]] | None:
         if self._isolation is not Isolation.READ_COMMITTED:
             return None
         if not records:
-            return ()
-        return tuple(
-            AbortedTransaction(producer_id=txn.producer_id, first_offset=txn.first_offset)
-            for txn in partition.aborted_in(Offset(offset), records)
-        )
+            return []
+        return [(txn.producer_id, txn.first_offset) for txn in partition.aborted_in(Offset(offset), records)]
 
     # ------------------------------------------------------------------------ waiting
 
@@ -244,34 +241,53 @@ class _Fetch:
     def answer(self, found: _Found) -> Body:
         """Encode, without the partitions a session's client need not hear of."""
         session = self._plan.session
-        by_topic: dict[object, list[PartitionData]] = {}
+        by_topic: dict[Topic, list[FetchAnswer]] = {}
         for wanted, data in found.partitions:
             if session is not None:
-                told = wanted.worth_telling(_outcome(data))
+                outcome = Outcome(
+                    len(data.records or b""),
+                    data.error_code,
+                    data.high_watermark,
+                    data.log_start_offset,
+                    wanted.key in found.diverging,
+                )
+                told = wanted.worth_telling(outcome)
                 if self._plan.incremental and not told:
                     continue
                 if data.records:
                     session.had_data(wanted.key)
             by_topic.setdefault(wanted.key[0], []).append(data)
-        by_id = self._version >= BY_TOPIC_ID
+        answers = list(by_topic.items())
+        if found.diverging:
+            return self._diverged(answers, found.diverging)
+        return [*write_fetch_response(answers, self._version, FetchSession(self._plan.session_id))]
+
+    def _diverged(
+        self, answers: list[tuple[Topic, list[FetchAnswer]]], diverging: dict[Key, EpochEndOffset]
+    ) -> Body:
+        """The rare answer with a diverging epoch in it: a tagged field, for the generated encoder."""
         responses = tuple(
-            FetchableTopicResponse(topic_id=topic, partitions=tuple(partitions))  # type: ignore[arg-type]
-            if by_id
-            else FetchableTopicResponse(topic=topic, partitions=tuple(partitions))  # type: ignore[arg-type]
-            for topic, partitions in by_topic.items()
+            FetchableTopicResponse(
+                topic=topic if isinstance(topic, str) else "",
+                topic_id=NIL if isinstance(topic, str) else topic,
+                partitions=tuple(
+                    PartitionData(
+                        partition_index=part.partition,
+                        error_code=part.error_code,
+                        high_watermark=part.high_watermark,
+                        last_stable_offset=part.last_stable_offset,
+                        log_start_offset=part.log_start_offset,
+                        diverging_epoch=diverging.get((topic, part.partition), NOT_DIVERGING),
+                        aborted_transactions=None,
+                        records=part.records,
+                    )
+                    for part in parts
+                ),
+            )
+            for topic, parts in answers
         )
         response = FetchResponse(session_id=self._plan.session_id, responses=responses)
-        return list(encode_parts(response, self._version))
-
-
-def _outcome(data: PartitionData) -> Outcome:
-    return Outcome(
-        len(data.records or b""),
-        data.error_code,
-        data.high_watermark,
-        data.log_start_offset,
-        data.diverging_epoch.end_offset >= 0,
-    )
+        return [*encode_parts(response, self._version)]
 
 
 def _diverging(partition: Partition, wanted: Wanted) -> EpochEndOffset | None:
@@ -287,12 +303,5 @@ def _diverging(partition: Partition, wanted: Wanted) -> EpochEndOffset | None:
     return None
 
 
-def _failure(wanted: Wanted, refused: Reject, log_start: int = -1, high_watermark: int = -1) -> PartitionData:
-    return PartitionData(
-        partition_index=wanted.key[1],
-        error_code=refused.code,
-        high_watermark=high_watermark,
-        log_start_offset=log_start,
-        aborted_transactions=None,
-        records=b"",
-    )
+def _failure(wanted: Wanted, refused: Reject, log_start: int = -1, high_watermark: int = -1) -> FetchAnswer:
+    return FetchAnswer(wanted.key[1], refused.code, high_watermark, -1, log_start, None, -1, b"")

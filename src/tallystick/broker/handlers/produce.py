@@ -20,16 +20,14 @@ from tallystick.broker.server import CloseConnection
 from tallystick.broker.topics import INTERNAL, TopicDeleted
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
-from tallystick.protocol import decode_prefix, encode_parts
-from tallystick.protocol.messages.produce import (
-    PartitionProduceData,
-    PartitionProduceResponse,
-    ProduceRequest,
-    ProduceResponse,
-    TopicProduceData,
-    TopicProduceResponse,
+from tallystick.protocol.hot import (
+    ProduceAnswer,
+    ProduceCall,
+    ProducePart,
+    Topic,
+    read_produce_request,
+    write_produce_response,
 )
-from tallystick.protocol.primitives import NIL
 from tallystick.protocol.records import CorruptBatch, InvalidBatch, UnsupportedMagic, read_header
 from tallystick.storage.fs import StorageFailure
 from tallystick.storage.log import AppendResult
@@ -50,15 +48,15 @@ class _Pending:
     durable: "asyncio.Future[None] | None" = None
 
 
-_Answer = list[tuple[TopicProduceData, list[_Pending]]]
+_Answer = list[tuple[Topic, list[_Pending]]]
 
 
 def handle(broker: Broker, body: memoryview, context: RequestContext) -> Body | Awaitable[Body]:
     """Append everything before returning; what may come later is the answer."""
-    request, _ = decode_prefix(ProduceRequest, body, context.api_version)
+    request = read_produce_request(body, context.api_version)
     answer: _Answer = [
-        (topic, [_append(broker, request, topic, data, context) for data in topic.partition_data])
-        for topic in request.topic_data
+        (topic, [_append(broker, request, topic, part, context) for part in parts])
+        for topic, parts in request.topics
     ]
     if request.acks == 0:
         _close_on_failure(answer)
@@ -93,35 +91,31 @@ def _settled(pending: _Pending, durable: "asyncio.Future[None]") -> Appended:
 
 
 def _append(
-    broker: Broker,
-    request: ProduceRequest,
-    topic: TopicProduceData,
-    data: PartitionProduceData,
-    context: RequestContext,
+    broker: Broker, request: ProduceCall, topic: Topic, part: ProducePart, context: RequestContext
 ) -> _Pending:
-    partition = _partition(broker, topic, data.index, context)
+    index, records = part
+    partition = _partition(broker, topic, index, context)
     if isinstance(partition, Reject):
-        return _Pending(data.index, None, partition)
-    refused = _check(partition, request, data)
+        return _Pending(index, None, partition)
+    refused = _check(partition, request, records or b"")
     if refused is not None:
-        return _Pending(data.index, partition, refused)
+        return _Pending(index, partition, refused)
     try:
-        result = partition.append(data.records or b"")
+        result = partition.append(records or b"")
     except StorageFailure as exc:
-        return _Pending(data.index, partition, Reject(ErrorCode.KAFKA_STORAGE_ERROR, str(exc)))
+        return _Pending(index, partition, Reject(ErrorCode.KAFKA_STORAGE_ERROR, str(exc)))
     if isinstance(result, Reject):
-        return _Pending(data.index, partition, result)
-    return _Pending(data.index, partition, result, partition.durable(result.last_offset))
+        return _Pending(index, partition, result)
+    return _Pending(index, partition, result, partition.durable(result.last_offset))
 
 
-def _partition(
-    broker: Broker, topic: TopicProduceData, index: int, context: RequestContext
-) -> Partition | Reject:
-    name = topic.name
-    if topic.topic_id != NIL:
-        known = broker.topics.find_id(topic.topic_id)
+def _partition(broker: Broker, topic: Topic, index: int, context: RequestContext) -> Partition | Reject:
+    if isinstance(topic, str):
+        name = topic
+    else:
+        known = broker.topics.find_id(topic)
         if known is None:
-            return Reject(ErrorCode.UNKNOWN_TOPIC_ID, f"there is no topic with id {topic.topic_id}")
+            return Reject(ErrorCode.UNKNOWN_TOPIC_ID, f"there is no topic with id {topic}")
         name = known.name
     if name in INTERNAL and context.client_id != ADMIN_CLIENT:
         return Reject(ErrorCode.INVALID_TOPIC_EXCEPTION, f"topic {name!r} is the broker's own")
@@ -131,7 +125,7 @@ def _partition(
     return partition
 
 
-def _check(partition: Partition, request: ProduceRequest, data: PartitionProduceData) -> Reject | None:
+def _check(partition: Partition, request: ProduceCall, records: bytes | memoryview) -> Reject | None:
     """What is refused before the log sees it: one batch of format 2, and no transaction that never began."""
     if request.acks not in (0, 1, ALL_REPLICAS):
         return Reject(ErrorCode.INVALID_REQUIRED_ACKS, f"acks is {request.acks}, it may be -1, 0 or 1")
@@ -141,12 +135,12 @@ def _check(partition: Partition, request: ProduceRequest, data: PartitionProduce
             f"min.insync.replicas is {partition.min_insync_replicas}, there is 1 replica",
         )
     try:
-        header = read_header(data.records or b"")
+        header = read_header(records)
     except UnsupportedMagic as exc:
         return Reject(ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT, str(exc))
     except (CorruptBatch, InvalidBatch) as exc:
-        return Reject(ErrorCode.INVALID_RECORD if not data.records else ErrorCode.CORRUPT_MESSAGE, str(exc))
-    if header.size_bytes < len(data.records or b""):
+        return Reject(ErrorCode.CORRUPT_MESSAGE if records else ErrorCode.INVALID_RECORD, str(exc))
+    if header.size_bytes < len(records):
         return Reject(ErrorCode.INVALID_RECORD, "a partition of a Produce request holds exactly one batch")
     if header.is_transactional:
         return Reject(
@@ -160,39 +154,20 @@ def _close_on_failure(answer: _Answer) -> None:
         for pending in partitions:
             if isinstance(pending.result, Reject):
                 raise CloseConnection(
-                    f"acks=0 to {topic.name}-{pending.index} failed: {pending.result.code.name}, "
+                    f"acks=0 to {topic}-{pending.index} failed: {pending.result.code.name}, "
                     f"{pending.result.reason}"
                 )
 
 
 def _encoded(answer: _Answer, version: int) -> Body:
-    response = ProduceResponse(
-        responses=tuple(
-            TopicProduceResponse(
-                name=topic.name,
-                topic_id=topic.topic_id,
-                partition_responses=tuple(map(_partition_response, partitions)),
-            )
-            for topic, partitions in answer
-        )
-    )
-    return list(encode_parts(response, version))
+    return [write_produce_response([(topic, [_told(p) for p in parts]) for topic, parts in answer], version)]
 
 
-def _partition_response(pending: _Pending) -> PartitionProduceResponse:
+def _told(pending: _Pending) -> ProduceAnswer:
     result = pending.result
     if isinstance(result, Reject):
         start = -1 if pending.partition is None else pending.partition.log.log_start_offset
-        return PartitionProduceResponse(
-            index=pending.index,
-            error_code=result.code,
-            base_offset=-1,
-            log_start_offset=start,
-            error_message=result.reason,
-        )
-    return PartitionProduceResponse(
-        index=pending.index,
-        base_offset=result.base_offset,
-        log_append_time_ms=result.log_append_time_ms,
-        log_start_offset=result.log_start_offset,
+        return ProduceAnswer(pending.index, result.code, -1, -1, start, result.reason)
+    return ProduceAnswer(
+        pending.index, 0, result.base_offset, result.log_append_time_ms, result.log_start_offset
     )
