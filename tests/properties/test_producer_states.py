@@ -232,4 +232,4 @@ def sequences(states: ProducerStates) -> object:
 
 
 TestProducerStates = ProducerStateMachine.TestCase
-TestProducerStates.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestProducerStates.settings = settings(stateful_step_count=40, deadline=None)

@@ -321,10 +321,11 @@ class Retainer:
             is_last: nothing follows it in the new segment, so it is kept, emptied if need be [CLN-2].
         """
         self.retained_abort = None
-        keep_empty = is_last or self._rules.is_last_of_producer(header)
+        live = self._rules.is_last_of_producer(header)
         horizon_ms = self._rules.now_ms + self._rules.delete_retention_ms
         if header.is_control:
-            return self._retain_marker(header, batch, keep_empty, horizon_ms)
+            return self._retain_marker(header, batch, is_last, None if live else horizon_ms)
+        keep_empty = is_last or live
         if self._txns.is_aborted(header):
             return filter_batch(batch, 0, frozenset(), retain_empty=keep_empty)
         past = header.delete_horizon_ms is not None and header.delete_horizon_ms <= self._rules.now_ms
@@ -335,16 +336,21 @@ class Retainer:
         return filter_batch(batch, 0, keep, retain_empty=keep_empty, horizon_ms=horizon_ms)
 
     def _retain_marker(
-        self, header: BatchHeader, batch: Buffer, keep_empty: bool, horizon_ms: int
+        self, header: BatchHeader, batch: Buffer, is_last: bool, horizon_ms: int | None
     ) -> bytes | None:
+        """`horizon_ms` None: the marker is all that is known of a live producer, and it stays whole.
+
+        Kafka empties it, and with the record goes the epoch that it was kept for.
+        """
         marker = read_marker(batch)
         may_go, aborts = self._txns.end(header, None if marker is None else marker.type)
         due = header.delete_horizon_ms
-        if may_go and ((due is not None and due <= self._rules.now_ms) or not header.record_count):
-            return filter_batch(batch, 0, frozenset(), retain_empty=keep_empty)
+        expired = (due is not None and due <= self._rules.now_ms) or not header.record_count
+        if may_go and expired and horizon_ms is not None:
+            return filter_batch(batch, 0, frozenset(), retain_empty=is_last)
         self.retained_abort = aborts
         return filter_batch(
-            batch, 0, lambda _: True, retain_empty=keep_empty, horizon_ms=horizon_ms if may_go else None
+            batch, 0, lambda _: True, retain_empty=is_last, horizon_ms=horizon_ms if may_go else None
         )
 
     def _keeps(self, record: ScannedKey, horizon_passed: bool) -> bool:

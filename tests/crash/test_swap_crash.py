@@ -1,0 +1,112 @@
+"""Power is lost after every effect of a compaction: the log has the old segments or the new ones.
+
+Never both, never neither, and the newest value of each key is there in any case [CLN-3].
+"""
+
+from typing import Final, get_args
+
+import pytest
+from compacted import DIRECTORY, Compacted
+
+from tallystick.kernel.ids import Identity, ProducerEpoch, ProducerId
+from tallystick.testing.memory_fs import Keep, MemoryFileSystem, PowerLost
+
+P1 = Identity(ProducerId(1), ProducerEpoch(0))
+
+
+def dirty_log() -> Compacted:
+    """Several segments with overwritten keys, a tombstone, an aborted and a committed transaction."""
+    log = Compacted()
+    for n in range(24):
+        log.put((f"k{n % 3}", f"v{n}"))
+    log.put(("k0", "aborted"), producer=P1, sequence=0, transactional=True)
+    log.end(P1, commit=False)
+    log.put(("k1", "committed"), producer=P1, sequence=1, transactional=True)
+    log.end(P1, commit=True)
+    log.put(("k2", None))
+    for n in range(6):
+        log.put((f"late{n % 2}", f"v{n}"))
+    log.roll()
+    log.put(("active", "1"))
+    log.log.sync()
+    return log
+
+
+EXPECTED: Final = dirty_log().table()
+
+
+def count_effects() -> int:
+    log = dirty_log()
+    before = len(log.fs.effects)
+    log.clean()
+    return len(log.fs.effects) - before
+
+
+EFFECTS: Final = count_effects()
+
+
+def check_whole(log: Compacted, end: int) -> None:
+    assert log.log.log_end_offset == end
+    assert log.table() == EXPECTED
+    offsets = [header.base_offset for header, _ in log.batches()]
+    assert offsets == sorted(set(offsets)), "no batch twice, none out of order"
+    bases = [segment.base_offset for segment in log.log.segments]
+    for segment, following in zip(log.log.segments, bases[1:], strict=False):
+        assert segment.find_next_offset() <= following, "segments do not overlap"
+    names = log.fs.listdir(DIRECTORY)
+    assert not [name for name in names if name.endswith((".cleaned", ".swap", ".deleted"))]
+    assert log.log.producer_state.active[1].next_sequence == 2
+
+
+@pytest.mark.parametrize("keep", get_args(Keep))
+@pytest.mark.parametrize("effect", range(EFFECTS))
+def test_a_crash_leaves_the_old_segments_or_the_new(effect: int, keep: Keep) -> None:
+    """[CLN-3]"""
+    log = dirty_log()
+    end = log.log.log_end_offset
+    recovery_point = log.log.recovery_point
+    fs: MemoryFileSystem = log.fs
+    fs.crash_after = len(fs.effects) + effect
+    with pytest.raises(PowerLost):
+        log.clean()
+    fs.crash(keep, seed=effect)
+    log.reopen(recovery_point=recovery_point)
+    check_whole(log, end)
+    # The next round finds nothing in its way, from wherever the lost checkpoint lets it begin.
+    log.first_dirty = 0
+    log.clean()
+    check_whole(log, end)
+
+
+@pytest.mark.parametrize("effect", range(0, EFFECTS, 3))
+def test_a_crash_in_the_recovery_of_a_crash(effect: int) -> None:
+    """[CLN-3] Finishing an exchange can itself be interrupted, after any of its effects."""
+    second = 0
+    while True:
+        log = dirty_log()
+        end, recovery_point = log.log.log_end_offset, log.log.recovery_point
+        log.fs.crash_after = len(log.fs.effects) + effect
+        with pytest.raises(PowerLost):
+            log.clean()
+        log.fs.crash("prefix", seed=effect)
+        log.fs.crash_after = second
+        try:
+            log.reopen(recovery_point=recovery_point)
+        except PowerLost:
+            log.fs.crash("prefix", seed=effect + second)
+            log.reopen(recovery_point=recovery_point)
+            check_whole(log, end)
+            second += 1
+            continue
+        log.fs.crash_after = None
+        check_whole(log, end)
+        return
+
+
+def test_a_clean_stop_after_a_compaction_opens_without_a_scan() -> None:
+    log = dirty_log()
+    log.clean()
+    end = log.log.log_end_offset
+    log.log.close(clean=True)
+    log.reopen(clean_stop=True)
+    check_whole(log, end)

@@ -1,0 +1,200 @@
+"""A compacted log on a disk in memory, and rounds of cleaning run over it step by step."""
+
+from dataclasses import dataclass, field
+
+from tallystick.kernel.errors import Reject
+from tallystick.kernel.ids import Identity, LeaderEpoch, ProducerEpoch, ProducerId, TopicPartition
+from tallystick.protocol.records import (
+    BatchHeader,
+    BatchMeta,
+    ControlType,
+    Marker,
+    Record,
+    decode_records,
+    encode_batch,
+    encode_marker,
+    iter_headers,
+)
+from tallystick.storage.cleaner import CleanedGroup, CleaningRequest, RoundDone, clean
+from tallystick.storage.loading import Ended, create_log, open_log
+from tallystick.storage.log import AppendOrigin, Log, LogConfig, LogHooks, TxnGuard, Unlimited
+from tallystick.storage.segment_file import Residents
+from tallystick.storage.swap import Swap
+from tallystick.testing.memory_fs import MemoryFileSystem
+
+DIRECTORY = "data/t-0"
+PARTITION = TopicPartition("t", 0)
+CONFIG = LogConfig(
+    segment_bytes=400,
+    cleanup_policy=frozenset({"compact"}),
+    delete_retention_ms=1_000,
+    index_interval_bytes=100,
+)
+HOOKS = LogHooks(space=Unlimited(), residents=Residents())
+NO_PRODUCER = Identity(ProducerId(-1), ProducerEpoch(-1))
+
+Put = tuple[str, str | None]
+
+
+@dataclass
+class Compacted:
+    """A log with what a test does to it; every record's time is `now_ms`."""
+
+    fs: MemoryFileSystem = field(default_factory=MemoryFileSystem)
+    config: LogConfig = CONFIG
+    now_ms: int = 1_000_000
+    first_dirty: int = 0
+    log: Log = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.log = create_log(self.fs, DIRECTORY, PARTITION, self.config, HOOKS)
+        self.log.sync()
+        self.fs.sync_dir("data")
+        self.fs.sync_dir("")
+
+    def put(
+        self, *puts: Put, producer: Identity = NO_PRODUCER, sequence: int = -1, transactional: bool = False
+    ) -> int:
+        """One batch of keys and values; returns its base offset."""
+        records = [
+            Record(
+                offset=number,
+                timestamp_ms=self.now_ms,
+                key=key.encode(),
+                value=None if value is None else value.encode(),
+                headers=(),
+            )
+            for number, (key, value) in enumerate(puts)
+        ]
+        meta = BatchMeta(
+            producer_id=producer.producer_id,
+            epoch=producer.epoch,
+            base_sequence=sequence,
+            transactional=transactional,
+        )
+        return self.append(encode_batch(records, meta), AppendOrigin.CLIENT)
+
+    def end(self, producer: Identity, *, commit: bool) -> int:
+        kind = ControlType.COMMIT if commit else ControlType.ABORT
+        marker = Marker(type=kind, coordinator_epoch=0)
+        return self.append(
+            encode_marker(marker, producer, timestamp_ms=self.now_ms), AppendOrigin.COORDINATOR
+        )
+
+    def append(self, batch: bytes, origin: AppendOrigin) -> int:
+        result = self.log.append(
+            batch,
+            origin=origin,
+            now_ms=self.now_ms,
+            leader_epoch=LeaderEpoch(0),
+            guard=TxnGuard(transaction_version=1),
+        )
+        assert not isinstance(result, Reject), result
+        return result.base_offset
+
+    def roll(self) -> None:
+        """Close the last segment, so that everything so far may be cleaned."""
+        self.log.sync()
+        self.log.roll(self.now_ms)
+        self.log.sync()
+
+    # -- cleaning ------------------------------------------------------------------------------------
+
+    def request(self, *, key_map_bytes: int = 100_000) -> CleaningRequest:
+        log = self.log
+        closed = log.segments[:-1]
+        ends = [segment.base_offset for segment in log.segments[1:]]
+        stable = log.last_stable_offset
+        return CleaningRequest(
+            directory=DIRECTORY,
+            segments=tuple(
+                (segment.base_offset, end, segment.size)
+                for segment, end in zip(closed, ends, strict=True)
+                if end <= stable
+            ),
+            first_dirty_offset=self.first_dirty,
+            segment_bytes=self.config.segment_bytes,
+            index_interval_bytes=self.config.index_interval_bytes,
+            delete_retention_ms=self.config.delete_retention_ms,
+            now_ms=self.now_ms,
+            key_map_bytes=key_map_bytes,
+            producers=tuple(
+                (state.producer_id, state.last_data_offset, state.epoch)
+                for state in log.producer_state.active.values()
+            ),
+        )
+
+    def clean(self, *, key_map_bytes: int = 100_000) -> RoundDone:
+        """One whole round, its segments put in place as the broker does."""
+        for step in clean(self.fs, self.request(key_map_bytes=key_map_bytes)):
+            if isinstance(step, RoundDone):
+                self.first_dirty = step.end_offset
+                return step
+            self.swap(step)
+        raise AssertionError("a round ends with RoundDone")
+
+    def clean_all(self) -> RoundDone:
+        """A round that begins at the start, as after a lost checkpoint."""
+        self.first_dirty = 0
+        return self.clean()
+
+    def swap(self, group: CleanedGroup) -> None:
+        swap = Swap(self.log, group)
+        assert swap.is_current()
+        for step in swap.steps():
+            step.run()
+        swap.drop()
+
+    def reopen(self, *, clean_stop: bool = False, recovery_point: int = 0) -> None:
+        ended = Ended(clean=clean_stop, recovery_point=recovery_point)
+        self.log, _ = open_log(self.fs, DIRECTORY, PARTITION, self.config, HOOKS, ended)
+
+    # -- looking -----------------------------------------------------------------------------------------
+
+    def batches(self) -> list[tuple[BatchHeader, list[Record]]]:
+        """Every batch from the start of the log to its end, as a reader finds them."""
+        found = []
+        offset = self.log.segments[0].base_offset
+        while offset < self.log.log_end_offset:
+            result = self.log.read(offset, 1 << 20, upper=self.log.log_end_offset)
+            assert not isinstance(result, Reject), result
+            if not result.data:
+                break
+            for at, header in iter_headers(result.data):
+                found.append((header, list(decode_records(result.data, at))))
+                offset = header.next_offset
+        return found
+
+    def records(self) -> list[tuple[int, str, str | None]]:
+        """Offset, key and value of every record of data, aborted ones too."""
+        return [
+            (
+                record.offset,
+                (record.key or b"").decode(),
+                None if record.value is None else record.value.decode(),
+            )
+            for header, records in self.batches()
+            if not header.is_control
+            for record in records
+        ]
+
+    def table(self) -> dict[str, str]:
+        """What a reader of all committed records holds in the end: the newest value of each key."""
+        end = self.log.log_end_offset
+        aborted = self.log.aborted_between(0, end)
+        found: dict[str, str] = {}
+        for header, records in self.batches():
+            if header.is_control:
+                continue
+            dropped = header.is_transactional and any(
+                txn.producer_id == header.producer_id
+                and txn.first_offset <= header.base_offset < txn.last_offset
+                for txn in aborted
+            )
+            for record in [] if dropped else records:
+                key = (record.key or b"").decode()
+                if record.value is None:
+                    found.pop(key, None)
+                else:
+                    found[key] = record.value.decode()
+        return found

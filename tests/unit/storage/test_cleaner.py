@@ -1,0 +1,283 @@
+"""Rounds of compaction over real files (in memory): what a reader finds afterwards."""
+
+import io
+import json
+from dataclasses import replace
+
+import pytest
+from compacted import CONFIG, DIRECTORY, Compacted
+
+from tallystick.kernel.errors import Reject
+from tallystick.kernel.ids import Identity, ProducerEpoch, ProducerId
+from tallystick.storage.cleaner import CleaningFailed, CleaningRequest, clean
+from tallystick.storage.cleaner_worker import work
+from tallystick.storage.swap import Swap
+
+P1 = Identity(ProducerId(1), ProducerEpoch(0))
+P2 = Identity(ProducerId(2), ProducerEpoch(0))
+
+
+def test_the_newest_value_of_each_key_survives() -> None:
+    log = Compacted()
+    for n in range(40):
+        log.put((f"k{n % 4}", f"v{n}"))
+    log.roll()
+    before = log.table()
+    size = log.log.size_bytes
+    done = log.clean()
+    assert log.table() == before == {"k0": "v36", "k1": "v37", "k2": "v38", "k3": "v39"}
+    assert [key for _, key, _ in log.records()] == ["k0", "k1", "k2", "k3"]
+    assert done.end_offset == 40
+    assert log.log.size_bytes < size / 4
+    assert log.log.log_end_offset == 40
+
+
+def test_offsets_stay_and_reads_cross_the_gaps() -> None:
+    log = Compacted()
+    for n in range(40):
+        log.put((f"k{n % 4}", f"v{n}"))
+    log.roll()
+    log.clean()
+    result = log.log.read(3, 1 << 20, upper=40)
+    assert not isinstance(result, Reject)
+    assert [offset for offset, _, _ in log.records()] == [36, 37, 38, 39]
+
+
+def test_the_last_segment_is_not_touched() -> None:
+    log = Compacted()
+    log.put(("a", "1"), ("a", "2"))
+    log.roll()
+    log.put(("a", "3"), ("a", "4"))
+    log.log.sync()
+    log.clean()
+    assert log.records() == [(1, "a", "2"), (2, "a", "3"), (3, "a", "4")]
+
+
+def test_a_tombstone_is_kept_for_the_horizon_and_then_removed() -> None:
+    """KIP-534: the horizon begins with the round that meets the tombstone."""
+    log = Compacted()
+    log.put(("a", "1"), ("b", "1"))
+    log.put(("a", None))
+    log.roll()
+    log.now_ms += 10_000  # the age of the tombstone does not count
+    log.clean()
+    assert log.records() == [(1, "b", "1"), (2, "a", None)]
+    assert log.batches()[-1][0].delete_horizon_ms == log.now_ms + 1_000
+    log.now_ms += 999
+    log.clean_all()
+    assert log.records() == [(1, "b", "1"), (2, "a", None)]
+    log.now_ms += 1
+    log.clean_all()
+    assert log.records() == [(1, "b", "1")]
+
+
+def test_aborted_records_go_and_do_not_count_as_newest() -> None:
+    log = Compacted()
+    log.put(("a", "kept"))
+    log.put(("a", "aborted"), ("b", "aborted"), producer=P1, sequence=0, transactional=True)
+    log.end(P1, commit=False)
+    log.put(("c", "1"))
+    log.roll()
+    log.clean()
+    assert log.table() == {"a": "kept", "c": "1"}
+    assert [(key, value) for _, key, value in log.records()] == [("a", "kept"), ("c", "1")]
+
+
+def test_committed_records_compact_across_transactions() -> None:
+    log = Compacted()
+    log.put(("a", "1"), producer=P1, sequence=0, transactional=True)
+    log.end(P1, commit=True)
+    log.put(("a", "2"), producer=P1, sequence=1, transactional=True)
+    log.end(P1, commit=True)
+    log.roll()
+    log.clean()
+    assert log.records() == [(2, "a", "2")]
+
+
+def test_an_open_transaction_holds_cleaning_back() -> None:
+    """[CLN-4]"""
+    log = Compacted()
+    log.put(("a", "1"))
+    log.roll()
+    log.put(("a", "2"), producer=P1, sequence=0, transactional=True)
+    log.roll()
+    log.put(("a", "3"))
+    log.roll()
+    request = log.request()
+    assert [base for base, _, _ in request.segments] == [0]
+
+
+def test_a_marker_goes_after_its_records_and_one_horizon() -> None:
+    log = Compacted()
+    log.put(("a", "1"), producer=P1, sequence=0, transactional=True)
+    log.end(P1, commit=True)
+    log.put(("a", "2"))
+    log.put(("z", "1"))
+    log.roll()
+    log.log.producer_state.expire(log.now_ms + 10**9, 1)  # P1 writes no more
+    log.clean()  # the record goes; the marker was met with it
+    assert [header.is_control for header, _ in log.batches()] == [True, False, False]
+    log.clean_all()  # nothing of the transaction is met: the horizon begins
+    markers = [header for header, _ in log.batches() if header.is_control]
+    assert [header.delete_horizon_ms for header in markers] == [log.now_ms + 1_000]
+    log.now_ms += 1_000
+    log.clean_all()
+    assert not [header for header, _ in log.batches() if header.is_control]
+
+
+def test_a_live_producer_goes_on_where_it_was() -> None:
+    """[CLN-5] KAFKA-4523: the batch with its last sequence stays, emptied."""
+    log = Compacted()
+    log.put(("a", "1"), ("b", "1"), producer=P1, sequence=7)
+    log.put(("a", "2"), ("b", "2"))
+    log.roll()
+    log.clean()
+    empty = log.batches()[0][0]
+    assert (empty.record_count, empty.base_sequence, empty.last_sequence) == (0, 7, 8)
+    for name in log.fs.listdir(DIRECTORY):
+        if name.endswith(".snapshot"):
+            log.fs.remove(f"{DIRECTORY}/{name}")
+    log.reopen()
+    assert log.log.producer_state.active[1].next_sequence == 9
+
+
+def test_a_producer_known_by_its_marker_alone_keeps_the_marker() -> None:
+    """[CLN-5] KAFKA-9144: its epoch fences."""
+    log = Compacted()
+    fenced = Identity(ProducerId(1), ProducerEpoch(5))
+    log.end(fenced, commit=False)
+    log.put(("a", "1"))
+    log.roll()
+    for _ in range(3):
+        log.clean_all()
+        log.now_ms += 10_000
+    log.reopen()
+    assert log.log.producer_state.active[1].epoch == 5
+
+
+def test_every_new_segment_ends_where_the_old_ones_ended() -> None:
+    """[CLN-2] From its last offset a recovery knows which segments it replaces."""
+    log = Compacted()
+    for n in range(60):
+        log.put((f"k{n % 2}", f"v{n}"))
+    log.roll()
+    for step in clean(log.fs, log.request()):
+        if hasattr(step, "old"):
+            ends = {base: end for base, end, _ in log.request().segments}
+            log.swap(step)
+            new = next(s for s in log.log.segments if s.base_offset == step.base_offset)
+            assert new.find_next_offset() == ends[step.old[-1]]
+
+
+def test_a_full_map_ends_the_round_and_the_next_goes_on() -> None:
+    """[CLN-1]"""
+    log = Compacted()
+    for n in range(100):
+        log.put((f"k{n % 50}", f"v{n}"))
+    log.roll()
+    before = log.table()
+    rounds = []
+    while log.first_dirty < 100:
+        rounds.append(log.clean(key_map_bytes=24 * 25))
+        assert log.table() == before
+    assert all(each.keys <= 22 for each in rounds)
+    assert rounds[0].key_map_full
+    assert not rounds[-1].key_map_full
+    assert sorted(key for _, key, _ in log.records()) == sorted(before)
+
+
+def test_one_batch_with_more_keys_than_memory_is_reported() -> None:
+    log = Compacted()
+    log.put(*((f"k{n}", "v") for n in range(10)))
+    log.roll()
+    with pytest.raises(CleaningFailed, match=r"log\.cleaner\.dedupe\.buffer\.size=120"):
+        log.clean(key_map_bytes=24 * 5)
+
+
+def test_damage_is_reported_and_nothing_is_left_behind() -> None:
+    log = Compacted()
+    log.put(("a", "1"))
+    log.roll()
+    log.fs._names[f"{DIRECTORY}/{0:020d}.log"].data[65] ^= 1
+    with pytest.raises(CleaningFailed, match="corrupt at byte 0"):
+        log.clean()
+    assert not [name for name in log.fs.listdir(DIRECTORY) if name.endswith(".cleaned")]
+
+
+def test_a_full_disk_leaves_nothing_behind() -> None:
+    log = Compacted()
+    for n in range(40):
+        log.put((f"k{n}", f"v{n}"))
+    log.roll()
+    before = log.records()
+    log.fs.capacity = sum(map(len, log.fs.files().values())) + 100
+    with pytest.raises(OSError, match="no space"):
+        log.clean()
+    assert not [name for name in log.fs.listdir(DIRECTORY) if name.endswith(".cleaned")]
+    assert log.records() == before
+
+
+def test_indexes_of_a_new_segment_find_every_offset() -> None:
+    log = Compacted(config=replace(CONFIG, segment_bytes=20_000))
+    for n in range(200):
+        log.put((f"k{n % 90}", f"v{n}"))
+    log.roll()
+    log.clean()
+    offsets = [offset for offset, _, _ in log.records()]
+    assert len(log.log.segments[0].index) > 0
+    for offset in range(200):
+        result = log.log.read(offset, 1, upper=200)
+        assert not isinstance(result, Reject)
+        expected = next(each for each in offsets if each >= offset)
+        assert int.from_bytes(result.data[:8], "big") <= expected
+
+
+def test_deleted_segments_make_a_finished_group_worthless() -> None:
+    log = Compacted()
+    for n in range(40):
+        log.put((f"k{n % 4}", f"v{n}"))
+    log.roll()
+    group = next(iter(clean(log.fs, log.request())))
+    log.log.delete_oldest_segments(1)
+    assert hasattr(group, "old")
+    swap = Swap(log.log, group)
+    assert not swap.is_current()
+    swap.abandon()
+    assert not [name for name in log.fs.listdir(DIRECTORY) if name.endswith(".cleaned")]
+
+
+def test_reads_go_on_between_the_steps_of_an_exchange() -> None:
+    log = Compacted()
+    for n in range(40):
+        log.put((f"k{n % 4}", f"v{n}"))
+    log.roll()
+    before = log.table()
+    for group in clean(log.fs, log.request()):
+        if hasattr(group, "old"):
+            for step in Swap(log.log, group).steps():
+                assert log.table() == before
+                step.run()
+                assert log.table() == before
+
+
+def test_the_worker_speaks_lines_of_json() -> None:
+    log = Compacted()
+    for n in range(40):
+        log.put((f"k{n % 4}", f"v{n}"))
+    log.roll()
+    line = json.dumps(log.request().as_json())
+    assert CleaningRequest.from_json(json.loads(line)) == log.request()
+    output = io.StringIO()
+    assert work(log.fs, line, output)
+    said = [json.loads(each) for each in output.getvalue().splitlines()]
+    assert [each["kind"] for each in said[-2:]] == ["group", "done"]
+    assert said[-1]["end_offset"] == 40
+
+
+def test_the_worker_says_why_it_failed() -> None:
+    log = Compacted()
+    log.put(*((f"k{n}", "v") for n in range(10)))
+    log.roll()
+    output = io.StringIO()
+    assert not work(log.fs, json.dumps(log.request(key_map_bytes=120).as_json()), output)
+    assert json.loads(output.getvalue())["kind"] == "failed"
