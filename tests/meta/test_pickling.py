@@ -29,7 +29,7 @@ def example(cls: type[Exception]) -> Exception:
     """An instance made from the constructor's own annotations."""
     if cls.__name__ in EXAMPLES:
         return cls(*EXAMPLES[cls.__name__])
-    if cls.__init__ is Exception.__init__ or "__init__" not in vars(cls):
+    if cls.__init__ is Exception.__init__:
         return cls("what was compared with what")
     samples: dict[str, object] = {"int": 7, "str": "seven", "bytes": b"seven", "bool": True}
     parameters = list(inspect.signature(cls).parameters.values())
