@@ -10,7 +10,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, Producer, TopicPartition
+from confluent_kafka import (
+    Consumer,
+    ConsumerGroupTopicPartitions,
+    KafkaError,
+    KafkaException,
+    Producer,
+    TopicPartition,
+)
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from tallystick.broker.embedded import EmbeddedBroker
@@ -283,3 +290,53 @@ def test_offsets_and_members_survive_a_broker_restart(broker: EmbeddedBroker) ->
         assert len(member.records()) == 61, "the member went on where it was"
     finally:
         member.leave()
+
+
+def committed_offsets(admin: AdminClient, group: str) -> dict[tuple[str, int], int]:
+    answer = admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)])[group].result(10)
+    return {(p.topic, p.partition): p.offset for p in answer.topic_partitions}
+
+
+def test_a_deleted_topic_takes_its_offsets_with_it(broker: EmbeddedBroker) -> None:
+    """A topic made anew under the name begins without offsets, whatever the groups of the old one read."""
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
+    topics = [make_topic(broker, "gone"), make_topic(broker, "kept")]
+    consumer = Consumer({"bootstrap.servers": broker.bootstrap_servers, "group.id": "reader"})
+    consumer.commit(offsets=[TopicPartition(topic, 0, 7) for topic in topics], asynchronous=False)
+    consumer.close()
+    admin.delete_topics(["gone"])["gone"].result(30)
+    eventually(lambda: committed_offsets(admin, "reader") == {("kept", 0): 7})
+    broker.restart()
+    # librdkafka's admin client loses its cached coordinator when every broker it knows was down.
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
+    eventually(lambda: committed_offsets(admin, "reader") == {("kept", 0): 7})
+
+
+def test_an_administrator_lists_describes_alters_and_deletes_groups(broker: EmbeddedBroker) -> None:
+    topic = make_topic(broker, "admin")
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
+    member = Member(broker, "m", topic, group_id="watched", session_timeout_ms=20_000)
+    try:
+        eventually(lambda: member.owned() == set(range(PARTITIONS)))
+        eventually(lambda: describe_group(admin).state.name == "STABLE")
+        (described,) = describe_group(admin).members
+        assert described.client_id == "m"
+        assert len(described.assignment.topic_partitions) == PARTITIONS
+        listed = admin.list_consumer_groups().result(10)
+        assert [(group.group_id, group.state.name) for group in listed.valid] == [("watched", "STABLE")]
+        with pytest.raises(KafkaException, match="NON_EMPTY_GROUP"):
+            admin.delete_consumer_groups(["watched"])["watched"].result(10)
+    finally:
+        member.leave()
+    eventually(lambda: describe_group(admin).state.name == "EMPTY")
+    wanted = ConsumerGroupTopicPartitions("watched", [TopicPartition(topic, 1, 4)])
+    admin.alter_consumer_group_offsets([wanted])["watched"].result(10)
+    assert committed_offsets(admin, "watched") == {(topic, 1): 4}
+    admin.delete_consumer_groups(["watched"])["watched"].result(10)
+    assert not admin.list_consumer_groups().result(10).valid
+    broker.restart()
+    eventually(lambda: not admin.list_consumer_groups().result(10).valid)
+
+
+def describe_group(admin: AdminClient) -> Any:
+    return admin.describe_consumer_groups(["watched"])["watched"].result(10)

@@ -54,4 +54,7 @@ async def _refusal(broker: Broker, name: str) -> Reject | None:
         return Reject(ErrorCode.TOPIC_DELETION_DISABLED, "delete.topic.enable is false")
     if name in INTERNAL:
         return Reject(ErrorCode.INVALID_TOPIC_EXCEPTION, f"topic {name!r} is the broker's own")
-    return await broker.topics.delete(name)
+    refused = await broker.topics.delete(name)
+    if refused is None:
+        broker.groups.forget_topic(name)
+    return refused
