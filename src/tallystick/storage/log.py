@@ -65,8 +65,8 @@ class SpaceGuard(Protocol):
 
     def may_write(self, size: int, internal: bool) -> bool: ...
 
-    def release(self) -> None:
-        """An internal append met a full disk: give back reserved room; it is tried once more."""
+    def release(self, size: int) -> None:
+        """An internal append met a full disk: give back room for so many bytes; it is tried once more."""
         ...
 
 
@@ -76,7 +76,7 @@ class Unlimited:
     def may_write(self, size: int, internal: bool) -> bool:
         return True
 
-    def release(self) -> None:
+    def release(self, size: int) -> None:
         return None
 
 
@@ -251,10 +251,22 @@ class Log:
     def _write(
         self, data: bytearray, headers: list[tuple[int, BatchHeader]], last_offset: int, now_ms: int
     ) -> None:
-        config = self.config
-        if not self.hooks.space.may_write(len(data), config.internal):
+        # Markers are as internal as the offsets: a decided transaction must be finished [RSV-1].
+        internal = self.config.internal or headers[0][1].is_control
+        if not self.hooks.space.may_write(len(data), internal):
             raise LogFull(self.directory, f"no room for {len(data)} bytes beside the reserve")
-        active = self.active
+        try:
+            self._roll_and_write(data, headers, last_offset, now_ms)
+        except LogFull:
+            if not internal:
+                raise
+            self.hooks.space.release(len(data))
+            self._roll_and_write(data, headers, last_offset, now_ms)
+
+    def _roll_and_write(
+        self, data: bytearray, headers: list[tuple[int, BatchHeader]], last_offset: int, now_ms: int
+    ) -> None:
+        config, active = self.config, self.active
         # Source: LogSegment.timeWaitedForRoll: the first batch's time is compared with the new one's.
         age = (
             0 if active.rolling_timestamp is None else headers[-1][1].max_timestamp - active.rolling_timestamp
@@ -264,16 +276,7 @@ class Log:
             or active.is_full_for(len(data), last_offset, config.segment_bytes, config.segment_index_bytes)
         ):
             self.roll(now_ms)
-        try:
-            self._write_once(data, headers)
-        except LogFull:
-            if not config.internal:
-                raise
-            self.hooks.space.release()
-            self._write_once(data, headers)
-
-    def _write_once(self, data: bytearray, headers: list[tuple[int, BatchHeader]]) -> None:
-        active = self.active
+            active = self.active
         try:
             active.append(data, headers, self.log_end_offset)
         except OSError as exc:
@@ -493,11 +496,10 @@ class Log:
             # What follows is the next batch, wherever it will be.
             self._remember(upper, segment, limit)
             return data
-        data = segment.file.pread(max_bytes, at) if max_bytes > 0 else _EMPTY
-        end, next_offset = segment.end_of_whole(at, data)
-        if end:
-            self._remember(next_offset, segment, at + end)
-            return data if end == len(data) else data[:end]
+        end, next_offset = segment.find_end(at, at + max_bytes)
+        if end > at:
+            self._remember(next_offset, segment, end)
+            return segment.file.pread(end - at, at)
         if not min_one:
             return _EMPTY
         _, size, _, last_offset = next(segment.spans(at, limit))

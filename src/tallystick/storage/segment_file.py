@@ -362,19 +362,18 @@ class Segment:
                 return position
         return self.size
 
-    def end_of_whole(self, at: int, data: bytes) -> tuple[int, int]:
-        """How many bytes of `data`, read at `at`, are whole batches, and the offset that follows them."""
-        start = max(0, self.index.find_position_before(at + len(data)) - at)
-        # The entry may start the very batch that is cut off: what is before it is whole, its end unknown.
-        end, next_offset = start, -1
-        while end + _SPAN_SIZE <= len(data):
-            base_offset, length, delta = _SPAN.unpack_from(data, end)
-            if end + length + LOG_OVERHEAD > len(data):
-                if next_offset < 0:
-                    next_offset = base_offset
-                break
-            end += length + LOG_OVERHEAD
-            next_offset = base_offset + delta + 1
+    def find_end(self, at: int, limit: int) -> tuple[int, int]:
+        """Where the last batch ends that lies wholly in [at, limit), and the offset after it; `at` for none.
+
+        Found from the index and a few headers, so that the bytes are then read once and not copied.
+        """
+        end, next_offset = at, -1
+        for position, size, base_offset, last_offset in self.spans(
+            max(at, self.index.find_position_before(limit))
+        ):
+            if position + size > limit:
+                return (position, base_offset) if position > at else (at, -1)
+            end, next_offset = position + size, last_offset + 1
         return end, next_offset
 
     def find_next_offset(self) -> int:
