@@ -41,7 +41,7 @@ class Reserve:
         """Cost: none to speak of; asked before every append."""
         return internal or self.held_bytes >= self._size_bytes
 
-    def release(self, size: int = 1) -> None:
+    def release(self, size: int) -> None:
         """Give back room for `size` bytes, in whole pieces; nothing where nothing is left. Raises OSError."""
         if not self.held_bytes:
             return
