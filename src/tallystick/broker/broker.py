@@ -6,7 +6,7 @@ It knows nothing of connections; `serve.py` puts server, dispatcher and broker t
 
 import asyncio
 import logging
-import secrets
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -38,7 +38,8 @@ class Broker:
         self.worker = Worker()
         self.producer_ids = ProducerIds()
         self.fetch_sessions = FetchSessions(
-            config.max_incremental_fetch_session_cache_slots, lambda: secrets.randbelow(INT32_MAX) + 1
+            config.max_incremental_fetch_session_cache_slots,
+            lambda: int.from_bytes(os.urandom(4), "big") & INT32_MAX,
         )
         self.address = Endpoint("", 0)
         self.failure: Exception | None = None

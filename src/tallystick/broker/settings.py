@@ -5,12 +5,12 @@ underscores is Kafka's name. `problems_in` and `build` work on any such class, s
 topic's configuration are checked, shown and documented by the same code.
 """
 
-import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum
 from typing import Final, TypeVar, cast
 
+from tallystick import _lazy
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.ids import INT32_MAX, INT64_MAX
 
@@ -180,7 +180,7 @@ def build(cls: type[C], texts: Mapping[str, str], **more: object) -> C:
 
 def unknown(name: str, known: Mapping[str, object]) -> str:
     """What to say of a name nobody declared, with the nearest one that somebody did."""
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    near = _lazy.load("difflib").get_close_matches(name, known, n=1, cutoff=0.6)
     return f"{name}: unknown setting" + (f"; did you mean {near[0]}?" if near else "")
 
 
