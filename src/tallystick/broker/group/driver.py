@@ -28,11 +28,19 @@ from tallystick.broker.group.commands import (
     Env,
     ExpireOffsets,
     ForgetPartitions,
+    Join,
     Revive,
     Step,
 )
 from tallystick.broker.group.decide import decide
-from tallystick.broker.group.events import DurableEvent, SessionExtended, TransactionEnded
+from tallystick.broker.group.events import (
+    DurableEvent,
+    GenerationStarted,
+    GroupStored,
+    RebalancePrepared,
+    SessionExtended,
+    TransactionEnded,
+)
 from tallystick.broker.group.expiry import due, next_deadline
 from tallystick.broker.group.model import Group, GroupConfig, Now, Ticket
 from tallystick.kernel.clock import Clock
@@ -376,6 +384,7 @@ class GroupCoordinator:
             parked = self._parked.pop(send.ticket, None)
             if parked is not None:
                 _answer(parked, send.answer)
+        _report(group_id, waiting.command, step)
         # A session that was extended only moves a deadline away; the wake-up finds out.
         if any(not isinstance(event, SessionExtended) for event in step.then_apply):
             self._schedule(group_id)
@@ -473,6 +482,21 @@ class GroupCoordinator:
 def _answer(future: AnswerFuture, answer: Answer) -> None:
     if not future.done():
         future.set_result(answer)
+
+
+def _report(group_id: GroupId, command: Command, step: Step) -> None:
+    """One log line for what an operator asks about: why a group rebalanced, and what came of it (KIP-800)."""
+    for event in step.then_apply:
+        match event:
+            case RebalancePrepared():
+                reason = command.reason if isinstance(command, Join) else None
+                log.info("group %s rebalances after %s: %s", group_id, type(command).__name__, reason or "-")
+            case GenerationStarted(generation=generation, protocol_name=protocol):
+                log.info("group %s: generation %d with protocol %s", group_id, generation, protocol)
+            case GroupStored(generation=generation, members=members):
+                log.info("group %s: generation %d stored, %d members", group_id, generation, len(members))
+            case _:
+                pass
 
 
 def _replay_entry(groups: dict[GroupId, Group], entry: Replayed) -> None:
