@@ -1,0 +1,132 @@
+"""The metadata store: what was answered is there after any end of the process."""
+
+import asyncio
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from tallystick.broker.config import BrokerConfig
+from tallystick.broker.metadata import MetadataStore, MetadataUnusable, ProducerIds, Topic, id_text, new_id
+from tallystick.broker.topics import NewTopic, Topics
+from tallystick.broker.worker import Worker
+
+T = TypeVar("T")
+
+
+def topic(name: str, **configs: str) -> Topic:
+    return Topic(name, new_id(), 3, configs)
+
+
+def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+    store = MetadataStore(tmp_path / "m", "c" * 22)
+    made = [topic("a", **{"retention.ms": "5"}), topic("b")]
+    store.create_topics(made)
+    store.set_partitions({"b": 7})
+    store.set_topic_config("a", {"max.message.bytes": "9"})
+    store.set_broker_config("", {"message.max.bytes": "8"})
+    store.close()
+    again = MetadataStore(tmp_path / "m", "another")
+    assert again.cluster_id() == "c" * 22
+    assert again.topics() == [
+        Topic("a", made[0].topic_id, 3, {"max.message.bytes": "9"}),
+        Topic("b", made[1].topic_id, 7, {}),
+    ]
+    assert again.broker_configs() == {"": {"message.max.bytes": "8"}}
+    again.close()
+
+
+def test_a_deletion_is_remembered_until_the_files_are_gone(tmp_path: Path) -> None:
+    store = MetadataStore(tmp_path / "m", "c")
+    first = topic("a")
+    store.create_topics([first])
+    store.delete_topics([first])
+    store.create_topics([topic("a")])
+    assert [(t.name, t.topic_id, t.partitions) for t in store.deleted_topics()] == [("a", first.topic_id, 3)]
+    store.forget_deleted([first.topic_id])
+    assert store.deleted_topics() == []
+    assert len(store.topics()) == 1
+    store.close()
+
+
+def test_several_topics_are_created_together_or_not_at_all(tmp_path: Path) -> None:
+    store = MetadataStore(tmp_path / "m", "c")
+    store.create_topics([topic("a")])
+    with pytest.raises(Exception, match="UNIQUE"):
+        store.create_topics([topic("b"), topic("a")])
+    assert [t.name for t in store.topics()] == ["a"]
+    store.close()
+
+
+def test_no_producer_id_is_given_twice_whatever_ends_the_process(tmp_path: Path) -> None:
+    """[MET-2]"""
+    given: list[int] = []
+    for _ in range(3):
+        store, ids = MetadataStore(tmp_path / "m", "c"), ProducerIds()
+        for _ in range(1500):
+            taken = ids.take()
+            if taken is None:
+                ids.refill(store.take_producer_ids())
+                taken = ids.take()
+            assert taken is not None
+            given.append(taken)
+        store.close()  # what is left of the block is lost, as in a crash
+    assert len(set(given)) == len(given) == 4500
+
+
+def test_a_newer_format_is_not_touched(tmp_path: Path) -> None:
+    store = MetadataStore(tmp_path / "m", "c")
+    store._db.execute("PRAGMA user_version = 99")
+    store.close()
+    with pytest.raises(MetadataUnusable, match="format 99"):
+        MetadataStore(tmp_path / "m", "c")
+
+
+def test_a_file_that_is_no_database_is_said_so(tmp_path: Path) -> None:
+    (tmp_path / "m").write_bytes(b"not a database, by any means" * 100)
+    with pytest.raises(MetadataUnusable):
+        MetadataStore(tmp_path / "m", "c")
+
+
+def test_ids_are_written_as_kafka_writes_them() -> None:
+    assert id_text(uuid.UUID("00000000-0000-0001-0000-000000000002")) == "AAAAAAAAAAEAAAAAAAAAAg"
+    assert len(id_text(new_id())) == 22
+
+
+def test_the_image_changes_only_after_the_store(tmp_path: Path) -> None:
+    """[MET-1] A topic whose creation could not be made durable is not there."""
+
+    class Failing(Worker):
+        async def run(self, call: Callable[[], T]) -> T:
+            raise OSError("the disk is gone")
+
+    async def play() -> None:
+        store = MetadataStore(tmp_path / "m", "c")
+        worker = Failing()
+        topics = Topics(store, NoFiles(), worker, BrokerConfig.parse({}))
+        with pytest.raises(OSError, match="the disk is gone"):
+            await topics.create(NewTopic("a", 1))
+        assert topics.find("a") is None
+        assert topics.names() == []
+        worker.close()
+        store.close()
+
+    asyncio.run(play())
+
+
+class NoFiles:
+    """Nothing is to be opened in these tests."""
+
+    def open_partition(self, *_: object) -> None:
+        raise AssertionError
+
+    async def release(self, name: object) -> None:
+        raise AssertionError
+
+    def delete(self, name: object) -> None:
+        raise AssertionError
+
+    def log_config(self, *_: object) -> None:
+        raise AssertionError

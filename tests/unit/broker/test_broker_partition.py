@@ -1,0 +1,105 @@
+"""A partition: who waits for the log, and what releases them."""
+
+import asyncio
+
+import pytest
+
+from tallystick.broker.partition import Partition
+from tallystick.broker.topic_config import TopicConfig
+from tallystick.kernel.errors import TallystickError
+from tallystick.kernel.ids import LeaderEpoch, Offset, TopicPartition
+from tallystick.protocol.records import BatchMeta, Record, encode_batch
+from tallystick.storage.loading import create_log
+from tallystick.storage.log import AppendResult, Log, LogHooks, Unlimited
+from tallystick.storage.segment_file import Residents
+from tallystick.storage.validation import FlushPolicy, LogConfig
+from tallystick.testing import FakeClock
+from tallystick.testing.memory_fs import MemoryFileSystem
+
+
+class Lost(TallystickError):
+    """The disk of a test is gone."""
+
+
+def partition(policy: FlushPolicy) -> tuple[Partition, list[Log]]:
+    fs = MemoryFileSystem()
+    fs.mkdir("/data")
+    hooks = LogHooks(space=Unlimited(), residents=Residents())
+    log = create_log(fs, "/data/t-0", TopicPartition("t", 0), LogConfig(flush_policy=policy), hooks)
+    requested: list[Log] = []
+    made = Partition(
+        log,
+        leader_epoch=LeaderEpoch(0),
+        config=TopicConfig(),
+        clock=FakeClock(),
+        request_sync=requested.append if policy == "ack" else None,
+        offline=lambda _: None,
+    )
+    return made, requested
+
+
+def append(to: Partition) -> AppendResult:
+    record = Record(offset=0, timestamp_ms=1, key=None, value=b"v", headers=())
+    result = to.append(encode_batch([record], BatchMeta()))
+    assert isinstance(result, AppendResult)
+    return result
+
+
+def test_nobody_sees_or_is_told_of_what_is_not_on_the_disk() -> None:
+    """[PRT-1]"""
+
+    async def play() -> None:
+        made, requested = partition("ack")
+        called: list[int] = []
+        made.add_waiter(lambda: called.append(made.log.high_watermark))
+        durable = made.durable(append(made).last_offset)
+        assert durable is not None
+        assert requested == [made.log]
+        assert made.log.high_watermark == 0
+        made.advanced()
+        assert not durable.done()
+        made.log.sync()
+        made.advanced()
+        assert durable.done()
+        assert called[-1] == 1
+        assert made.durable(Offset(0)) is None
+
+    asyncio.run(play())
+
+
+def test_where_nothing_is_synced_appending_is_enough() -> None:
+    async def play() -> None:
+        made, _ = partition("os")
+        called: list[int] = []
+        made.add_waiter(lambda: called.append(made.log.high_watermark))
+        assert made.durable(append(made).last_offset) is None
+        assert called == [1]
+
+    asyncio.run(play())
+
+
+def test_a_lost_disk_fails_all_who_wait() -> None:
+    """[PRT-2]"""
+
+    async def play() -> None:
+        made, _ = partition("ack")
+        waiting = [made.durable(append(made).last_offset) for _ in range(3)]
+        made.fail(Lost("gone"))
+        for future in waiting:
+            assert future is not None
+            with pytest.raises(Lost):
+                future.result()
+
+    asyncio.run(play())
+
+
+def test_a_replay_reads_every_batch_once() -> None:
+    async def play() -> None:
+        made, _ = partition("os")
+        for _ in range(10):
+            append(made)
+        pieces = list(made.read_all(150))
+        assert len(pieces) > 1
+        assert b"".join(pieces) == b"".join(made.read_all(1 << 20))
+
+    asyncio.run(play())
