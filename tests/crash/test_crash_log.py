@@ -137,6 +137,12 @@ def check_disk(fs: FileSystem, directory: str, told: Told, effects: int) -> None
     append_data(log, 1)
     log.sync()
     log_dir.close()
+    again_dir = LogDir.open(fs, directory, OPTIONS)
+    again_log = again_dir.get_or_create(T0, CONFIG, IDS[T0])
+    assert again_dir.was_clean
+    assert again_log.log_end_offset == log.log_end_offset
+    check_contents(again_log)
+    again_dir.close()
 
 
 def check_contents(log: Log) -> list[int]:
@@ -174,7 +180,7 @@ def whole_life() -> tuple[int, Told]:
 
 
 def test_nothing_acknowledged_is_lost_after_any_effect_on_the_model() -> None:
-    """[LOG-1]: the disk of the model, power lost after each effect, and again during recovery."""
+    """[LOG-1]: the disk of the model, power lost after each effect."""
     total, told = whole_life()
     for effects in range(total):
         for keep, seed in states(effects):

@@ -24,7 +24,7 @@ from tallystick.storage.fs import FileSystem, Lock, StorageFailure, make_directo
 from tallystick.storage.loading import Ended, create_log, open_log
 from tallystick.storage.log import Log, LogHooks, SpaceGuard, Unlimited
 from tallystick.storage.malformed import MalformedFile
-from tallystick.storage.recovery import RecoveryReport
+from tallystick.storage.recovery import CorruptLog, RecoveryReport
 from tallystick.storage.segment_file import Residents
 from tallystick.storage.validation import LogConfig
 
@@ -169,11 +169,7 @@ class LogDir:
         path = f"{self.directory}/{topic_partition}"
         if topic_partition in self._unopened:
             self._check_topic_id(path, topic_id)
-            ended = Ended(
-                clean=self.was_clean,
-                recovery_point=self._recovery_points.get(topic_partition, 0),
-                log_start_offset=self._starts.get(topic_partition, 0),
-            )
+            ended = self._ended(topic_partition)
             log, report = open_log(self.fs, path, topic_partition, config, self._hooks, ended)
             self.reports.append((topic_partition, report))
             self._unopened.discard(topic_partition)
@@ -245,10 +241,12 @@ class LogDir:
     def close(self) -> None:
         """End cleanly: sync and close every log, then the checkpoints, then the mark, then the lock.
 
-        The mark is left out when a log failed, or was never opened after an unclean end: the next start
-        must scan it. Raises: StorageFailure, OSError; the lock is released in any case.
+        After an unclean start, logs nobody asked for are recovered now, since the mark speaks for all. It is
+        left out when a log failed or is corrupt: the next start must scan it.
+        Raises: StorageFailure, OSError; the lock is released in any case.
         """
         try:
+            self._recover_strangers()
             failed = [log for log in self.logs.values() if log.failure is not None]
             for log in self.logs.values():
                 log.close(clean=log.failure is None)
@@ -257,6 +255,26 @@ class LogDir:
                 replace_file(self.fs, f"{self.directory}/{CLEAN_MARK}", b'{"version":0,"brokerEpoch":-1}')
         finally:
             self._lock.release()
+
+    def _recover_strangers(self) -> None:
+        for topic_partition in () if self.was_clean else sorted(self._unopened):
+            path = f"{self.directory}/{topic_partition}"
+            try:
+                log, report = open_log(
+                    self.fs, path, topic_partition, LogConfig(), self._hooks, self._ended(topic_partition)
+                )
+            except CorruptLog:
+                continue
+            self.logs[topic_partition] = log
+            self.reports.append((topic_partition, report))
+            self._unopened.discard(topic_partition)
+
+    def _ended(self, topic_partition: TopicPartition) -> Ended:
+        return Ended(
+            clean=self.was_clean,
+            recovery_point=self._recovery_points.get(topic_partition, 0),
+            log_start_offset=self._starts.get(topic_partition, 0),
+        )
 
     def abandon(self) -> None:
         """Let go of everything without a promise: as a killed process would, but in this one."""

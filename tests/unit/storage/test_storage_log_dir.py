@@ -77,11 +77,21 @@ def test_after_a_clean_stop_nothing_is_scanned() -> None:
     assert 0 < killed.reports[0][1].scanned_bytes <= 600, "from the recovery point on, no more"
 
 
-def test_a_stop_is_not_clean_while_an_unscanned_log_is_left() -> None:
+def test_a_stop_is_clean_for_all_logs_or_for_none() -> None:
     fs = MemoryFileSystem()
     log_dir = LogDir.open(fs, "d", DirectoryOptions())
-    append(log_dir.get_or_create(TP, CONFIG, ID))
+    log = log_dir.get_or_create(TP, CONFIG, ID)
+    append(log)
+    log.sync()
     log_dir.abandon()
+    stopped = LogDir.open(fs, "d", DirectoryOptions())
+    stopped.close()
+    assert [name for name, _ in stopped.reports] == [TP], "nobody asked for it, and it was recovered"
+    log_dir = LogDir.open(fs, "d", DirectoryOptions())
+    assert log_dir.was_clean
+    log_dir.abandon()
+    damaged = fs._names["d/a-b-3/00000000000000000000.log"]
+    damaged.data[70] ^= 1
     LogDir.open(fs, "d", DirectoryOptions()).close()
     assert not LogDir.open(fs, "d", DirectoryOptions()).was_clean
 
