@@ -158,8 +158,9 @@ class Cleaning:
         try:
             await asyncio.shield(task)
         except asyncio.CancelledError:
-            if not task.cancelled():
-                raise  # we are to end, not the round: `stop` sees to that
+            ours = asyncio.current_task()
+            if ours is not None and ours.cancelling():
+                raise  # we are to end; `stop` ends the round
             return False
         except WorkerFailed as exc:
             _log.error("%s: compaction failed, not tried again before a restart: %s", topic_partition, exc)
@@ -288,11 +289,15 @@ class Cleaning:
             # Records were deleted meanwhile: what the child read is not the log any more.
             swap.abandon()
             return
-        for step in swap.steps():
-            if isinstance(step, Here):
-                step.run()
-            else:
-                await asyncio.to_thread(step.run)
+        try:
+            for step in swap.steps():
+                if isinstance(step, Here):
+                    step.run()
+                else:
+                    await asyncio.to_thread(step.run)
+        except OSError as exc:
+            # Names on the disk are not what memory says: the next start finishes the exchange.
+            raise log.fail(f"a compacted segment cannot be put in place: {exc}") from exc
         self._drop_later(swap, log.config.file_delete_delay_ms)
 
     def _drop_later(self, swap: Swap, delay_ms: int) -> None:

@@ -1,0 +1,174 @@
+"""Retention and compaction as the broker runs them: real files, a real child process."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field, replace
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tallystick.broker.cleaning import Cleaning, CleaningConfig
+from tallystick.kernel.errors import Reject
+from tallystick.kernel.ids import LeaderEpoch, TopicPartition
+from tallystick.protocol.records import BatchMeta, Record, decode_records, encode_batch, iter_headers
+from tallystick.storage.fs import RealFileSystem
+from tallystick.storage.loading import create_log
+from tallystick.storage.log import Log, LogConfig, LogHooks, Unlimited
+from tallystick.storage.segment_file import Residents
+from tallystick.testing import FakeClock
+
+pytestmark = pytest.mark.server
+NAME = TopicPartition("t", 0)
+CONFIG = LogConfig(segment_bytes=2_000, cleanup_policy=frozenset({"compact"}), file_delete_delay_ms=0)
+
+
+def on_loop(test: Callable[[Path], Coroutine[Any, Any, None]]) -> Callable[[Path], None]:
+    """Run a test on a loop of its own."""
+
+    @wraps(test)
+    def run(tmp_path: Path) -> None:
+        asyncio.run(test(tmp_path))
+
+    return run
+
+
+@dataclass
+class World:
+    path: Path
+    config: LogConfig = CONFIG
+    clock: FakeClock = field(default_factory=lambda: FakeClock(1_000_000))
+    cleaned: dict[TopicPartition, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        hooks = LogHooks(space=Unlimited(), residents=Residents())
+        self.log = create_log(RealFileSystem(), f"{self.path}/t-0", NAME, self.config, hooks)
+        self.logs: dict[TopicPartition, Log] = {NAME: self.log}
+        config = CleaningConfig(enabled=True, backoff_ms=1, retention_interval_ms=1, key_map_bytes=1 << 20)
+        self.cleaning = Cleaning(self.logs, self.cleaned, lambda: config, self.clock)
+
+    def write(self, count: int, *, keys: int = 5) -> None:
+        for n in range(count):
+            record = Record(0, self.clock.now_ms(), f"k{n % keys}".encode(), f"v{n}".encode(), ())
+            answer = self.log.append(
+                encode_batch([record], BatchMeta()), now_ms=self.clock.now_ms(), leader_epoch=LeaderEpoch(0)
+            )
+            assert not isinstance(answer, Reject)
+        self.log.sync()
+
+    def table(self) -> dict[bytes | None, bytes | None]:
+        found: dict[bytes | None, bytes | None] = {}
+        offset, end = self.log.log_start_offset, self.log.log_end_offset
+        while offset < end:
+            result = self.log.read(offset, 1 << 20, upper=end)
+            assert not isinstance(result, Reject)
+            if not result.data:
+                break
+            for at, header in iter_headers(result.data):
+                found.update({record.key: record.value for record in decode_records(result.data, at)})
+                offset = type(offset)(header.next_offset)
+        return found
+
+    async def round_begins(self) -> None:
+        for _ in range(100_000):
+            if self.cleaning._round is not None:
+                return
+            await asyncio.sleep(0)
+        raise AssertionError("nothing was found to clean")
+
+    def leftovers(self) -> list[str]:
+        return [f.name for f in (self.path / "t-0").iterdir() if f.suffix in (".cleaned", ".swap")]
+
+
+@on_loop
+async def test_a_dirty_log_is_compacted_by_a_child(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.write(500)
+    before, size = world.table(), world.log.size_bytes
+    assert await world.cleaning.compact_once()
+    assert world.table() == before
+    assert world.log.size_bytes < size / 5
+    assert world.cleaned[NAME] == world.log.active.base_offset
+    assert not world.leftovers()
+    assert not await world.cleaning.compact_once()  # clean now
+    world.write(5)
+    assert world.table()[b"k0"] == b"v0"
+    await world.cleaning.stop()
+
+
+@on_loop
+async def test_a_log_may_be_deleted_while_it_is_cleaned(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.write(3_000, keys=1_000)
+    before = world.table()
+    cleaning = asyncio.create_task(world.cleaning.compact_once())
+    await world.round_begins()
+    await world.cleaning.cancel(NAME)
+    assert not await cleaning
+    assert not world.leftovers()
+    assert NAME not in world.cleaned
+    assert world.table() == before
+    await world.cleaning.stop()
+
+
+@on_loop
+async def test_stopping_ends_the_child(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.write(3_000, keys=1_000)
+    before = world.table()
+    world.cleaning.start()
+    await world.round_begins()
+    await world.cleaning.stop()
+    assert world.cleaning._round is None or world.cleaning._round[1].done()
+    assert world.table() == before
+    assert not world.leftovers()
+
+
+@on_loop
+async def test_a_damaged_log_is_left_alone_until_a_restart(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.write(500)
+    file = next(iter(sorted((tmp_path / "t-0").glob("*.log"))))
+    data = bytearray(file.read_bytes())
+    data[100] ^= 1
+    file.write_bytes(data)
+    assert not await world.cleaning.compact_once()
+    assert world.log in world.cleaning._uncleanable
+    assert not world.leftovers()
+    assert not await world.cleaning.compact_once()
+    await world.cleaning.stop()
+
+
+@on_loop
+async def test_the_dirtiest_log_comes_first(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.write(500)
+    other = TopicPartition("u", 0)
+    hooks = LogHooks(space=Unlimited(), residents=Residents())
+    world.logs[other] = create_log(RealFileSystem(), f"{tmp_path}/u-0", other, CONFIG, hooks)
+    world.cleaned[NAME] = world.log.segments[-3].base_offset
+    found = await world.cleaning._find_dirtiest()
+    assert found is None  # two of many segments: below min.cleanable.dirty.ratio
+    del world.cleaned[NAME]
+    found = await world.cleaning._find_dirtiest()
+    assert found is not None
+    assert found[0] == NAME
+
+
+@on_loop
+async def test_retention_deletes_from_the_front(tmp_path: Path) -> None:
+    policy = frozenset({"delete"})
+    world = World(tmp_path, replace(CONFIG, cleanup_policy=policy, retention_ms=1_000))
+    world.write(100)
+    world.clock.advance(2_000)
+    world.write(100)
+    assert world.cleaning.retain(NAME) > 0
+    assert 0 < world.log.log_start_offset <= 100
+    assert world.table()
+    world.clock.advance(2_000)
+    assert world.cleaning.retain(NAME) > 0
+    assert world.log.log_start_offset == world.log.log_end_offset == 200  # the last one, too
+    world.write(1)
+    assert world.log.log_end_offset == 201
+    await world.cleaning.stop()
