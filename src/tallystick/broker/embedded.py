@@ -76,6 +76,11 @@ class EmbeddedBroker:
         """The child process, while there is one."""
         return self._running.pid if isinstance(self._running, _Child) else None
 
+    @property
+    def running(self) -> bool:
+        """Is it there? False before `start`, after `stop`, and when it ended by itself."""
+        return self._running is not None and self._running.alive
+
     def start(self) -> Self:
         """Start, and return when clients can connect. Raises: BrokerDidNotStart, BadConfig."""
         if self._running is None:
@@ -143,6 +148,10 @@ class _Child:
     def pid(self) -> int:
         return self._process.pid
 
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
     def stop(self) -> int:
         assert self._process.stdin is not None
         self._process.stdin.close()
@@ -183,6 +192,10 @@ class _Thread:
         self._ready.wait()
         if not self.address:
             raise BrokerDidNotStart(str(self._failure))
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
 
     def _run(self) -> None:
         try:
