@@ -354,7 +354,7 @@ class Log:
             return
         try:
             self.save_snapshot()
-            if self.config.flush_policy == "ack" and closing.unsynced:
+            if self.config.flush_policy == "ack":
                 self._sync_closing(closing)
             segment = self.new_segment(self.log_end_offset)
             segment.create()
@@ -376,7 +376,7 @@ class Log:
         self.hooks.request_sync(self)
 
     def _sync_closing(self, closing: Segment) -> None:
-        with self.syncing:
+        with self.syncing:  # also waits for a sync of this segment that the other thread has begun
             try:
                 closing.sync()
             except OSError as exc:
