@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from struct import Struct
 from typing import Final, NamedTuple
 
-from crc32c import crc32c
-
 from tallystick.kernel.ids import INT32_MAX
+from tallystick.protocol.records.crc import crc32c
 from tallystick.storage.malformed import MalformedFile
 
 SNAPSHOT_VERSION: Final = 1
