@@ -126,7 +126,12 @@ class Compacted:
 
     def clean(self, *, key_map_bytes: int = 100_000) -> RoundDone:
         """One whole round, its segments put in place as the broker does."""
-        for step in clean(self.fs, self.request(key_map_bytes=key_map_bytes)):
+        request = self.request(key_map_bytes=key_map_bytes)
+        if all(end <= self.first_dirty for _, end, _ in request.segments):
+            return RoundDone(
+                end_offset=self.first_dirty, bytes_read=0, bytes_written=0, keys=0, key_map_full=False
+            )
+        for step in clean(self.fs, request):
             if isinstance(step, RoundDone):
                 self.first_dirty = step.end_offset
                 return step
