@@ -354,6 +354,7 @@ class _Opening:
         log.set_segments(log.segments[: slot + 1])
 
     def _copy(self, segment: Segment, position: int, target: str) -> None:
+        # Durable before the original is cut: whole batches are never dropped without a copy [LOG-8].
         fs = self.log.fs
         if fs.exists(target):
             fs.remove(target)

@@ -48,7 +48,7 @@ class Verdict(Enum):
 #   because offsets must not have holes that were not compacted away, and keep the bytes for a person.
 # A hole with later segments: the same, under a policy that lets a roll overtake the disk.
 # Damage in a synced segment, or synced records that are not there, cannot come from power loss. To cut
-#   would lose what was promised.
+#   would lose what was promised [LOG-7].
 VERDICTS: Final = {
     Finding.WHOLE: Verdict.KEEP,
     Finding.TORN_TAIL: Verdict.CUT,
