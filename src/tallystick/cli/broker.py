@@ -76,7 +76,7 @@ def _given(options: argparse.Namespace) -> dict[str, str]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="tallystick broker",
-        description="Run a broker for any Kafka client. Settings have Kafka's names; docs/config.md lists them.",
+        description="Run a broker for any Kafka client. Settings have Kafka's names, see docs/config.md.",
     )
     parser.add_argument("--data-dir", metavar="DIR", help="where records and metadata are kept (log.dirs)")
     parser.add_argument("--listen", metavar="HOST:PORT", help="address to listen on; port 0 takes a free one")
