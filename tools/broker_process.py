@@ -158,7 +158,8 @@ def tallystick(
     """`tallystick broker` with its data, its log and its settings file in `directory`."""
     directory.mkdir(parents=True, exist_ok=True)
     port = port or free_port()
-    command = [sys.executable, "-m", "tallystick.broker", "--data-dir", str(directory / "data")]
+    program = Path(sys.executable).with_name("tallystick")
+    command = [str(program), "broker", "--data-dir", str(directory / "data")]
     command += ["--listen", f"127.0.0.1:{port}"]
     if settings:
         config = directory / "server.properties"

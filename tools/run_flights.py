@@ -223,7 +223,8 @@ def main() -> int:
     signal.signal(signal.SIGTERM, interrupted)
     try:
         with ExitStack() as stack:
-            broker = tallystick(stack.enter_context(working_directory(options.data_dir)))
+            directory = stack.enter_context(working_directory(options.data_dir))
+            broker = tallystick(directory, {"group.initial.rebalance.delay.ms": "0"})
             stack.callback(broker.stop)
             start_s = broker.start()
             console.print(f"A tallystick broker listens at {broker.bootstrap}.")

@@ -15,6 +15,8 @@ from tools.apache_kafka import ApacheKafka
 from tools.bench.rows import LATENCY_RATE, LATENCY_SECONDS, LATENCY_WARM_UP_S, Durability, Row
 from tools.broker_process import BrokerProcess, tallystick
 
+from tallystick.testing import eventually
+
 OURS: Final = "tallystick"
 KAFKA: Final = "Apache Kafka"
 NAMES: Final = (OURS, KAFKA)
@@ -49,9 +51,15 @@ def prepare(name: str, durability: Durability, directory: Path) -> BrokerProcess
 
 
 def create_topic(process: BrokerProcess, topic: str, partitions: int) -> None:
-    """Create a topic and wait until it exists."""
+    """Create a topic and wait until its partitions have leaders; Kafka answers before they do."""
     admin = AdminClient({"bootstrap.servers": process.bootstrap})
     admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(30)
+
+    def led() -> bool:
+        known = admin.list_topics(timeout=10).topics.get(topic)
+        return known is not None and [p.leader >= 0 for p in known.partitions.values()] == [True] * partitions
+
+    eventually(led)
 
 
 def delete_topic(process: BrokerProcess, topic: str) -> None:
