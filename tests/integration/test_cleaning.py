@@ -34,11 +34,23 @@ def on_loop(test: Callable[[Path], Coroutine[Any, Any, None]]) -> Callable[[Path
     return run
 
 
+class Stopwatch(FakeClock):
+    """Says when it is read, which a round does when it begins."""
+
+    def __init__(self) -> None:
+        super().__init__(1_000_000)
+        self.read = asyncio.Event()
+
+    def monotonic_ms(self) -> int:
+        self.read.set()
+        return super().monotonic_ms()
+
+
 @dataclass
 class World:
     path: Path
     config: LogConfig = CONFIG
-    clock: FakeClock = field(default_factory=lambda: FakeClock(1_000_000))
+    clock: Stopwatch = field(default_factory=Stopwatch)
     cleaned: dict[TopicPartition, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -71,11 +83,7 @@ class World:
         return found
 
     async def round_begins(self) -> None:
-        for _ in range(100_000):
-            if self.cleaning._round is not None:
-                return
-            await asyncio.sleep(0)
-        raise AssertionError("nothing was found to clean")
+        await asyncio.wait_for(self.clock.read.wait(), 30)
 
     def leftovers(self) -> list[str]:
         return [f.name for f in (self.path / "t-0").iterdir() if f.suffix in (".cleaned", ".swap")]

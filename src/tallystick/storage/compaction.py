@@ -12,8 +12,8 @@ the dirty part, the newest offset of each key. Then it copies everything up to t
 
 What is never removed: anything at or above the last stable offset, the last segment, or the part
 younger than `min.compaction.lag.ms`; the last batch of each live producer, emptied if need be, for its
-sequence number and epoch; the last batch of each new segment, emptied if need be, because its last offset
-tells a recovery which segments it replaces [CLN-2].
+sequence number and epoch [CLN-5]; the last batch of each new segment, emptied if need be, because its
+last offset tells a recovery which segments it replaces [CLN-2].
 
 Source: Kafka's Cleaner, CleanedTransactionMetadata, LogCleanerManager, MemoryRecords.filterTo; KIP-58,
     KIP-354, KIP-534; KAFKA-4523 and KAFKA-6854 for producers and markers.
@@ -98,7 +98,7 @@ def plan_cleaning(
     end = segments[-1].next_offset
     known = checkpoint is not None and log_start_offset <= checkpoint <= end
     first_dirty = checkpoint if known and checkpoint is not None else log_start_offset
-    # Whole segments only: the first that reaches above the stable end is not touched.
+    # Whole segments only: the first that reaches above the stable end is not touched [CLN-4].
     limit = 0
     for segment in segments[:-1]:
         newest = segment.largest_timestamp_ms

@@ -460,7 +460,7 @@ class ProducerStates:
 
         A snapshot has the last batch of each producer only, and a client may have five on their way
         when the broker ends: without this, the repetition of the first four would be out of order.
-        Kafka does not look back; see docs/adr/0032.
+        Kafka does not look back; see docs/adr/0032 [PRD-6].
 
         Args:
             headers: of the log's end before the snapshot, in offset order; control batches are skipped.
@@ -506,6 +506,7 @@ def _begin_epoch(state: ProducerState, epoch: int) -> None:
 def _find_duplicate(header: BatchHeader, state: ProducerState) -> Duplicate | None:
     if header.producer_epoch != state.epoch or header.base_sequence < 0:
         return None
+    # The very same sequence numbers, not some of them: a batch is repeated whole [PRD-2].
     first, last = header.base_sequence, header.last_sequence
     for batch in state.batches:
         if batch.first_sequence == first and batch.last_sequence == last:
