@@ -37,13 +37,14 @@ public final class Driver {
     private static final ObjectMapper JSON = new ObjectMapper();
     private static final Map<String, Member> MEMBERS = new TreeMap<>();
 
+    /** The code of the first exit of the running tool; some tools catch what ends them, and exit once more. */
+    private static Integer exitCode = null;
+
     /** Ends a tool that wants to end the process. */
     private static final class Exited extends RuntimeException {
-        final int code;
-
         Exited(int code) {
             super(null, null, false, false);
-            this.code = code;
+            if (exitCode == null) exitCode = code;
         }
     }
 
@@ -114,7 +115,7 @@ public final class Driver {
         PrintStream out = System.out, err = System.err;
         InputStream in = System.in;
         ByteArrayOutputStream caughtOut = new ByteArrayOutputStream(), caughtErr = new ByteArrayOutputStream();
-        int code = 0;
+        exitCode = null;
         try {
             System.setOut(new PrintStream(caughtOut, true, StandardCharsets.UTF_8));
             System.setErr(new PrintStream(caughtErr, true, StandardCharsets.UTF_8));
@@ -122,18 +123,16 @@ public final class Driver {
             Object arguments = strings(command.get("args"));
             Class.forName(command.get("main").asText()).getMethod("main", String[].class).invoke(null, arguments);
         } catch (java.lang.reflect.InvocationTargetException thrown) {
-            if (thrown.getCause() instanceof Exited exited) {
-                code = exited.code;
-            } else {
+            if (!(thrown.getCause() instanceof Exited)) {
                 thrown.getCause().printStackTrace();
-                code = 1;
+                exitCode = 1;
             }
         } finally {
             System.setOut(out);
             System.setErr(err);
             System.setIn(in);
         }
-        answer.put("exit", code);
+        answer.put("exit", exitCode == null ? 0 : exitCode);
         answer.put("out", caughtOut.toString(StandardCharsets.UTF_8));
         answer.put("err", caughtErr.toString(StandardCharsets.UTF_8));
     }
