@@ -7,10 +7,10 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check format lint types layers unit interop crash fuzz bench docs kafka clean
+.PHONY: help run test check format lint types layers unit interop crash fuzz bench scripts-rewrite clean
 
 help: ## what there is to make
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
 $(READY): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "tallystick needs Python 3.11 or later on the PATH"; exit 1; }
@@ -25,7 +25,7 @@ run: $(READY) ## start the broker, send and read back 336,776 real records
 
 test: $(READY) ## everything a change must pass
 	@$(BIN)/python -m tools.gate
-	@$(BIN)/python -m pytest
+	@HYPOTHESIS_PROFILE=full $(BIN)/python -m pytest
 
 check: $(READY) ## the quick loop: format, lint, types, layers, unit tests (under a minute)
 	@$(BIN)/python -m tools.gate
@@ -46,6 +46,9 @@ fuzz: $(READY) ## a million hostile inputs to every decoder
 
 bench: $(READY) ## measure beside Apache Kafka and rewrite docs/benchmarks.md
 	@$(BIN)/python -m tools.bench
+
+scripts-rewrite: $(READY) ## write the transcripts in tests/scripts anew; read the diff before you commit it
+	@TALLYSTICK_REWRITE_SCRIPTS=1 $(BIN)/python -m pytest tests/scripts
 
 clean: ## remove the environment and every cache
 	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
