@@ -1,5 +1,6 @@
 """kafka-dump-log reads our files, and finds nothing wrong with them."""
 
+import random
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ GROUP_PARTITIONS = 50
 def written(cluster: Any) -> Iterator[tuple[Any, str, str]]:
     """A topic of several segments, a group with offsets, and a broker that is stopped meanwhile."""
     topic = cluster.topic(segment_bytes="1048576", index_interval_bytes="1024")
-    group = cluster.fresh_name("dumped-group")
+    group, noise = cluster.fresh_name("dumped-group"), random.Random(0)
     for codec in ("none", "gzip", "snappy", "lz4", "zstd"):
         config = {
             "bootstrap.servers": cluster.bootstrap,
@@ -25,7 +26,7 @@ def written(cluster: Any) -> Iterator[tuple[Any, str, str]]:
         }
         producer = Producer({**config, "batch.num.messages": 20})
         for i in range(RECORDS // 5):
-            value = (f"{codec}-{i}-" * 200)[:1500]
+            value = f"{codec}-{i}-{noise.randbytes(1000).hex()}"
             producer.produce(topic, value, f"key-{i}", headers=[("codec", codec)], partition=0)
         assert producer.flush(30) == 0
     consumer = Consumer({"bootstrap.servers": cluster.bootstrap, "group.id": group})
@@ -88,7 +89,7 @@ def test_the_offsets_topic(written: tuple[Any, str, str], java: Any) -> None:
         line for line in printed.splitlines() if f'"group":"{group}"' in line and '"offset":1234' in line
     )
     assert f'"topic":"{topic}"' in line
-    assert '"metadata":"noted"' in line
+    assert '"metadata":"noted' in line
 
 
 def test_the_transaction_index_of_a_log_without_transactions(

@@ -59,7 +59,7 @@ def test_kafka_topics(cluster: Any, java: Any) -> None:
     java.tool("kafka-topics", *at, "--alter", "--topic", name, "--partitions", "5")
     eventually(lambda: "PartitionCount: 5" in java.tool("kafka-topics", *at, "--describe", "--topic", name))
     fewer = java.failing_tool("kafka-topics", *at, "--alter", "--topic", name, "--partitions", "2")
-    assert "InvalidPartitionsException" in fewer
+    assert "5 partition" in fewer
     again = java.failing_tool("kafka-topics", *at, "--create", "--topic", name)
     assert f"Topic '{name}' already exists" in again
     java.tool("kafka-topics", *at, "--delete", "--topic", name)
@@ -72,7 +72,7 @@ def test_kafka_topics_says_what_is_wrong_with_a_topic(cluster: Any, java: Any) -
     assert "replication factor" in java.failing_tool(
         "kafka-topics", *at, cluster.fresh_name("copies"), "--replication-factor", "3"
     )
-    assert "InvalidTopicException" in java.failing_tool("kafka-topics", *at, "x" * 250)
+    assert "249" in java.failing_tool("kafka-topics", *at, "x" * 250)
 
 
 def test_kafka_configs(cluster: Any, java: Any) -> None:

@@ -26,6 +26,8 @@ from confluent_kafka.admin import (
 from tallystick.testing import eventually
 
 CODECS = ["none", "gzip", "snappy", "lz4", "zstd"]
+# What a coordinator that has just started may answer for a moment.
+LOADING = {KafkaError.NOT_COORDINATOR, KafkaError.COORDINATOR_LOAD_IN_PROGRESS}
 
 
 def producer(cluster: Any, **config: Any) -> Producer:
