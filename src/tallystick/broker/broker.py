@@ -85,8 +85,9 @@ class Broker:
         await self.files.stop(clean=self.failure is None)
 
     def release_waiters(self) -> None:
-        """Answer long polls now: the broker is stopping."""
+        """Answer long polls and parked group requests now: the broker is stopping."""
         self.stopping = True
+        self.groups.release()
         for partition in self.topics.all_partitions():
             partition.advanced()
 

@@ -21,6 +21,7 @@ from tallystick.broker.group.commands import (
     LeavingMember,
     MemberIdRequired,
     OffsetToCommit,
+    PerPartition,
     Sync,
     Synced,
 )
@@ -368,6 +369,25 @@ async def test_stopping_answers_what_is_parked() -> None:
         parked = world.ask(world.join(required.member_id, "b"))
         await world.settle()
     assert await parked == STOPPED
+
+
+@on_a_loop
+async def test_a_broker_that_will_stop_parks_nobody_and_finishes_what_it_appends() -> None:
+    async with World() as world:
+        joined = await world.member()
+        required = await world.coordinator.execute(G, world.join(None, "b"))
+        assert isinstance(required, MemberIdRequired)
+        world.topic.partitions[0].gate.clear()
+        committed = world.ask(commit(7, joined))
+        await world.settle()
+        queued = world.ask(world.join(required.member_id, "b"))
+        await world.settle()
+        world.coordinator.release()
+        assert await world.coordinator.execute(G, commit(8, joined)) == STOPPED
+        assert not committed.done()
+        world.topic.partitions[0].gate.set()
+        assert await queued == STOPPED
+        assert isinstance(await committed, PerPartition)
 
 
 @on_a_loop

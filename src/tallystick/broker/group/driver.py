@@ -178,9 +178,16 @@ class GroupCoordinator:
         self._spawn(self._load(existing))
         self._arm(self._expire_at_ms)
 
-    async def stop(self) -> None:
-        """Finish what is being appended, answer everything that is parked, end the tasks."""
+    def release(self) -> None:
+        """Answer everything that is parked and refuse what comes: the broker is stopping."""
         self._stopped = True
+        for future in self._parked.values():
+            _answer(future, STOPPED)
+        self._parked.clear()
+
+    async def stop(self) -> None:
+        """Finish what is being appended, answer what waits for that, end the tasks."""
+        self.release()
         if self._timer is not None:
             self._timer.cancel()
         appending = [lane.task for lane in self._lanes.values() if lane.task is not None]
@@ -189,9 +196,6 @@ class GroupCoordinator:
         for lane in self._lanes.values():
             for waiting in (lane.current, *lane.queue):
                 _answer(waiting.future, STOPPED)
-        for future in self._parked.values():
-            _answer(future, STOPPED)
-        self._parked.clear()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -379,7 +383,7 @@ class GroupCoordinator:
         else:
             ticket = getattr(waiting.command, "ticket", None)
             if ticket is not None and not waiting.future.done():
-                self._parked[ticket] = waiting.future
+                self._park(ticket, waiting.future)
         for send in step.then_send:
             parked = self._parked.pop(send.ticket, None)
             if parked is not None:
@@ -388,6 +392,12 @@ class GroupCoordinator:
         # A session that was extended only moves a deadline away; the wake-up finds out.
         if any(not isinstance(event, SessionExtended) for event in step.then_apply):
             self._schedule(group_id)
+
+    def _park(self, ticket: Ticket, future: AnswerFuture) -> None:
+        if self._stopped:
+            _answer(future, STOPPED)
+        else:
+            self._parked[ticket] = future
 
     def _lose(self, index: int) -> None:
         """A partition is gone: nobody waits for it any longer."""
