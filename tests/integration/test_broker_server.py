@@ -228,6 +228,35 @@ def test_bad_frames_close_the_connection_and_name_the_peer(
         scene(play)
 
 
+def test_what_was_asked_before_a_bad_frame_is_still_answered() -> None:
+    """[SRV-1] Kafka reads a bad request only after the answers before it have left."""
+
+    async def play(world: World) -> None:
+        client = await world.client()
+        client.send(request(NOW, b"1") + request(LATER, b"2") + request(CLOSE) + request(NOW, b"never"))
+        await world.until(lambda: world.toy.waiting)
+        assert await client.answer() == b"N1"
+        world.toy.release()
+        assert await client.answer() == b"L2"
+        assert await client.closed()
+        assert b"Nnever" not in world.toy.started
+        await client.end()
+
+    scene(play)
+
+
+def test_who_broke_the_protocol_and_takes_no_answer_is_cut() -> None:
+    async def play(world: World) -> None:
+        client = await world.client()
+        client.send(request(LARGE) + request(CLOSE))
+        await world.until(lambda: world.server.unsent_bytes > 0)
+        await world.until(lambda: world.server.connection_count == 0)
+        assert world.server.unsent_bytes == 0
+        await client.end()
+
+    scene(play, {"connections.max.idle.ms": "200"})
+
+
 def test_a_client_that_stops_reading_is_not_served_further() -> None:
     """[SRV-2] What it asked for is not even begun, and the others do not notice."""
 

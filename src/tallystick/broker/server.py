@@ -89,6 +89,7 @@ class Connection(asyncio.BufferedProtocol):
         "_buffer",
         "_closing",
         "_end",
+        "_ending",
         "_exclusive",
         "_out",
         "_reading_paused",
@@ -111,7 +112,7 @@ class Connection(asyncio.BufferedProtocol):
         self._big_filled = self._big_size = 0
         self._slots: deque[_Slot] = deque()
         self._out: list[Buffer] = []
-        self._exclusive = False
+        self._exclusive = self._ending = False
         self._reading_paused = self._writing_paused = self._closing = False
         self.active_at = server.loop.time()
 
@@ -168,16 +169,20 @@ class Connection(asyncio.BufferedProtocol):
             while not self._closing and self._start_next():
                 pass
         except CloseConnection as exc:
-            self.close(str(exc))
+            self._ending = True
+            _log.warning("%s: closed: %s", self.peer, exc)
         if self._closing:
             return
         if self._out:
             self._send()
-        self._see_about_reading()
+        if self._ending:
+            self._close_when_answered()
+        else:
+            self._see_about_reading()
 
     def _start_next(self) -> bool:
         """Start the next whole frame if its turn has come. False when there is nothing to do now."""
-        if self._writing_paused or self._exclusive or len(self._slots) >= PIPELINE_MAX:
+        if self._writing_paused or self._exclusive or self._ending or len(self._slots) >= PIPELINE_MAX:
             return False
         if self._big is not None:
             if self._big_filled < self._big_size:
@@ -318,15 +323,24 @@ class Connection(asyncio.BufferedProtocol):
         out, self._out = self._out, []
         if len(out) == 1:
             self._transport.write(out[0])
-            return
         # uvloop writes a list at once; asyncio joins it, which is right for small parts only.
-        if self._server.scatters or sum(map(len, out)) <= _SMALL_BYTES:
+        elif self._server.scatters or sum(map(len, out)) <= _SMALL_BYTES:
             self._transport.writelines(out)
-            return
-        for part in out:
-            self._transport.write(part)
+        else:
+            for part in out:
+                self._transport.write(part)
+        self._server.sent(self)
 
     # ------------------------------------------------------------------------- the end
+
+    def _close_when_answered(self) -> None:
+        """The peer broke the protocol: what it asked for before that is still answered, in order."""
+        if not self._reading_paused:
+            self._reading_paused = True
+            self._transport.pause_reading()
+        if not self._slots:
+            # Sends what is buffered; the sweep ends a connection whose peer does not take it.
+            self._transport.close()
 
     @property
     def receives_big(self) -> bool:
@@ -375,6 +389,8 @@ class Server:
         self._per_host: Counter[str] = Counter()
         self._ids = 0
         self._receiving_bytes = 0
+        # Who may have bytes to send; whoever has none is taken out when somebody asks.
+        self._senders: set[Connection] = set()
         self._server: asyncio.Server | None = None
         self._sweep: asyncio.TimerHandle | None = None
 
@@ -425,6 +441,7 @@ class Server:
 
     def forget(self, connection: Connection) -> None:
         peer = connection.peer
+        self._senders.discard(connection)
         if self._connections.pop(peer.connection_id, None) is not None:
             self._per_host[peer.host] -= 1
             if not self._per_host[peer.host]:
@@ -454,9 +471,20 @@ class Server:
     def connection_count(self) -> int:
         return len(self._connections)
 
+    def sent(self, connection: Connection) -> None:
+        """Something was handed to the transport of this connection."""
+        self._senders.add(connection)
+
     @property
     def unsent_bytes(self) -> int:
-        return sum(c.unsent_bytes for c in self._connections.values())
+        """What peers have not taken yet. Cost: linear in connections that sent since the last call."""
+        total = 0
+        for connection in tuple(self._senders):
+            size = connection.unsent_bytes
+            total += size
+            if not size:
+                self._senders.discard(connection)
+        return total
 
     def configure(self, config: BrokerConfig) -> None:
         """Take over limits that were changed while running."""
