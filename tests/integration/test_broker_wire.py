@@ -71,7 +71,7 @@ from tallystick.protocol.messages.produce import (
     TopicProduceData,
 )
 from tallystick.protocol.primitives import NIL
-from tallystick.protocol.records import BatchMeta, Record, decode_records, encode_batch
+from tallystick.protocol.records import BatchMeta, Codec, Record, decode_records, encode_batch
 from tallystick.testing import EmbeddedBroker
 
 pytestmark = pytest.mark.server
@@ -318,13 +318,14 @@ def magic(value: int) -> bytes:
     ("data", "code"),
     [
         (bad_crc(), ErrorCode.CORRUPT_MESSAGE),
-        (magic(1), ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT),
+        (magic(1), ErrorCode.INVALID_RECORD),
         (magic(9), ErrorCode.CORRUPT_MESSAGE),
         (None, ErrorCode.INVALID_RECORD),
         (b"", ErrorCode.INVALID_RECORD),
         (batch(b"a") + batch(b"b"), ErrorCode.INVALID_RECORD),
-        (batch(b"a")[:-1], ErrorCode.CORRUPT_MESSAGE),
-        (b"\0" * 30, ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT),
+        (batch(b"a")[:-1], ErrorCode.INVALID_RECORD),
+        (batch(b"a")[:61], ErrorCode.INVALID_RECORD),
+        (batch(b"a")[:16], ErrorCode.INVALID_RECORD),
         (batch(b"x" * 1_100_000), ErrorCode.MESSAGE_TOO_LARGE),
         (
             batch(b"a", producer_id=1, epoch=0, base_sequence=0, transactional=True),
@@ -337,6 +338,14 @@ def test_bad_batches_are_refused_and_leave_nothing(
 ) -> None:
     assert produce(wire, topic, data).error_code == code
     assert produce(wire, topic, batch(b"good")).base_offset == 0
+
+
+def test_zstd_is_refused_to_who_cannot_know_it(wire: Wire, topic: str) -> None:
+    """KIP-110: Produce before version 7 came from clients, and for consumers, without zstd."""
+    request = produce_request(topic, batch(b"a", codec=Codec.ZSTD))
+    for version, code in ((6, ErrorCode.UNSUPPORTED_COMPRESSION_TYPE), (7, ErrorCode.NONE)):
+        (one,) = wire.ask(request, ProduceResponse, version).responses[0].partition_responses
+        assert one.error_code == code
 
 
 @pytest.mark.parametrize("acks", [2, -2, 32767])

@@ -28,12 +28,13 @@ from tallystick.protocol.hot import (
     read_produce_request,
     write_produce_response,
 )
-from tallystick.protocol.records import CorruptBatch, InvalidBatch, UnsupportedMagic, read_header
+from tallystick.protocol.records import HEADER_SIZE, Codec, RecordsError, read_header
 from tallystick.storage.fs import StorageFailure
 from tallystick.storage.log import AppendResult
 
 ADMIN_CLIENT: Final = "__admin_client"  # Kafka lets this client id write internal topics
 ALL_REPLICAS: Final = -1
+ZSTD_SINCE: Final = 7  # KIP-110
 
 Appended = AppendResult | Reject
 
@@ -97,7 +98,7 @@ def _append(
     partition = _partition(broker, topic, index, context)
     if isinstance(partition, Reject):
         return _Pending(index, None, partition)
-    refused = _check(partition, request, records or b"")
+    refused = _check(partition, request, records or b"", context.api_version)
     if refused is not None:
         return _Pending(index, partition, refused)
     try:
@@ -125,7 +126,9 @@ def _partition(broker: Broker, topic: Topic, index: int, context: RequestContext
     return partition
 
 
-def _check(partition: Partition, request: ProduceCall, records: bytes | memoryview) -> Reject | None:
+def _check(
+    partition: Partition, request: ProduceCall, records: bytes | memoryview, version: int
+) -> Reject | None:
     """What is refused before the log sees it: one batch of format 2, and no transaction that never began."""
     if request.acks not in (0, 1, ALL_REPLICAS):
         return Reject(ErrorCode.INVALID_REQUIRED_ACKS, f"acks is {request.acks}, it may be -1, 0 or 1")
@@ -134,14 +137,22 @@ def _check(partition: Partition, request: ProduceCall, records: bytes | memoryvi
             ErrorCode.NOT_ENOUGH_REPLICAS,
             f"min.insync.replicas is {partition.min_insync_replicas}, there is 1 replica",
         )
+    if len(records) < HEADER_SIZE:
+        return Reject(ErrorCode.INVALID_RECORD, f"{len(records)} bytes hold no batch")
     try:
         header = read_header(records)
-    except UnsupportedMagic as exc:
-        return Reject(ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT, str(exc))
-    except (CorruptBatch, InvalidBatch) as exc:
-        return Reject(ErrorCode.CORRUPT_MESSAGE if records else ErrorCode.INVALID_RECORD, str(exc))
-    if header.size_bytes < len(records):
-        return Reject(ErrorCode.INVALID_RECORD, "a partition of a Produce request holds exactly one batch")
+    except RecordsError as exc:
+        return Reject(exc.code, str(exc))
+    if header.size_bytes != len(records):
+        return Reject(
+            ErrorCode.INVALID_RECORD,
+            f"a partition of a Produce request holds exactly one batch; the first has {header.size_bytes} "
+            f"bytes, there are {len(records)}",
+        )
+    if header.codec is Codec.ZSTD and version < ZSTD_SINCE:
+        return Reject(
+            ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, f"zstd needs Produce version {ZSTD_SINCE}, not {version}"
+        )
     if header.is_transactional:
         return Reject(
             ErrorCode.INVALID_TXN_STATE, f"producer {header.producer_id} has no open transaction here"
