@@ -30,10 +30,10 @@ from tallystick.storage.recovery import (
     find,
     find_swap,
 )
-from tallystick.storage.segment import SCAN_BYTES, Scanner, file_name, parse_file_name
+from tallystick.storage.segment import SCAN_BYTES, BadBatch, Scanner, file_name, parse_file_name
 from tallystick.storage.segment_file import Segment
 from tallystick.storage.snapshots import decode_snapshot
-from tallystick.storage.validation import LogConfig
+from tallystick.storage.validation import COMPACT, LogConfig
 
 # How far back the last five batches of a producer are looked for after a clean stop.
 _RECALL_BYTES = 256 * 1024
@@ -91,13 +91,17 @@ class _Opening:
         segments = self._list_segments()
         log.set_segments(segments)
         log.epochs = self._load_epochs()
+        epochs = log.epochs.entries
         clean = self.ended.clean and self._open_cleanly(segments[-1])
         if not clean:
             self._recover()
         self._end_before_start()
         log.log_start_offset = Offset(max(self.ended.log_start_offset, log.segments[0].base_offset))
-        if log.epochs.truncate_from_end(log.log_end_offset):
+        # One that began at the very end stays, though it wrote nothing: clients may have been told of it.
+        log.epochs.truncate_from_end(log.log_end_offset + 1)
+        if log.epochs.entries != epochs:
             log.save_epochs()
+        self._remove_stray_snapshots()
         if not clean:
             self._sync_all()
         log.mark_synced()
@@ -133,12 +137,16 @@ class _Opening:
                 swaps.append(name)
             else:
                 doomed.append(name)
-        for name in doomed:
-            fs.remove(f"{directory}/{name}")
-            self._note(name, "left by an interrupted operation, removed")
+        # A .cleaned file says that the .swap files beside it are no whole set: it goes after them.
+        unfinished = [name for name in doomed if name.endswith(naming.SWAP)]
+        for batch in (unfinished, [name for name in doomed if name not in unfinished]):
+            for name in batch:
+                fs.remove(f"{directory}/{name}")
+                self._note(name, "left by an interrupted operation, removed")
+            if batch:
+                fs.sync_dir(directory)
         if swaps:
             self._swap_in(swaps)
-        if doomed or swaps:
             fs.sync_dir(directory)
 
     def _swap_in(self, swaps: list[str]) -> None:
@@ -155,6 +163,7 @@ class _Opening:
             covered = found and not found.state and found.suffix in naming.SEGMENT_SUFFIXES
             if covered and found and lowest is not None and lowest <= found.base_offset < end:
                 fs.remove(f"{directory}/{name}")
+        fs.sync_dir(directory)  # or the disk may take the new name, and a covered one is still there
         for name in swaps:
             fs.rename(f"{directory}/{name}", f"{directory}/{name.removesuffix(naming.SWAP)}")
             self._note(name, "a compacted file, swapped in")
@@ -212,20 +221,55 @@ class _Opening:
         if end != active.size:
             self._note(file_name(active.base_offset, naming.LOG), "does not end with a whole batch")
             return False
+        if next_offset < self.ended.recovery_point:
+            self._note("", f"ends at {next_offset}, below the recovery point {self.ended.recovery_point}")
+            return False
         states = self._load_snapshot(next_offset)
         if states is None:
             self._note(file_name(next_offset, naming.SNAPSHOT), "missing or damaged")
             return False
         log.producer_state = states
-        if states.active:
-            start = active.index.find_position_before(max(0, active.size - _RECALL_BYTES))
-            states.recall(self._headers(active, start))
+        self._recall(states, log.segments, next_offset)
         log.move_end(Offset(next_offset))
         return True
 
-    def _headers(self, segment: Segment, position: int) -> list[BatchHeader]:
-        spans = segment.spans(position)
+    def _recall(self, states: ProducerStates, segments: list[Segment], offset: int) -> None:
+        """Fill up what the snapshot at `offset` leaves out, from the bytes before it, rolls crossed."""
+        if not states.active:
+            return
+        headers: list[BatchHeader] = []
+        left = _RECALL_BYTES
+        for segment in reversed(segments):
+            if left <= 0:
+                break
+            if segment.base_offset < offset:
+                end = segment.find_position(offset)
+                start = segment.index.find_position_before(max(0, end - left))
+                headers = [*self._headers(segment, start, end), *headers]
+                left -= end - start
+        states.recall(headers)
+
+    def _headers(self, segment: Segment, position: int, end: int) -> list[BatchHeader]:
+        spans = segment.spans(position, end)
         return [read_header(segment.file.pread(HEADER_SIZE, at)) for at, _, _, _ in spans]
+
+    def _remove_stray_snapshots(self) -> None:
+        """Those of earlier stops: a recovery begins at a segment, or at the newest one.
+
+        Source: ProducerStateManager.removeStraySnapshots.
+        """
+        log = self.log
+        found = [
+            f
+            for f in map(parse_file_name, log.fs.listdir(log.directory))
+            if f and f.suffix == naming.SNAPSHOT
+        ]
+        kept = {segment.base_offset for segment in log.segments} | {
+            max((f.base_offset for f in found), default=0)
+        }
+        for stray in found:
+            if stray.base_offset not in kept:
+                log.fs.remove(f"{log.directory}/{file_name(stray.base_offset, naming.SNAPSHOT)}")
 
     def _load_snapshot(self, offset: int) -> ProducerStates | None:
         log = self.log
@@ -273,6 +317,7 @@ class _Opening:
             states = self._load_snapshot(snapshot)
             if states is not None:
                 log.producer_state, start = states, snapshot
+                self._recall(states, before, snapshot)
                 break
             self._note(file_name(snapshot, naming.SNAPSHOT), "damaged, an older one is used")
         for segment in before:
@@ -306,6 +351,7 @@ class _Opening:
                 log.epochs.assign(epoch, header.base_offset)
             if header.producer_id >= 0:
                 self._apply(data, segment, live_index=True)
+        segment.end_rebuild(scanner.valid_end)
         self.scanned_bytes += size
         self._settle(slot, scanner, size)
         log.log_end_offset = Offset(scanner.offset_next)
@@ -318,6 +364,8 @@ class _Opening:
         """Do what the table says about the first bad batch."""
         log, bad = self.log, scanner.bad
         segment, later = log.segments[slot], log.segments[slot + 1 :]
+        if bad is None and later and COMPACT not in log.config.cleanup_policy:
+            bad = _missing_end(scanner, later[0].base_offset)
         finding = find(
             Scan(
                 bad=bad is not None,
@@ -391,3 +439,19 @@ class _Opening:
                 segment.file.sync()
                 segment.sync_indexes()
         log.fs.sync_dir(log.directory)
+
+
+def _missing_end(scanner: Scanner, following: int) -> BadBatch | None:
+    """The batches between a segment's end and the next one's start, when they are not there.
+
+    Not asked of compacted logs: cleaning leaves such gaps, though ours keeps the last batch [CLN-2].
+    """
+    if scanner.offset_next >= following:
+        return None
+    return BadBatch(
+        position=scanner.valid_end,
+        expected=f"records up to offset {following}, where the next segment begins",
+        found=f"the end, at offset {scanner.offset_next}",
+        offset_next=scanner.offset_next,
+        valid_after=None,
+    )

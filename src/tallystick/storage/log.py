@@ -90,6 +90,8 @@ class LogHooks:
     request_sync: Callable[["Log"], None] = lambda log: None
     # Segments are about to be deleted: make the log start offset durable first.
     before_delete: Callable[["Log"], None] = lambda log: None
+    # Nothing is known any more about what is on the disk. Any thread; once a log.
+    offline: Callable[["Log", LogOffline], None] = lambda log, failure: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +143,6 @@ class Log:
         self.segments: list[Segment] = []
         self.log_start_offset = Offset(0)
         self.log_end_offset = Offset(0)
-        self.synced_end = Offset(0)
         self.recovery_point = Offset(0)
         self.producer_state = ProducerStates(verification_required=config.verification_required)
         self.epochs = LeaderEpochs()
@@ -153,11 +154,18 @@ class Log:
         self.syncing = threading.Lock()  # held while files are synced, closed or removed [LOG-5]
         self._bases: list[int] = []
         self._readers: dict[int, tuple[Segment, int]] = {}
-        self._synced_position: tuple[Segment | None, int] = (None, 0)
-        # Where the log ends, in one value: the syncing thread must never see half of an append.
+        self._closed = False
+        # Offset, segment, position: where what is on the disk ends, and where the log ends. Each is one
+        # value, because the loop and the syncing thread must never see half of the other's change.
+        self._synced: tuple[Offset, Segment | None, int] = (Offset(0), None, 0)
         self._tail: tuple[Offset, Segment | None, int] = (Offset(0), None, 0)
 
     # -- what is known ----------------------------------------------------------------------------------
+
+    @property
+    def synced_end(self) -> Offset:
+        """Everything below it is on the disk."""
+        return self._synced[0]
 
     @property
     def high_watermark(self) -> Offset:
@@ -172,9 +180,11 @@ class Log:
 
     @property
     def last_stable_offset(self) -> Offset:
-        """Below it every transaction is decided, for every reader [LOG-2]."""
+        """Below it every transaction is decided, for every reader [LOG-2]; never below the log's start."""
         unstable, high_watermark = self.first_unstable_offset, self.high_watermark
-        return high_watermark if unstable is None or unstable > high_watermark else unstable
+        if unstable is None or unstable > high_watermark:
+            return high_watermark
+        return max(unstable, self.log_start_offset)
 
     @property
     def size_bytes(self) -> int:
@@ -282,6 +292,16 @@ class Log:
         except OSError as exc:
             self._undo(active, exc)
 
+    def with_reserve(self, write: Callable[[], None]) -> None:
+        """Do what must be done on a full disk, too: a piece of the reserve is given back for it [RSV-1]."""
+        try:
+            write()
+        except OSError as exc:
+            if not is_full(exc):
+                raise
+            self.hooks.space.release(1)
+            write()
+
     def _undo(self, active: Segment, cause: OSError) -> None:
         """A write failed, and any part of it may be in the file: take it out, or give the log up [LOG-4]."""
         try:
@@ -297,6 +317,7 @@ class Log:
         failure = LogOffline(self.directory, reason)
         if self.failure is None:
             self.failure = failure
+            self.hooks.offline(self, failure)
         return failure
 
     def _apply(self, data: bytearray, headers: list[tuple[int, BatchHeader]], first_offset: int) -> None:
@@ -321,11 +342,16 @@ class Log:
             return
         done = self.producer_state.apply_marker(header, marker, offset, header.max_timestamp)
         if done is not None and done.is_aborted and segment is not None:
+            aborted = done.as_aborted()
             try:
-                segment.add_aborted(done.as_aborted())
+                self.with_reserve(lambda: segment.add_aborted(aborted))
             except OSError as exc:
                 # The marker is in the log and the index is not: a restart makes it again from the log.
                 raise self.fail(f"the index of aborted transactions cannot be written: {exc}") from exc
+
+    def begin_epoch(self, leader_epoch: LeaderEpoch) -> None:
+        """From the log end on this epoch writes; durable before anybody is told of it. Raises: LogOffline."""
+        self._begin_epoch(leader_epoch, self.log_end_offset)
 
     def _begin_epoch(self, leader_epoch: int, first_offset: int) -> None:
         if self.epochs.assign(leader_epoch, first_offset):
@@ -333,9 +359,9 @@ class Log:
 
     def save_epochs(self) -> None:
         """Write the epoch checkpoint; one that is stale is made again from the log after a crash."""
-        text = format_epochs(self.epochs.entries)
+        text, path = format_epochs(self.epochs.entries).encode(), f"{self.directory}/{EPOCH_FILE}"
         try:
-            replace_file(self.fs, f"{self.directory}/{EPOCH_FILE}", text.encode())
+            self.with_reserve(lambda: replace_file(self.fs, path, text))
         except OSError as exc:
             if not is_full(exc):
                 raise self.fail(f"{EPOCH_FILE} cannot be written: {exc}") from exc
@@ -357,10 +383,11 @@ class Log:
             if self.config.flush_policy == "ack":
                 self._sync_closing(closing)
             segment = self.new_segment(self.log_end_offset)
-            segment.create()
             try:
+                segment.create()
                 closing.finish()
             except OSError:
+                # The closing one may yet grow beyond the name, which would then end the log at a start.
                 segment.remove()
                 raise
         except OSError as exc:
@@ -411,6 +438,8 @@ class Log:
         with self.syncing:
             if self.failure is not None:
                 raise self.failure
+            if self._closed:
+                return self.synced_end  # asked for before; its directory may be gone
             end, active, position = self._tail
             closed = list(self.closed_unsynced)
             try:
@@ -431,13 +460,12 @@ class Log:
 
     def _note_synced(self, end: Offset, segment: Segment | None, position: int) -> None:
         if end > self.synced_end:
-            self._synced_position = (segment, position)
-            self.synced_end = end
+            self._synced = (end, segment, position)
 
     def mark_synced(self) -> None:
         """Everything is on the disk: said by those who put it there."""
-        self.synced_end = self.recovery_point = self.log_end_offset
-        self._synced_position = (self.active, self.active.size)
+        self.recovery_point = self.log_end_offset
+        self._synced = (self.log_end_offset, self.active, self.active.size)
 
     # -- reading --------------------------------------------------------------------------------------------
 
@@ -482,8 +510,9 @@ class Log:
         """The position up to which a segment may be read."""
         if upper >= self.log_end_offset or (slot + 1 < len(self._bases) and upper >= self._bases[slot + 1]):
             return segment.size
-        if upper == self.synced_end and self._synced_position[0] is segment and self._synced_position[1]:
-            return self._synced_position[1]
+        end, last, position = self._synced
+        if upper == end and last is segment:
+            return position
         return segment.find_position(upper)
 
     def _read_segment(
@@ -581,7 +610,6 @@ class Log:
         self.segments = segments
         self._bases = [segment.base_offset for segment in segments]
         self._readers.clear()
-        self._synced_position = (None, 0)
 
     def delete_records_before(self, offset: Offset) -> Reject | None:
         """DeleteRecords: nothing below `offset` is served any more; whole segments below it go.
@@ -608,13 +636,14 @@ class Log:
         """
         if clean and self.failure is None:
             try:
-                self.active.end_indexes()
-                self.save_snapshot()
+                self.with_reserve(self.active.end_indexes)
+                self.with_reserve(self.save_snapshot)
                 self.directory_unsynced = True
                 self.closed_unsynced.append(self.active)
             except OSError as exc:
                 raise self.fail(f"cannot be closed cleanly: {exc}") from exc
             self.sync()
         with self.syncing:
+            self._closed = True
             for segment in self.segments:
                 segment.close()

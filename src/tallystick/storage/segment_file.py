@@ -17,6 +17,7 @@ from tallystick.storage.aborted import AbortedIndex, AbortedTxn, encode_aborted,
 from tallystick.storage.fs import File, FileSystem
 from tallystick.storage.indexes import NO_TIMESTAMP, OffsetIndex, TimeIndex, fits_relative
 from tallystick.storage.malformed import MalformedFile
+from tallystick.storage.recovery import CorruptLog
 from tallystick.storage.segment import Scanner, file_name
 
 # Bytes read to walk from an index entry to a batch: an index interval, and the header behind it.
@@ -79,6 +80,7 @@ class Segment:
         self._index: OffsetIndex | None = None
         self._time_index: TimeIndex | None = None
         self._largest: tuple[int, int] | None = None  # timestamp, last offset of its batch
+        self._damage: CorruptLog | None = None
         self._bytes_since_entry = 0
         self._written = [0, 0]  # index entries that are in the files
 
@@ -149,8 +151,7 @@ class Segment:
         index = OffsetIndex.decode(self._read(naming.INDEX))
         times = TimeIndex.decode(self._read(naming.TIME_INDEX))
         if index is None or times is None or (index.positions and index.positions[-1] >= self.size):
-            for _ in self.rebuild(Scanner(self.file.pread, self.size, self.base_offset)):
-                pass
+            self._rebuild_trusted()
             return
         self._index, self._time_index = index, times
         self._written = [len(index), len(times)]
@@ -158,12 +159,25 @@ class Segment:
         self._largest = (last[0], self.base_offset + last[1]) if last else (NO_TIMESTAMP, self.base_offset)
         self._bytes_since_entry = self.size - index.positions[-1] if index.positions else self.size
 
+    def _rebuild_trusted(self) -> None:
+        """Make the indexes again of a segment that was found whole before: there is nothing to cut."""
+        if self._damage is None:
+            scanner = Scanner(self.file.pread, self.size, self.base_offset)
+            for _ in self.rebuild(scanner):
+                pass
+            if (bad := scanner.bad) is None:
+                self.end_rebuild(scanner.valid_end)
+                return
+            self._index = self._time_index = self._largest = None
+            self._damage = CorruptLog(self.path(naming.LOG), bad.position, bad.expected, bad.found)
+        raise self._damage
+
     def _read(self, suffix: str) -> bytes | None:
         path = self.path(suffix)
         return self._fs.read_bytes(path) if self._fs.exists(path) else None
 
     def rebuild(self, scanner: Scanner) -> Iterator[tuple[BatchHeader, memoryview]]:
-        """Make the indexes again from every valid batch, and yield each; the size becomes the valid end."""
+        """Make the indexes again from every valid batch, and yield each; `end_rebuild` has to follow."""
         self._index, self._time_index = OffsetIndex(), TimeIndex()
         self._written = [0, 0]
         self._largest, self._bytes_since_entry, self.rolling_timestamp = (
@@ -174,7 +188,10 @@ class Segment:
         for position, header, data in scanner.batches():
             self._note(header, header.base_offset, position)
             yield header, data
-        self.size = scanner.valid_end
+
+    def end_rebuild(self, valid_end: int) -> None:
+        """The segment ends where a scan said; its indexes are written."""
+        self.size = valid_end
         self.end_indexes()
 
     def load_aborted(self) -> AbortedIndex:
@@ -188,10 +205,14 @@ class Segment:
         return self.aborted
 
     def add_aborted(self, txn: AbortedTxn) -> None:
-        """File first, then memory."""
+        """File first, then memory. Raises OSError with the file as it was, or as far as that fails, too."""
         file = self._fs.open_append(self.path(naming.TXN_INDEX))
+        size = file.size()
         try:
             file.write([encode_aborted(txn)])
+        except OSError:
+            file.truncate(size)
+            raise
         finally:
             file.close()
         self.load_aborted()
@@ -349,6 +370,10 @@ class Segment:
                 if len(chunk) < _SPAN_SIZE:
                     return
             base_offset, length, delta = _SPAN.unpack_from(chunk, at)
+            if length < HEADER_SIZE - LOG_OVERHEAD:
+                # A walk that goes on would not end.
+                expected = f"a batch length of at least {HEADER_SIZE - LOG_OVERHEAD}"
+                raise CorruptLog(self.path(naming.LOG), position, expected, str(length))
             yield position, length + LOG_OVERHEAD, base_offset, base_offset + delta
             position += length + LOG_OVERHEAD
 

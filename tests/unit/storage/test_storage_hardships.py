@@ -1,0 +1,302 @@
+"""What goes wrong around a log: names that are gone, a disk that is full half-way, files that lie."""
+
+import errno
+from collections.abc import Callable
+
+import pytest
+
+from tallystick.kernel.errors import Reject
+from tallystick.kernel.ids import Identity, LeaderEpoch, Offset, ProducerEpoch, ProducerId, TopicPartition
+from tallystick.protocol.records import (
+    BatchMeta,
+    ControlType,
+    Marker,
+    Record,
+    encode_batch,
+    encode_marker,
+    iter_headers,
+)
+from tallystick.storage.loading import Ended, create_log, open_log
+from tallystick.storage.log import (
+    AppendOrigin,
+    AppendResult,
+    CorruptLog,
+    Log,
+    LogConfig,
+    LogFull,
+    LogHooks,
+    StorageFailure,
+    Unlimited,
+)
+from tallystick.storage.reserve import Reserve
+from tallystick.storage.segment_file import Residents
+from tallystick.testing.memory_fs import MemoryFile, MemoryFileSystem
+
+NOW = 1_700_000_000_000
+TP = TopicPartition("t", 0)
+CONFIG = LogConfig(segment_bytes=600, index_interval_bytes=100)
+HOOKS = LogHooks(space=Unlimited(), residents=Residents())
+
+
+class NoNewFiles(MemoryFileSystem):
+    """Room for bytes, none for names that end as `refused` says: inodes and blocks run out apart."""
+
+    refused = ""
+
+    def open_append(self, path: str) -> MemoryFile:
+        if self.refused and path.endswith(self.refused) and not self.exists(path):
+            raise OSError(errno.ENOSPC, "no space left on device", path)
+        return super().open_append(path)
+
+
+def batch(size: int = 50, *, sequence: int = -1, count: int = 1, **meta: object) -> bytes:
+    records = [
+        Record(offset=n, timestamp_ms=NOW, key=b"k", value=b"v" * size, headers=()) for n in range(count)
+    ]
+    if sequence >= 0:
+        meta |= {"producer_id": 7, "epoch": 0, "base_sequence": sequence}
+    return encode_batch(records, BatchMeta(**meta))  # type: ignore[arg-type]
+
+
+def append(log: Log, data: bytes | None = None, *, epoch: int = 0, **kwargs: object) -> AppendResult:
+    data = batch() if data is None else data
+    result = log.append(data, now_ms=NOW, leader_epoch=LeaderEpoch(epoch), **kwargs)  # type: ignore[arg-type]
+    assert isinstance(result, AppendResult), result
+    return result
+
+
+def marker(producer_id: int) -> bytes:
+    return encode_marker(
+        Marker(type=ControlType.ABORT, coordinator_epoch=0),
+        Identity(ProducerId(producer_id), ProducerEpoch(1)),
+        timestamp_ms=NOW,
+    )
+
+
+def fill_segments(log: Log, count: int) -> None:
+    while len(log.segments) < count:
+        append(log)
+
+
+def reopen(fs: MemoryFileSystem, config: LogConfig = CONFIG, **ended: int | bool) -> Log:
+    return open_log(fs, "d", TP, config, HOOKS, Ended(**{"clean": False, **ended}))[0]
+
+
+def offsets(log: Log) -> list[int]:
+    found: list[int] = []
+    at = int(log.log_start_offset)
+    while at < log.log_end_offset:
+        result = log.read(at, 1000, upper=log.log_end_offset)
+        assert not isinstance(result, Reject)
+        if not result.data:
+            break
+        for _, header in iter_headers(result.data):
+            found += range(header.base_offset, header.next_offset)
+            at = header.next_offset
+    return found
+
+
+# -- names ------------------------------------------------------------------------------------------
+
+
+def test_a_sync_that_was_asked_for_before_the_log_was_deleted_is_no_failure() -> None:
+    """The syncing thread may come to a log after its topic is gone, directory and all."""
+    fs = MemoryFileSystem()
+    log = create_log(fs, "d", TP, CONFIG, HOOKS)
+    fill_segments(log, 2)
+    log.close(clean=False)
+    for name in fs.listdir("d"):
+        fs.remove(f"d/{name}")
+    fs.rmdir("d")
+    log.sync()
+    assert log.failure is None
+
+
+@pytest.mark.parametrize("refused", [".index", ".timeindex", ".log"])
+def test_a_roll_that_found_no_room_leaves_no_segment_behind(refused: str) -> None:
+    """An empty segment in the middle of the last one would end the log there at the next start."""
+    fs = NoNewFiles()
+    log = create_log(fs, "d", TP, CONFIG, HOOKS)
+    append(log, batch(200))
+    fs.refused = refused
+    with pytest.raises(LogFull):
+        append(log, batch(400))
+    append(log)
+    append(log)
+    log.close(clean=True)
+    log = reopen(fs, clean=True, recovery_point=3)
+    assert offsets(log) == [0, 1, 2]
+    assert log.log_end_offset == 3
+
+
+# -- room for what must be written --------------------------------------------------------------------
+
+
+def full_disk(config: LogConfig, before: Callable[[Log], None]) -> tuple[MemoryFileSystem, Log]:
+    fs = MemoryFileSystem(capacity=1 << 20)
+    fs.mkdir("data")
+    reserve = Reserve(fs, "data", 4000, chunk_bytes=1000)
+    assert reserve.restore()
+    log = create_log(fs, "d", TP, config, LogHooks(space=reserve, residents=Residents()))
+    before(log)
+    fs.capacity -= fs.room()
+    return fs, log
+
+
+def test_an_internal_topic_rolls_on_a_full_disk() -> None:
+    def fill_one(log: Log) -> None:
+        while log.active.size + len(batch()) <= 600:
+            append(log)
+
+    _, log = full_disk(LogConfig(segment_bytes=600, internal=True), fill_one)
+    fill_segments(log, 3)
+    assert offsets(log) == list(range(log.log_end_offset))
+
+
+def test_a_marker_is_written_to_a_topic_of_data_on_a_full_disk() -> None:
+    """A decided transaction can always be finished; its entry in the index of aborted ones, too [RSV-1]."""
+    _, log = full_disk(CONFIG, lambda log: append(log, batch(sequence=0, transactional=True)))
+    with pytest.raises(LogFull):
+        append(log)
+    append(log, marker(7), origin=AppendOrigin.COORDINATOR)
+    assert log.last_stable_offset == log.high_watermark or log.first_unstable_offset is None
+    assert [txn.last_offset for txn in log.aborted_between(0, 2)] == [1]
+    assert log.failure is None
+
+
+# -- files that lie ------------------------------------------------------------------------------------
+
+
+def damaged(at: int, data: bytes, *, without_index: bool) -> Log:
+    """A log whose first of two segments was damaged while the broker was away, after a clean stop."""
+    fs = MemoryFileSystem()
+    log = create_log(fs, "d", TP, LogConfig(segment_bytes=600), HOOKS)
+    fill_segments(log, 2)
+    end = log.log_end_offset
+    log.close(clean=True)
+    path = f"d/{0:020d}.log"
+    node = fs._node(path)
+    node.data[at : at + len(data)] = data
+    if without_index:
+        fs.remove(f"d/{0:020d}.index")
+    return reopen(fs, clean=True, recovery_point=end)
+
+
+def test_damage_found_while_an_index_is_made_again_is_told_and_not_skipped() -> None:
+    size = len(batch())
+    log = damaged(size + 30, b"\xff\xff", without_index=True)
+    with pytest.raises(StorageFailure, match=rf"0\.log: corrupt at byte {size}"):
+        offsets(log)
+    with pytest.raises(StorageFailure):
+        offsets(log)
+
+
+@pytest.mark.parametrize("length", [-12, -100, 0, 48])
+def test_an_impossible_batch_length_is_told_and_ends_the_walk(length: int) -> None:
+    size = len(batch())
+    log = damaged(size + 8, length.to_bytes(4, "big", signed=True), without_index=False)
+    with pytest.raises(StorageFailure, match=rf"0\.log: corrupt at byte {size}"):
+        log.segments[0].find_position(2)
+
+
+def test_a_clean_stop_whose_last_segment_is_gone_is_refused() -> None:
+    """The snapshot made at the roll must not let the shorter log pass for a whole one."""
+    fs = MemoryFileSystem()
+    log = create_log(fs, "d", TP, CONFIG, HOOKS)
+    fill_segments(log, 3)
+    last, end = log.active.base_offset, log.log_end_offset
+    log.close(clean=True)
+    fs.remove(f"d/{last:020d}.log")
+    with pytest.raises(CorruptLog):
+        reopen(fs, clean=True, recovery_point=end)
+
+
+# -- what must be known after a restart -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_the_five_last_batches_are_known_across_a_roll_and_a_restart(clean: bool) -> None:
+    """[PRD-6] The snapshot at the roll has only the last of them."""
+    fs = MemoryFileSystem()
+    log = create_log(fs, "d", TP, CONFIG, HOOKS)
+    for sequence in range(5):
+        append(log, batch(sequence=sequence))
+    log.roll(NOW)
+    log.close(clean=clean)
+    log = reopen(fs, clean=clean, recovery_point=5)
+    for sequence in range(5):
+        result = append(log, batch(sequence=sequence))
+        assert result.duplicate
+        assert result.base_offset == sequence
+
+
+def test_an_epoch_found_by_a_scan_is_still_known_after_a_clean_stop() -> None:
+    fs = MemoryFileSystem()
+    log = create_log(fs, "d", TP, CONFIG, HOOKS)
+    append(log, epoch=0)
+    kept = fs.read_bytes("d/leader-epoch-checkpoint")
+    append(log, epoch=1)
+    log.sync()
+    log.close(clean=False)
+    # The crash came between the batch and the checkpoint.
+    fs._node("d/leader-epoch-checkpoint").data[:] = kept
+    log = reopen(fs)
+    assert log.epochs.latest == 1
+    log.close(clean=True)
+    assert reopen(fs, clean=True, recovery_point=2).epochs.latest == 1
+
+
+def test_an_epoch_that_wrote_nothing_is_not_given_out_twice() -> None:
+    """Clients have seen it in metadata, and refuse an older one."""
+    fs = MemoryFileSystem()
+    log = create_log(fs, "d", TP, CONFIG, HOOKS)
+    append(log, epoch=0)
+    log.begin_epoch(LeaderEpoch(1))
+    log.close(clean=True)
+    log = reopen(fs, clean=True, recovery_point=1)
+    assert log.epochs.latest == 1
+    log.close(clean=False)
+    assert reopen(fs, recovery_point=1).epochs.latest == 1
+
+
+def test_snapshots_of_earlier_stops_do_not_pile_up() -> None:
+    fs = MemoryFileSystem()
+    log = create_log(fs, "d", TP, LogConfig(), HOOKS)
+    for _ in range(5):
+        append(log)
+        end = log.log_end_offset
+        log.close(clean=True)
+        log = reopen(fs, LogConfig(), clean=True, recovery_point=end)
+    assert sum(name.endswith(".snapshot") for name in fs.listdir("d")) <= 2
+
+
+def test_the_last_stable_offset_is_not_below_the_start() -> None:
+    """Source: UnifiedLog.maybeIncrementFirstUnstableOffset: deleted records are stable."""
+    fs = MemoryFileSystem()
+    log = create_log(fs, "d", TP, CONFIG, HOOKS)
+    append(log, batch(sequence=0, transactional=True))
+    append(log)
+    log.sync()
+    assert log.delete_records_before(Offset(2)) is None
+    assert log.last_stable_offset == 2
+
+
+@pytest.mark.parametrize("policy", ["ack", "os"])
+def test_records_missing_between_two_segments_are_told(policy: str) -> None:
+    """A closed segment that lost its end to a power failure still ends with a whole batch."""
+    config = LogConfig(segment_bytes=600, index_interval_bytes=100, flush_policy=policy)  # type: ignore[arg-type]
+    fs = MemoryFileSystem()
+    log = create_log(fs, "d", TP, config, HOOKS)
+    fill_segments(log, 3)
+    log.close(clean=False)
+    node = fs._node(f"d/{0:020d}.log")
+    size = len(batch())
+    del node.data[2 * size :]
+    if policy == "ack":
+        with pytest.raises(CorruptLog, match=rf"0\.log: corrupt at byte {2 * size}"):
+            reopen(fs, config)
+        return
+    log, report = open_log(fs, "d", TP, config, HOOKS, Ended(clean=False))
+    assert offsets(log) == [0, 1]
+    assert log.log_end_offset == 2
+    assert any("set aside" in str(repair) for repair in report.repairs)
