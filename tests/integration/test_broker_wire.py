@@ -83,6 +83,7 @@ class Wire:
     """A connection that sends requests and reads answers, one at a time or pipelined."""
 
     def __init__(self, broker: EmbeddedBroker) -> None:
+        self.broker = broker
         host, _, port = broker.bootstrap_servers.rpartition(":")
         self.socket = socket.create_connection((host, int(port)), timeout=20)
         self.sent = 0
@@ -411,6 +412,37 @@ def test_a_long_poll_ends_empty_when_time_is_up(wire: Wire, topic: str) -> None:
     assert fetched(wire.ask(enough, FetchResponse, 12)) == [b"little"]
 
 
+def test_a_full_answer_is_sent_though_whole_batches_are_fewer_bytes_than_asked_for(
+    wire: Wire, topic: str
+) -> None:
+    """Kafka takes the smaller of min and max bytes; who asks for more than fits waits for nothing."""
+    for value in (b"x" * 500, b"y" * 500):
+        produce(wire, topic, batch(value))
+    greedy = fetch_request(topic, 0, wait_ms=19_000, min_bytes=1_000_000, max_bytes=900)
+    assert fetched(wire.ask(greedy, FetchResponse, 12)) == [b"x" * 500]
+    wire.send(fetch_request(topic, 2, wait_ms=19_000, min_bytes=1_000_000, max_bytes=900), 12)
+    other = Wire(wire.broker)
+    for value in (b"x" * 500, b"y" * 500):
+        produce(other, topic, batch(value))
+    assert fetched(wire.receive(FetchResponse, 12)) == [b"x" * 500]
+    other.socket.close()
+
+
+def test_waiting_for_much_ends_when_much_is_there_in_all_partitions_together(
+    broker: EmbeddedBroker, wire: Wire, topic: str
+) -> None:
+    parts = tuple(FetchPartition(partition=p, fetch_offset=0, partition_max_bytes=1 << 20) for p in range(3))
+    topics = (FetchTopic(topic=topic, partitions=parts),)
+    request = FetchRequest(max_wait_ms=19_000, min_bytes=2500, max_bytes=1 << 20, topics=topics)
+    wire.send(request, 12)
+    other = Wire(broker)
+    for partition in range(3):
+        produce(other, topic, batch(b"x" * 1000), partition=partition)
+    (answer,) = wire.receive(FetchResponse, 12).responses
+    assert sorted(p.partition_index for p in answer.partitions if p.records) == [0, 1, 2]
+    other.socket.close()
+
+
 def test_the_first_batch_comes_whatever_its_size(wire: Wire, topic: str) -> None:
     produce(wire, topic, batch(b"x" * 5000))
     produce(wire, topic, batch(b"y" * 5000))
@@ -457,6 +489,14 @@ def test_list_offsets_by_every_kind_of_time(wire: Wire, topic: str) -> None:
     assert offset_of(wire, topic, 5000) == (0, -1, -1)
     assert offset_of(wire, topic, -3, version=6)[0] == ErrorCode.UNSUPPORTED_VERSION
     assert offset_of(wire, "nowhere", -1)[0] == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def test_a_partition_asked_for_twice_is_refused(wire: Wire, topic: str) -> None:
+    one = ListOffsetsPartition(partition_index=0, timestamp=-1)
+    topics = (ListOffsetsTopic(name=topic, partitions=(one, one)),)
+    request = ListOffsetsRequest(replica_id=-1, topics=topics)
+    (answer,) = wire.ask(request, ListOffsetsResponse, 8).topics
+    assert {p.error_code for p in answer.partitions} == {ErrorCode.INVALID_REQUEST}
 
 
 def test_delete_records_moves_the_beginning(wire: Wire, topic: str) -> None:

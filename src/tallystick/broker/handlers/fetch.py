@@ -38,6 +38,7 @@ from tallystick.protocol.messages.fetch import (
 )
 from tallystick.protocol.primitives import NIL
 from tallystick.storage.fs import StorageFailure
+from tallystick.storage.measuring import readable_bytes
 
 NOT_DIVERGING: Final = EpochEndOffset()
 WAIT_MS_MAX: Final = 3_600_000  # an hour is as good as for ever, and a timer that ends
@@ -92,6 +93,7 @@ class _Fetch:
         "_broker",
         "_future",
         "_isolation",
+        "_limit",
         "_plan",
         "_request",
         "_scheduled",
@@ -107,6 +109,7 @@ class _Fetch:
         self._version = version
         # Anything but 1 reads uncommitted, as in Kafka.
         self._isolation = Isolation(request.isolation_level == 1)
+        self._limit = min(request.max_bytes, broker.config.fetch_max_bytes)
         self._waits_on: list[Partition] = []
         self._scheduled = False
 
@@ -114,9 +117,8 @@ class _Fetch:
 
     def attempt(self) -> _Found:
         """Read what may be read now, within the limits."""
-        limit = min(self._request.max_bytes, self._broker.config.fetch_max_bytes)
         starved = self._broker.unsent_bytes() >= self._broker.config.queued_max_response_bytes
-        budget = ByteBudget(0 if starved else limit, first=not starved)
+        budget = ByteBudget(0 if starved else self._limit, first=not starved)
         found = _Found([])
         for wanted in self._plan.wanted:
             data = self._read(wanted, budget, found)
@@ -197,7 +199,24 @@ class _Fetch:
             or request.max_wait_ms <= 0
             or not self._plan.wanted
             or self._broker.stopping
+            # Whole batches may fill an answer and yet be fewer bytes than it may have.
+            or (found.size > 0 and self._limit < request.min_bytes and self._may_be_enough())
         )
+
+    def _may_be_enough(self) -> bool:
+        """Is it worth reading? Judged by positions, so that waiting for much does not mean reading it over
+        and over; counts what is not synced yet, and so errs towards reading."""
+        missing = min(self._request.min_bytes, self._limit)
+        for wanted in self._plan.wanted:
+            partition = self._find(wanted.key)
+            if isinstance(partition, Reject):
+                return True
+            log = partition.log
+            if wanted.offset < log.high_watermark:
+                missing -= min(readable_bytes(log, Offset(wanted.offset), missing), wanted.max_bytes)
+            if missing <= 0 or log.failure is not None:
+                return True
+        return self._broker.stopping
 
     def wait(self, found: _Found) -> "asyncio.Future[Body]":
         """A future of the answer; cancelling it forgets the request."""
@@ -224,6 +243,8 @@ class _Fetch:
         if self._future.done():
             return
         try:
+            if not time_is_up and self._request.min_bytes > 1 and not self._may_be_enough():
+                return
             found = self.attempt()
             if time_is_up or self.is_enough(found):
                 self._future.set_result(self.answer(found))

@@ -1,5 +1,6 @@
 """ListOffsets: the offset of a time, of the beginning, of the end."""
 
+from collections import Counter
 from typing import Final
 
 from tallystick.broker.broker import Broker
@@ -31,12 +32,15 @@ _SINCE: Final = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST
 
 def handle(broker: Broker, request: ListOffsetsRequest, context: RequestContext) -> ListOffsetsResponse:
     isolation = Isolation(request.isolation_level == 1)
+    asked = Counter((topic.name, p.partition_index) for topic in request.topics for p in topic.partitions)
     return ListOffsetsResponse(
         topics=tuple(
             ListOffsetsTopicResponse(
                 name=topic.name,
                 partitions=tuple(
                     _answer(broker, topic.name, wanted, isolation, context.api_version)
+                    if asked[topic.name, wanted.partition_index] == 1
+                    else _refused(wanted.partition_index, ErrorCode.INVALID_REQUEST)
                     for wanted in topic.partitions
                 ),
             )

@@ -1,0 +1,47 @@
+"""What a waiting reader is told there is, against what reading finds."""
+
+from tallystick.kernel.errors import Reject
+from tallystick.kernel.ids import LeaderEpoch, Offset, TopicPartition
+from tallystick.protocol.records import BatchMeta, Record, encode_batch, iter_headers
+from tallystick.storage.loading import create_log
+from tallystick.storage.log import Log, LogConfig, LogHooks, Unlimited
+from tallystick.storage.measuring import readable_bytes
+from tallystick.storage.segment_file import Residents
+from tallystick.testing.memory_fs import MemoryFileSystem
+
+NOW = 1_700_000_000_000
+
+
+def log_of(batches: int) -> Log:
+    """Batches of three records each, four of them in a segment."""
+    config = LogConfig(segment_bytes=600, index_interval_bytes=100)
+    hooks = LogHooks(space=Unlimited(), residents=Residents(files_max=2))
+    log = create_log(MemoryFileSystem(), "d", TopicPartition("t", 0), config, hooks)
+    records = [Record(offset=i, timestamp_ms=NOW, key=b"k", value=b"v" * 20, headers=()) for i in range(3)]
+    for _ in range(batches):
+        log.append(encode_batch(records, BatchMeta()), now_ms=NOW, leader_epoch=LeaderEpoch(0))
+    return log
+
+
+def read_from(log: Log, at: int) -> int:
+    total = 0
+    while at < log.log_end_offset:
+        result = log.read(at, 1 << 20, upper=log.log_end_offset)
+        assert not isinstance(result, Reject)
+        total += len(result.data)
+        *_, (_, last) = iter_headers(result.data)
+        at = last.next_offset
+    return total
+
+
+def test_as_much_as_reading_finds_is_counted_from_every_offset() -> None:
+    log = log_of(20)
+    assert len(log.segments) > 3
+    for offset in range(log.log_end_offset + 1):
+        assert readable_bytes(log, Offset(offset), 1 << 20) == read_from(log, offset), offset
+
+
+def test_counting_ends_when_it_is_enough() -> None:
+    log = log_of(20)
+    total = readable_bytes(log, Offset(0), 1 << 20)
+    assert 1 <= readable_bytes(log, Offset(0), 1) < total
