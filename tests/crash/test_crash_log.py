@@ -39,7 +39,7 @@ T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
 IDS = {T0: UUID(int=7), T1: UUID(int=8)}
 CONFIG = LogConfig(segment_bytes=700, index_interval_bytes=100)
 OPTIONS = DirectoryOptions(cluster_id="AAAAAAAAAAAAAAAAAAAAAA")
-KEEPS: tuple[Keep, ...] = ("prefix", "subset")
+KEEPS: tuple[Keep, ...] = ("prefix", "subset", "unordered")
 
 
 @dataclass
@@ -200,13 +200,13 @@ def test_power_may_fail_again_while_recovering() -> None:
             fs = MemoryFileSystem(crash_after=effects)
             with pytest.raises(PowerLost):
                 live(fs, "d", Told(fs.effects))
-            fs.crash("prefix", effects)
+            fs.crash("unordered" if effects % 2 else "prefix", effects)
             fs.crash_after = again
             try:
                 log_dir = LogDir.open(fs, "d", OPTIONS)
                 log_dir.get_or_create(T0, CONFIG, IDS[T0])
             except PowerLost:
-                fs.crash("subset", again)
+                fs.crash("unordered" if again % 2 else "subset", again)
                 check_disk(fs, "d", told, effects)
                 again += 1 if LONG else 5
             else:
@@ -221,7 +221,7 @@ def test_every_prefix_of_the_recorded_system_calls_can_be_opened(tmp_path: Path)
     live(RealFileSystem(calls), root, told)
     assert {call.name for call in calls.calls} >= {"create", "write", "sync", "sync_dir", "rename", "remove"}
     for prefix in range(len(calls.calls) + 1):
-        chosen = states(prefix) if LONG else [("nothing", 0), ("prefix", prefix), ("subset", prefix)]
+        chosen = states(prefix) if LONG else [("nothing", 0), *((keep, prefix) for keep in KEEPS)]
         for number, (keep, seed) in enumerate(chosen):
             disk = play_back(calls.calls[:prefix])
             disk.crash(keep, seed)

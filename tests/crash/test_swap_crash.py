@@ -3,14 +3,20 @@
 Never both, never neither, and the newest value of each key is there in any case [CLN-3].
 """
 
+import os
+from contextlib import suppress
 from typing import Final, get_args
 
 import pytest
 from compacted import DIRECTORY, Compacted
 
 from tallystick.kernel.ids import Identity, ProducerEpoch, ProducerId
+from tallystick.storage.cleaner import CleanedGroup, clean
+from tallystick.storage.fs import make_directory
+from tallystick.storage.segment import file_name
 from tallystick.testing.memory_fs import Keep, MemoryFileSystem, PowerLost
 
+SEEDS: Final = 60 if os.environ.get("TALLYSTICK_LONG") == "1" else 4
 P1 = Identity(ProducerId(1), ProducerEpoch(0))
 
 
@@ -62,6 +68,11 @@ def check_whole(log: Compacted, end: int) -> None:
 @pytest.mark.parametrize("effect", range(EFFECTS))
 def test_a_crash_leaves_the_old_segments_or_the_new(effect: int, keep: Keep) -> None:
     """[CLN-3]"""
+    for seed in range(SEEDS if keep == "unordered" else 1):
+        crash_and_check(effect, keep, 1000 * effect + seed)
+
+
+def crash_and_check(effect: int, keep: Keep, seed: int) -> None:
     log = dirty_log()
     end = log.log.log_end_offset
     recovery_point = log.log.recovery_point
@@ -69,7 +80,7 @@ def test_a_crash_leaves_the_old_segments_or_the_new(effect: int, keep: Keep) -> 
     fs.crash_after = len(fs.effects) + effect
     with pytest.raises(PowerLost):
         log.clean()
-    fs.crash(keep, seed=effect)
+    fs.crash(keep, seed)
     log.reopen(recovery_point=recovery_point)
     check_whole(log, end)
     # The next round finds nothing in its way, from wherever the lost checkpoint lets it begin.
@@ -78,8 +89,9 @@ def test_a_crash_leaves_the_old_segments_or_the_new(effect: int, keep: Keep) -> 
     check_whole(log, end)
 
 
+@pytest.mark.parametrize("keep", ["prefix", "unordered"])
 @pytest.mark.parametrize("effect", range(0, EFFECTS, 3))
-def test_a_crash_in_the_recovery_of_a_crash(effect: int) -> None:
+def test_a_crash_in_the_recovery_of_a_crash(effect: int, keep: Keep) -> None:
     """[CLN-3] Finishing an exchange can itself be interrupted, after any of its effects."""
     second = 0
     while True:
@@ -88,12 +100,12 @@ def test_a_crash_in_the_recovery_of_a_crash(effect: int) -> None:
         log.fs.crash_after = len(log.fs.effects) + effect
         with pytest.raises(PowerLost):
             log.clean()
-        log.fs.crash("prefix", seed=effect)
+        log.fs.crash(keep, seed=effect)
         log.fs.crash_after = second
         try:
             log.reopen(recovery_point=recovery_point)
         except PowerLost:
-            log.fs.crash("prefix", seed=effect + second)
+            log.fs.crash(keep, seed=effect + second)
             log.reopen(recovery_point=recovery_point)
             check_whole(log, end)
             second += 1
@@ -110,3 +122,33 @@ def test_a_clean_stop_after_a_compaction_opens_without_a_scan() -> None:
     log.log.close(clean=True)
     log.reopen(clean_stop=True)
     check_whole(log, end)
+
+
+@pytest.mark.parametrize("keep", ["prefix", "unordered"])
+def test_an_exchange_that_was_not_committed_is_undone_as_a_whole(keep: Keep) -> None:
+    """[CLN-3] Undoing it may itself be interrupted: what is left must not pass for a committed one."""
+    log = dirty_log()
+    end, recovery_point = log.log.log_end_offset, log.log.recovery_point
+    group = next(step for step in clean(log.fs, log.request()) if isinstance(step, CleanedGroup))
+    base = f"{DIRECTORY}/{file_name(group.base_offset, '')}"
+    for suffix in (".index", ".timeindex", ".txnindex"):
+        log.fs.rename(f"{base}{suffix}.cleaned", f"{base}{suffix}.swap")
+    log.fs.sync_dir(DIRECTORY)
+    disk = log.fs.files()
+    for effect in range(8):
+        for seed in range(10):
+            log.fs = MemoryFileSystem()
+            for name, data in disk.items():
+                make_directory(log.fs, name.rpartition("/")[0])
+                file = log.fs.open_append(name)
+                file.write([data])
+                file.sync()
+            log.fs.sync_dir(DIRECTORY)
+            log.fs.crash_after = len(log.fs.effects) + effect
+            with suppress(PowerLost):
+                log.reopen(recovery_point=recovery_point)
+            log.fs.crash(keep, seed)
+            log.reopen(recovery_point=recovery_point)
+            check_whole(log, end)
+            assert log.log.segments[0].size == len(disk[f"{base}.log"])
+            assert log.fs.files()[f"{base}.index"] == disk[f"{base}.index"]

@@ -3,7 +3,8 @@
 It keeps two things apart: what programs see, and what is on the disk. Bytes reach the disk with `sync`
 of their file, names with `sync_dir` of their directory. At a crash every change since then may have
 happened or not: a file keeps any prefix of its unsynced writes, the last of them torn anywhere, or any
-subset of them with holes of zeros between; a directory keeps any prefix of its unsynced changes.
+subset of them with holes of zeros between; a directory keeps any prefix of its unsynced changes, or, on a
+file system that does not order them, any subset.
 
 Effects are numbered and recorded, so that a test can crash after each of them.
 """
@@ -16,8 +17,11 @@ from typing import Final, Literal
 
 from tallystick.storage.fs import Buffer
 
-Keep = Literal["nothing", "everything", "prefix", "subset"]
-"""What of the unsynced changes survives; the last two are drawn from the seed."""
+Keep = Literal["nothing", "everything", "prefix", "subset", "unordered"]
+"""What of the unsynced changes survives; the last three are drawn from the seed.
+
+`subset` is of the writes to a file, names keep their order; `unordered` is of both.
+"""
 
 
 class PowerLost(BaseException):
@@ -50,7 +54,7 @@ class _Node:
         kept = {"nothing": 0, "everything": count}.get(keep, random.randint(0, count))
         for number, (at, change) in enumerate(self.pending):
             torn = number == kept and keep == "prefix"
-            lost = random.random() < 0.5 if keep == "subset" else number >= kept
+            lost = random.random() < 0.5 if keep in ("subset", "unordered") else number >= kept
             if change is None:
                 if not lost:
                     _resize(data, at)
@@ -175,8 +179,9 @@ class MemoryFileSystem:
         for changes in self._changes.values():
             count = len(changes)
             kept = {"nothing": 0, "everything": count}.get(keep, random.randint(0, count))
-            for change in changes[:kept]:
-                self._apply_durably(change)
+            for number, change in enumerate(changes):
+                if random.random() < 0.5 if keep == "unordered" else number < kept:
+                    self._apply_durably(change)
         self._changes.clear()
         for path in [path for path, durable in self._dirs.items() if not durable]:
             if keep == "nothing" or (keep != "everything" and random.random() < 0.5):
