@@ -17,6 +17,7 @@ from tallystick.storage.fs import RealFileSystem
 from tallystick.storage.loading import create_log
 from tallystick.storage.log import Log, LogConfig, LogHooks, Unlimited
 from tallystick.storage.segment_file import Residents
+from tallystick.storage.swap import Swap
 from tallystick.testing import FakeClock
 
 pytestmark = pytest.mark.server
@@ -131,6 +132,24 @@ async def test_stopping_ends_the_child(tmp_path: Path) -> None:
     assert world.cleaning._round is None or world.cleaning._round[1].done()
     assert world.table() == before
     assert not world.leftovers()
+
+
+@on_loop
+async def test_a_round_ends_where_records_were_deleted_meanwhile(tmp_path: Path) -> None:
+    """What it leaves out must not count as clean: a tombstone further on may delete a value in it."""
+    world = World(tmp_path)
+    world.write(500)
+    before, bases = world.table(), [segment.base_offset for segment in world.log.segments]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Swap, "is_current", lambda swap: False)
+        assert not await world.cleaning.compact_once()
+    assert NAME not in world.cleaned
+    assert [segment.base_offset for segment in world.log.segments] == bases
+    assert not world.leftovers()
+    assert await world.cleaning.compact_once()
+    assert world.table() == before
+    assert world.cleaned[NAME] == world.log.active.base_offset
+    await world.cleaning.stop()
 
 
 @on_loop

@@ -49,6 +49,10 @@ class WorkerFailed(Exception):
     """The child could not finish; its reason is the text."""
 
 
+class LogChanged(Exception):
+    """Records were deleted while the child read them; what was put in place before is right."""
+
+
 class Cleaning:
     """Owner of all cleaning in one broker. Started and stopped by it, lives on the loop.
 
@@ -161,6 +165,8 @@ class Cleaning:
             ours = asyncio.current_task()
             if ours is not None and ours.cancelling():
                 raise  # we are to end; `stop` ends the round
+            return False
+        except LogChanged:
             return False
         except WorkerFailed as exc:
             _log.error("%s: compaction failed, not tried again before a restart: %s", topic_partition, exc)
@@ -286,9 +292,10 @@ class Cleaning:
     async def _swap(self, log: Log, group: CleanedGroup) -> None:
         swap = Swap(log, group)
         if not swap.is_current():
-            # Records were deleted meanwhile: what the child read is not the log any more.
+            # What the child read is not the log any more. The round ends, and nothing counts as clean: in
+            # what follows a tombstone may be gone that still deletes a value in this group.
             swap.abandon()
-            return
+            raise LogChanged
         try:
             for step in swap.steps():
                 if isinstance(step, Here):

@@ -20,7 +20,15 @@ from tallystick.storage.checkpoints import (
     parse_offsets,
     parse_partition_metadata,
 )
-from tallystick.storage.fs import FileSystem, Lock, StorageFailure, make_directory, replace_file
+from tallystick.storage.fs import (
+    FileSystem,
+    Lock,
+    LogOffline,
+    StorageFailure,
+    is_full,
+    make_directory,
+    replace_file,
+)
 from tallystick.storage.loading import Ended, create_log, open_log
 from tallystick.storage.log import Log, LogHooks, SpaceGuard, Unlimited
 from tallystick.storage.malformed import MalformedFile
@@ -50,6 +58,10 @@ def _ignore(log: Log) -> None:
     """No group commit: the owner syncs by itself."""
 
 
+def _leave_to_callers(log: Log, failure: LogOffline) -> None:
+    """Nobody to tell: whoever uses the log next is refused."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DirectoryOptions:
     """What a data directory is opened with. `cluster_id` None: whatever it has, or a new one."""
@@ -58,6 +70,7 @@ class DirectoryOptions:
     cluster_id: str | None = None
     space: SpaceGuard = field(default_factory=Unlimited)
     request_sync: Callable[[Log], None] = _ignore
+    offline: Callable[[Log, LogOffline], None] = _leave_to_callers  # in any thread
 
 
 class LogDir:
@@ -76,7 +89,9 @@ class LogDir:
             residents=Residents(),
             request_sync=options.request_sync,
             before_delete=self._save_starts,
+            offline=options.offline,
         )
+        self._space = options.space
         self._recovery_points: dict[TopicPartition, int] = {}
         self._starts: dict[TopicPartition, int] = {}
         self.cleaned: dict[TopicPartition, int] = {}
@@ -210,6 +225,7 @@ class LogDir:
             # Before the name can be used again: a recovery point of the old log would condemn the new one.
             self._save(RECOVERY_POINTS, self._recovery_points)
             self._save(LOG_STARTS, self._starts)
+            self._save(CLEANED, self.cleaned)
             self._remove_tree(doomed)
 
     def _remove_tree(self, path: str) -> None:
@@ -236,7 +252,15 @@ class LogDir:
         self._save(LOG_STARTS, self._starts)
 
     def _save(self, name: str, offsets: dict[TopicPartition, int]) -> None:
-        replace_file(self.fs, f"{self.directory}/{name}", format_offsets(offsets).encode())
+        """On a full disk with a piece of the reserve: without, nothing could be deleted [RSV-1]."""
+        path, data = f"{self.directory}/{name}", format_offsets(offsets).encode()
+        try:
+            replace_file(self.fs, path, data)
+        except OSError as exc:
+            if not is_full(exc):
+                raise
+            self._space.release(len(data))
+            replace_file(self.fs, path, data)
 
     def close(self) -> None:
         """End cleanly: sync and close every log, then the checkpoints, then the mark, then the lock.

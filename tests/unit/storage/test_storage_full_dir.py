@@ -1,0 +1,101 @@
+"""A data directory on a full disk, and after it gave a partition up."""
+
+import errno
+from uuid import UUID
+
+import pytest
+
+from tallystick.kernel.ids import LeaderEpoch, Offset, TopicPartition
+from tallystick.protocol.records import BatchMeta, Record, encode_batch
+from tallystick.storage.fs import LogFull, LogOffline
+from tallystick.storage.log import AppendResult, Log, LogConfig
+from tallystick.storage.log_dir import DirectoryOptions, LogDir
+from tallystick.storage.reserve import Reserve
+from tallystick.testing.memory_fs import MemoryFileSystem
+
+NOW = 1_700_000_000_000
+TP = TopicPartition("t", 0)
+ID = UUID(int=5)
+CONFIG = LogConfig(segment_bytes=600)
+
+
+def append(log: Log) -> None:
+    record = Record(offset=0, timestamp_ms=NOW, key=b"k", value=b"v" * 50, headers=())
+    result = log.append(encode_batch([record], BatchMeta()), now_ms=NOW, leader_epoch=LeaderEpoch(0))
+    assert isinstance(result, AppendResult)
+
+
+def fill(log: Log) -> None:
+    for _ in range(10):
+        append(log)
+
+
+def full_directory() -> tuple[MemoryFileSystem, LogDir, Log, Reserve]:
+    fs = MemoryFileSystem(capacity=1 << 20)
+    fs.mkdir("d")
+    fs.sync_dir("")
+    reserve = Reserve(fs, "d", 4_000, chunk_bytes=1_000)
+    assert reserve.restore()
+    directory = LogDir.open(fs, "d", DirectoryOptions(space=reserve))
+    log = directory.get_or_create(TP, CONFIG, ID)
+    while len(log.segments) < 4:
+        append(log)
+    log.sync()
+    fs.capacity -= fs.room()
+    return fs, directory, log, reserve
+
+
+def test_old_segments_can_be_deleted_on_a_full_disk() -> None:
+    """The one way out of a full disk begins with a write: the log start offset."""
+    fs, directory, log, reserve = full_directory()
+    with pytest.raises(LogFull):
+        fill(log)
+    log.delete_oldest_segments(2)
+    assert len(log.segments) == 2
+    assert reserve.restore()
+    append(log)
+    start, end = log.log_start_offset, log.log_end_offset
+    log.sync()
+    directory.abandon()
+    fs.crash()
+    again = LogDir.open(fs, "d", DirectoryOptions()).get_or_create(TP, CONFIG, ID)
+    assert (again.log_start_offset, again.log_end_offset) == (start, end)
+
+
+def test_records_can_be_deleted_and_the_broker_stopped_on_a_full_disk() -> None:
+    fs, directory, log, _ = full_directory()
+    assert log.delete_records_before(Offset(3)) is None
+    end = log.log_end_offset
+    directory.close()
+    again = LogDir.open(fs, "d", DirectoryOptions())
+    assert again.was_clean
+    log = again.get_or_create(TP, CONFIG, ID)
+    assert (log.log_start_offset, log.log_end_offset) == (3, end)
+
+
+def test_a_topic_made_again_has_nothing_clean() -> None:
+    """What was cleaned in the old one would be taken for clean in the new one after a crash."""
+    fs = MemoryFileSystem()
+    directory = LogDir.open(fs, "d", DirectoryOptions())
+    directory.get_or_create(TP, CONFIG, ID)
+    directory.cleaned[TP] = 7
+    directory.checkpoint()
+    directory.delete(TP)
+    log = directory.get_or_create(TP, CONFIG, UUID(int=6))
+    append(log)
+    log.sync()
+    fs.crash()
+    assert LogDir.open(fs, "d", DirectoryOptions()).cleaned == {}
+
+
+def test_whoever_owns_the_directory_is_told_when_a_log_goes_offline() -> None:
+    """[LOG-4] Whatever was being done: an append, a roll for retention, a sync."""
+    fs = MemoryFileSystem()
+    told: list[tuple[Log, LogOffline]] = []
+    options = DirectoryOptions(offline=lambda log, failure: told.append((log, failure)))
+    log = LogDir.open(fs, "d", options).get_or_create(TP, CONFIG, ID)
+    append(log)
+    fs.sync_failure = OSError(errno.EIO, "input/output error")
+    with pytest.raises(LogOffline):
+        log.roll(NOW)
+    assert told == [(log, log.failure)]
