@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tallystick.broker.cleaning import Cleaning, CleaningConfig
+from tallystick.broker.cleaning import Cleaning, CleaningConfig, NoRoom
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import LeaderEpoch, TopicPartition
 from tallystick.protocol.records import BatchMeta, Record, decode_records, encode_batch, iter_headers
@@ -164,6 +164,27 @@ async def test_a_damaged_log_is_left_alone_until_a_restart(tmp_path: Path) -> No
     assert world.log in world.cleaning._uncleanable
     assert not world.leftovers()
     assert not await world.cleaning.compact_once()
+    await world.cleaning.stop()
+
+
+@on_loop
+async def test_a_log_that_found_no_room_is_tried_again(tmp_path: Path) -> None:
+    """After the back-off, and others come first until then."""
+    world = World(tmp_path)
+    world.write(500)
+    follow = world.cleaning._follow
+
+    async def full(*_: object) -> dict[str, Any]:
+        raise NoRoom("no space left on device")
+
+    world.cleaning._follow = full  # type: ignore[method-assign]
+    assert await world.cleaning.compact_once()
+    world.cleaning._follow = follow  # type: ignore[method-assign]
+    assert not world.leftovers()
+    assert not await world.cleaning.compact_once()
+    world.clock.advance(1)
+    assert await world.cleaning.compact_once()
+    assert world.cleaned[NAME] == world.log.active.base_offset
     await world.cleaning.stop()
 
 

@@ -49,6 +49,10 @@ class WorkerFailed(Exception):
     """The child could not finish; its reason is the text."""
 
 
+class NoRoom(Exception):
+    """The child met a full disk; its reason is the text."""
+
+
 class LogChanged(Exception):
     """Records were deleted while the child read them; what was put in place before is right."""
 
@@ -76,6 +80,7 @@ class Cleaning:
         self._round: tuple[TopicPartition, asyncio.Task[None]] | None = None
         self._drops: set[asyncio.Task[None]] = set()
         self._uncleanable: set[Log] = set()  # a round found something wrong with its files
+        self._resting: dict[TopicPartition, int] = {}  # a round found no room: when to try again
 
     # -- life -----------------------------------------------------------------------------------------
 
@@ -150,7 +155,7 @@ class Cleaning:
                 await asyncio.sleep(max(self._config().backoff_ms, 1) / 1000)
 
     async def compact_once(self) -> bool:
-        """One round over the log that needs it most; False when none does, or the round failed."""
+        """One round over the log that needs it most; False when none does, or when to wait is better."""
         found = await self._find_dirtiest()
         if found is None:
             return False
@@ -168,6 +173,11 @@ class Cleaning:
             return False
         except LogChanged:
             return False
+        except NoRoom as exc:
+            rest_ms = self._config().backoff_ms
+            _log.warning("%s: no room to compact it, tried again in %d ms: %s", topic_partition, rest_ms, exc)
+            self._resting[topic_partition] = self._clock.monotonic_ms() + rest_ms
+            return True  # another log may need less, and make room
         except WorkerFailed as exc:
             _log.error("%s: compaction failed, not tried again before a restart: %s", topic_partition, exc)
             self._uncleanable.add(log)
@@ -188,6 +198,7 @@ class Cleaning:
                 COMPACT not in log.config.cleanup_policy
                 or log.failure is not None
                 or log in self._uncleanable
+                or self._rests(topic_partition)
             ):
                 continue
             try:
@@ -201,6 +212,15 @@ class Cleaning:
         if best is None or self._logs.get(best[0]) is not best[1]:
             return None
         return best
+
+    def _rests(self, topic_partition: TopicPartition) -> bool:
+        until = self._resting.get(topic_partition)
+        if until is None:
+            return False
+        if until > self._clock.monotonic_ms():
+            return True
+        del self._resting[topic_partition]
+        return False
 
     def _plan(self, topic_partition: TopicPartition, log: Log) -> Cleanable:
         config = log.config
@@ -281,7 +301,7 @@ class Cleaning:
                 case "done":
                     return said
                 case "failed":
-                    raise WorkerFailed(said["reason"])
+                    raise (NoRoom if said["full"] else WorkerFailed)(said["reason"])
             said["old"] = tuple(said["old"])
             await self._put_in_place(log, CleanedGroup(**said))
 

@@ -13,7 +13,7 @@ from typing import Final, TextIO
 
 from tallystick.protocol.records import RecordsError
 from tallystick.storage.cleaner import CleanedGroup, CleaningFailed, CleaningRequest, clean
-from tallystick.storage.fs import FileSystem, RealFileSystem
+from tallystick.storage.fs import FileSystem, RealFileSystem, is_full
 from tallystick.storage.malformed import MalformedFile
 
 # The loop of the broker comes first on a busy machine.
@@ -29,7 +29,8 @@ def work(fs: FileSystem, request_line: str, output: TextIO) -> bool:
     except BrokenPipeError:
         return False
     except (CleaningFailed, RecordsError, MalformedFile, OSError) as exc:
-        _say(output, {"kind": "failed", "reason": f"{type(exc).__name__}: {exc}"})
+        full = isinstance(exc, OSError) and is_full(exc)
+        _say(output, {"kind": "failed", "reason": f"{type(exc).__name__}: {exc}", "full": full})
         return False
     return True
 

@@ -282,7 +282,7 @@ class Log:
             0 if active.rolling_timestamp is None else headers[-1][1].max_timestamp - active.rolling_timestamp
         )
         if active.size and (
-            age > config.segment_ms
+            age > config.rolling_ms
             or active.is_full_for(len(data), last_offset, config.segment_bytes, config.segment_index_bytes)
         ):
             self.roll(now_ms)

@@ -67,6 +67,16 @@ class LogConfig:
         if not HEADER_MIN <= self.segment_bytes <= INT32_MAX:
             raise ValueError(f"segment.bytes is {self.segment_bytes}, it must be {HEADER_MIN} to {INT32_MAX}")
 
+    @property
+    def rolling_ms(self) -> int:
+        """How long a segment grows; what is to be compacted in time must be in a closed one by then.
+
+        Source: LogConfig.maxSegmentMs.
+        """
+        if COMPACT in self.cleanup_policy:
+            return min(self.segment_ms, self.max_compaction_lag_ms)
+        return self.segment_ms
+
 
 HEADER_MIN: Final = 14  # Kafka's own lower bound of segment.bytes
 

@@ -274,6 +274,18 @@ def test_the_worker_speaks_lines_of_json() -> None:
     assert said[-1]["end_offset"] == 40
 
 
+def test_the_worker_says_when_it_found_no_room() -> None:
+    log = Compacted()
+    for n in range(40):
+        log.put((f"k{n}", "v"))
+    log.roll()
+    log.fs.capacity -= log.fs.room() - 1
+    output = io.StringIO()
+    assert not work(log.fs, json.dumps(log.request().as_json()), output)
+    assert json.loads(output.getvalue())["full"] is True
+    assert not [name for name in log.fs.listdir(DIRECTORY) if name.endswith(".cleaned")]
+
+
 def test_the_worker_says_why_it_failed() -> None:
     log = Compacted()
     log.put(*((f"k{n}", "v") for n in range(10)))

@@ -148,6 +148,12 @@ def test_a_segment_rolls_by_size_time_and_index() -> None:
     append(log, batch(ts=NOW + 1000))
     append(log, batch(ts=NOW + 1001))
     assert [segment.base_offset for segment in log.segments] == [0, 2]
+    # A compacted log closes what may wait no longer: the last segment is not compacted.
+    for policy, rolls in (("compact", 1), ("delete", 0)):
+        _, log = create(LogConfig(max_compaction_lag_ms=1000, cleanup_policy=frozenset({policy})))
+        for time in (NOW, NOW + 1001):
+            append(log, batch(ts=time))
+        assert len(log.segments) == 1 + rolls
     _, log = create(LogConfig(segment_index_bytes=50, index_interval_bytes=10))
     for number in range(9):
         append(log, batch(ts=NOW + number))
