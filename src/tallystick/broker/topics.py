@@ -10,7 +10,7 @@ import logging
 import re
 import uuid
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from types import MappingProxyType
 from typing import Final, Protocol
 
@@ -25,6 +25,7 @@ from tallystick.kernel.errors import Reject, TallystickError
 from tallystick.kernel.ids import TopicPartition
 from tallystick.kernel.limits import TOPIC_NAME_LENGTH_MAX
 from tallystick.storage.validation import LogConfig
+from tallystick.kernel.value import frozen
 
 _log = logging.getLogger("tallystick.broker.topics")
 
@@ -57,7 +58,7 @@ def check_name(name: str) -> Reject | None:
     return None if why is None else Reject(ErrorCode.INVALID_TOPIC_EXCEPTION, f"topic name {name!r} {why}")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class NewTopic:
     """What somebody wants made."""
 
@@ -160,7 +161,7 @@ class Topics:
         if refused is not None:
             return refused
         if wanted.name in self._by_name:
-            return Reject(ErrorCode.TOPIC_ALREADY_EXISTS, f"topic {wanted.name!r} is there already")
+            return Reject(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic {wanted.name!r} already exists.")
         other = self._folded.get(_fold(wanted.name))
         if other is not None:
             return Reject(
