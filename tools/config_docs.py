@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from tallystick.broker.config import BROKER_SETTINGS, NO_EFFECT, RENAMED, TOPIC_SETTINGS
+from tallystick.broker.config import BROKER_SETTINGS, RENAMED, TOPIC_SETTINGS
+from tallystick.broker.kafka_names import NO_EFFECT, REFUSED, REFUSED_PREFIXES
 from tallystick.broker.settings import Setting
 from tallystick.broker.topic_config import ONLY_DEFAULTS
 
@@ -48,6 +49,13 @@ def main() -> None:
         " are not there yet.\n"
     )
     parts.append(", ".join(f"`{name}`" for name in sorted(NO_EFFECT)) + ".\n")
+    parts.append(
+        "\n## Refused\n\nEach asks for what is not there; only Kafka's default, which does not, is taken.\n"
+    )
+    parts.append("| name | accepted | why |\n|---|---|---|")
+    rows = [(f"{prefix}*", "never", why) for prefix, why in REFUSED_PREFIXES.items()]
+    rows += [(name, f"`{text}`" if text else "empty", why) for name, (text, why) in REFUSED.items()]
+    parts[-1] += "".join(f"\n| `{name}` | {text} | {why} |" for name, text, why in rows) + "\n"
     TARGET.write_text("\n".join(parts))
 
 

@@ -2,8 +2,8 @@
 
 Three sources, strongest first: the command line, the file, the defaults. Every problem is reported at once
 and stops the start. A Kafka setting that means nothing to one broker on one machine is in NO_EFFECT: it is
-accepted, so that a `server.properties` written for Kafka starts this broker, and named in one warning.
-Anything else is unknown and refused.
+accepted, so that a `server.properties` written for Kafka starts this broker, and named in one warning. One
+that asks for what is not here is refused with the reason, and anything else is unknown and refused.
 """
 
 from collections.abc import Iterator, Mapping
@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
+from tallystick.broker.kafka_names import NO_EFFECT, is_refused, refusals
 from tallystick.broker.settings import BadConfig, Kind, Setting, build, setting, settings_of
 from tallystick.broker.topic_config import COMPRESSION_TYPES, DAY_MS, HOUR_MS, ONLY_DEFAULTS, TopicConfig
 from tallystick.kernel.ids import INT32_MAX, INT64_MAX
@@ -210,15 +211,21 @@ class BrokerConfig:
     # ----------------------------------------------------------------- housekeeping
     log_retention_check_interval_ms: int = setting(300_000, "Time between two looks for old segments.", low=1)
     log_cleaner_enable: bool = setting(True, "Whether compacted topics are compacted.")
-    log_cleaner_backoff_ms: int = setting(15_000, "Time between two looks for something to compact.", low=0)
+    log_cleaner_backoff_ms: int = setting(
+        15_000, "Time between two looks for something to compact.", low=0, dynamic=True
+    )
     log_cleaner_dedupe_buffer_size: int = setting(
-        128 * MIB, "Memory for the keys of one compaction; a child process has it.", low=MIB
+        128 * MIB, "Memory for the keys of one compaction; a child process has it.", low=MIB, dynamic=True
     )
     log_flush_offset_checkpoint_interval_ms: int = setting(
         60_000, "Time between two writes of the recovery points.", kind=Kind.INT, low=0
     )
     producer_id_expiration_ms: int = setting(
-        DAY_MS, "A producer that wrote nothing for this long is forgotten.", kind=Kind.INT, low=1
+        DAY_MS,
+        "A producer that wrote nothing for this long is forgotten.",
+        kind=Kind.INT,
+        low=1,
+        dynamic=True,
     )
     producer_id_expiration_check_interval_ms: int = setting(
         600_000, "Time between two looks for such producers.", kind=Kind.INT, low=1
@@ -318,8 +325,17 @@ class BrokerConfig:
                 known.setdefault(new, known.pop(old))
         controllers = known.pop("controller.listener.names", "")
         _without_controllers(known, controllers)
-        effective = {name: text for name, text in known.items() if name not in NO_EFFECT}
-        return build(cls, effective, given=MappingProxyType(effective))
+        problems = list(refusals(known))
+        effective = {
+            name: text for name, text in known.items() if name not in NO_EFFECT and not is_refused(name)
+        }
+        try:
+            made = build(cls, effective, given=MappingProxyType(effective))
+        except BadConfig as exc:
+            raise BadConfig("\n".join([*problems, str(exc)])) from None
+        if problems:
+            raise BadConfig("\n".join(problems))
+        return made
 
     def topic(self, overrides: Mapping[str, str] = MappingProxyType({})) -> TopicConfig:
         """A topic's configuration: its own `overrides` over what this broker falls back to.
@@ -394,38 +410,5 @@ def _one_plaintext(text: str) -> Endpoint:
 BROKER_SETTINGS: Final = settings_of(BrokerConfig)
 TOPIC_SETTINGS: Final = settings_of(TopicConfig)
 
+# Kafka's older name, which still works, and the one that wins when both are given.
 RENAMED: Final = {"broker.id": "node.id", "log.dir": "log.dirs"}
-
-# Kafka's own names that mean nothing to one broker without quorum, replication, tiered storage or thread
-# pools, or, for transactions, nothing yet.
-_NO_EFFECT: Final = """
-    auto.leader.rebalance.enable background.threads broker.heartbeat.interval.ms
-    broker.session.timeout.ms controlled.shutdown.enable controller.quorum.bootstrap.servers
-    controller.quorum.election.timeout.ms controller.quorum.fetch.timeout.ms
-    controller.quorum.voters controller.socket.timeout.ms group.consumer.heartbeat.interval.ms
-    group.consumer.max.size group.consumer.session.timeout.ms group.coordinator.rebalance.protocols
-    group.coordinator.threads group.share.enable inter.broker.listener.name
-    inter.broker.protocol.version leader.imbalance.check.interval.seconds
-    leader.imbalance.per.broker.percentage listener.security.protocol.map
-    log.cleaner.io.buffer.load.factor log.cleaner.io.buffer.size log.cleaner.io.max.bytes.per.second
-    log.cleaner.threads log.flush.scheduler.interval.ms
-    log.flush.start.offset.checkpoint.interval.ms log.message.format.version metadata.log.dir
-    metadata.log.segment.bytes metadata.max.retention.bytes metadata.max.retention.ms
-    metric.reporters metrics.num.samples metrics.sample.window.ms num.io.threads num.network.threads
-    num.recovery.threads.per.data.dir num.replica.alter.log.dirs.threads num.replica.fetchers
-    offsets.commit.timeout.ms offsets.load.buffer.size offsets.topic.compression.codec
-    offsets.topic.replication.factor process.roles queued.max.requests
-    remote.log.storage.system.enable replica.fetch.backoff.ms replica.fetch.max.bytes
-    replica.fetch.min.bytes replica.fetch.response.max.bytes replica.fetch.wait.max.ms
-    replica.high.watermark.checkpoint.interval.ms replica.lag.time.max.ms replica.selector.class
-    replica.socket.receive.buffer.bytes replica.socket.timeout.ms
-    share.coordinator.state.topic.min.isr share.coordinator.state.topic.replication.factor
-    socket.receive.buffer.bytes socket.send.buffer.bytes
-    transaction.abort.timed.out.transaction.cleanup.interval.ms transaction.max.timeout.ms
-    transaction.remove.expired.transaction.cleanup.interval.ms
-    transaction.state.log.load.buffer.size transaction.state.log.min.isr
-    transaction.state.log.num.partitions transaction.state.log.replication.factor
-    transaction.state.log.segment.bytes transactional.id.expiration.ms unstable.api.versions.enable
-    unstable.feature.versions.enable
-"""
-NO_EFFECT: Final = frozenset(_NO_EFFECT.split())

@@ -6,13 +6,13 @@ import pytest
 
 from tallystick.broker.config import (
     BROKER_SETTINGS,
-    NO_EFFECT,
     TOPIC_SETTINGS,
     BrokerConfig,
     Endpoint,
     ineffective,
 )
 from tallystick.broker.files import storage_config
+from tallystick.broker.kafka_names import NO_EFFECT, REFUSED
 from tallystick.broker.settings import BadConfig, read_properties
 from tallystick.protocol.records import Codec, TimestampType
 
@@ -190,5 +190,5 @@ def test_properties_report_every_bad_line() -> None:
 
 def test_every_setting_is_in_the_documentation() -> None:
     text = (Path(__file__).parents[3] / "docs/config.md").read_text()
-    for name in (*BROKER_SETTINGS, *TOPIC_SETTINGS, *NO_EFFECT):
+    for name in (*BROKER_SETTINGS, *TOPIC_SETTINGS, *NO_EFFECT, *REFUSED):
         assert f"`{name}`" in text, f"{name}: run tools/config_docs.py"

@@ -1,0 +1,168 @@
+"""Kafka's broker settings that are not ours: which are accepted without effect, which are refused, and why.
+
+Together with BrokerConfig this is every name of Kafka 4.3.1. A setting that promises something to users or
+operators (who may connect, which rate is kept, where data goes) must not be taken in silence when nothing
+here keeps the promise; one that tunes what one broker has not is harmless.
+
+Source: tests/vectors/config/kafka-4.3.1-configs.txt, printed by Kafka's own classes.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+# Quorum, replication, share and streams groups, thread pools, the tuning of tiered storage, and, for
+# transactions, nothing yet.
+_NO_EFFECT: Final = """
+    add.partitions.to.txn.retry.backoff.max.ms add.partitions.to.txn.retry.backoff.ms
+    alter.log.dirs.replication.quota.window.num alter.log.dirs.replication.quota.window.size.seconds
+    auto.leader.rebalance.enable background.threads broker.heartbeat.interval.ms broker.session.timeout.ms
+    controlled.shutdown.enable controller.performance.always.log.threshold.ms
+    controller.performance.sample.period.ms controller.quorum.append.linger.ms
+    controller.quorum.auto.join.enable controller.quorum.bootstrap.servers
+    controller.quorum.election.backoff.max.ms controller.quorum.election.timeout.ms
+    controller.quorum.fetch.max.bytes controller.quorum.fetch.snapshot.max.bytes
+    controller.quorum.fetch.timeout.ms controller.quorum.request.timeout.ms
+    controller.quorum.retry.backoff.ms controller.quorum.voters controller.quota.window.num
+    controller.quota.window.size.seconds controller.socket.timeout.ms
+    delete.records.purgatory.purge.interval.requests fetch.purgatory.purge.interval.requests
+    follower.fetch.last.tiered.offset.enable group.consumer.assignment.interval.ms
+    group.consumer.assignors group.consumer.heartbeat.interval.ms
+    group.consumer.max.assignment.interval.ms group.consumer.max.heartbeat.interval.ms
+    group.consumer.max.session.timeout.ms group.consumer.max.size group.consumer.migration.policy
+    group.consumer.min.assignment.interval.ms group.consumer.min.heartbeat.interval.ms
+    group.consumer.min.session.timeout.ms group.consumer.regex.refresh.interval.ms
+    group.consumer.session.timeout.ms group.coordinator.append.linger.ms
+    group.coordinator.background.threads group.coordinator.cached.buffer.max.bytes
+    group.coordinator.rebalance.protocols group.coordinator.threads group.share.assignment.interval.ms
+    group.share.assignors group.share.delivery.count.limit group.share.heartbeat.interval.ms
+    group.share.initialize.retry.interval.ms group.share.max.assignment.interval.ms
+    group.share.max.delivery.count.limit group.share.max.heartbeat.interval.ms
+    group.share.max.partition.max.record.locks group.share.max.record.lock.duration.ms
+    group.share.max.session.timeout.ms group.share.max.share.sessions group.share.max.size
+    group.share.min.assignment.interval.ms group.share.min.delivery.count.limit
+    group.share.min.heartbeat.interval.ms group.share.min.partition.max.record.locks
+    group.share.min.record.lock.duration.ms group.share.min.session.timeout.ms
+    group.share.partition.max.record.locks group.share.persister.class.name
+    group.share.record.lock.duration.ms group.share.session.timeout.ms
+    group.streams.assignment.interval.ms group.streams.heartbeat.interval.ms
+    group.streams.initial.rebalance.delay.ms group.streams.max.assignment.interval.ms
+    group.streams.max.heartbeat.interval.ms group.streams.max.session.timeout.ms group.streams.max.size
+    group.streams.max.standby.replicas group.streams.min.assignment.interval.ms
+    group.streams.min.heartbeat.interval.ms group.streams.min.session.timeout.ms
+    group.streams.num.standby.replicas group.streams.session.timeout.ms
+    initial.broker.registration.timeout.ms inter.broker.listener.name
+    internal.metadata.delete.delay.millis internal.metadata.log.segment.bytes
+    internal.metadata.max.batch.size.in.bytes kafka.metrics.polling.interval.secs kafka.metrics.reporters
+    leader.imbalance.check.interval.seconds listener.security.protocol.map
+    log.cleaner.io.buffer.load.factor log.cleaner.io.buffer.size log.cleaner.io.max.bytes.per.second
+    log.cleaner.threads log.dir.failure.timeout.ms log.flush.scheduler.interval.ms
+    log.flush.start.offset.checkpoint.interval.ms log.initial.task.delay.ms metadata.log.dir
+    metadata.log.max.record.bytes.between.snapshots metadata.log.max.snapshot.interval.ms
+    metadata.log.segment.bytes metadata.log.segment.ms metadata.max.idle.interval.ms
+    metadata.max.retention.bytes metadata.max.retention.ms metric.reporters metrics.num.samples
+    metrics.recording.level metrics.sample.window.ms num.io.threads num.network.threads
+    num.recovery.threads.per.data.dir num.replica.alter.log.dirs.threads num.replica.fetchers
+    offsets.commit.timeout.ms offsets.load.buffer.size offsets.topic.compression.codec
+    offsets.topic.replication.factor process.roles producer.purgatory.purge.interval.requests
+    queued.max.requests quota.window.num quota.window.size.seconds remote.fetch.max.wait.ms
+    remote.list.offsets.request.timeout.ms remote.log.index.file.cache.total.size.bytes
+    remote.log.index.file.cache.ttl.ms remote.log.manager.copier.thread.pool.size
+    remote.log.manager.copy.max.bytes.per.second remote.log.manager.copy.quota.window.num
+    remote.log.manager.copy.quota.window.size.seconds remote.log.manager.expiration.thread.pool.size
+    remote.log.manager.fetch.max.bytes.per.second remote.log.manager.fetch.quota.window.num
+    remote.log.manager.fetch.quota.window.size.seconds remote.log.manager.follower.thread.pool.size
+    remote.log.manager.task.interval.ms remote.log.manager.task.retry.backoff.max.ms
+    remote.log.manager.task.retry.backoff.ms remote.log.manager.task.retry.jitter
+    remote.log.manager.thread.pool.size remote.log.metadata.custom.metadata.max.bytes
+    remote.log.metadata.manager.class.name remote.log.metadata.manager.class.path
+    remote.log.metadata.manager.impl.prefix remote.log.metadata.manager.listener.name
+    remote.log.reader.max.pending.tasks remote.log.reader.threads remote.log.storage.manager.class.name
+    remote.log.storage.manager.class.path remote.log.storage.manager.impl.prefix replica.fetch.backoff.ms
+    replica.fetch.max.bytes replica.fetch.min.bytes replica.fetch.response.max.bytes
+    replica.fetch.wait.max.ms replica.high.watermark.checkpoint.interval.ms replica.lag.time.max.ms
+    replica.socket.receive.buffer.bytes replica.socket.timeout.ms replication.quota.window.num
+    replication.quota.window.size.seconds server.max.startup.time.ms share.coordinator.append.linger.ms
+    share.coordinator.cached.buffer.max.bytes share.coordinator.cold.partition.snapshot.interval.ms
+    share.coordinator.load.buffer.size share.coordinator.snapshot.update.records.per.snapshot
+    share.coordinator.state.topic.compression.codec share.coordinator.state.topic.min.isr
+    share.coordinator.state.topic.num.partitions share.coordinator.state.topic.prune.interval.ms
+    share.coordinator.state.topic.replication.factor share.coordinator.state.topic.segment.bytes
+    share.coordinator.threads share.coordinator.write.timeout.ms
+    share.fetch.purgatory.purge.interval.requests socket.connection.setup.timeout.max.ms
+    socket.connection.setup.timeout.ms socket.receive.buffer.bytes socket.send.buffer.bytes
+    telemetry.max.bytes transaction.abort.timed.out.transaction.cleanup.interval.ms
+    transaction.max.timeout.ms transaction.partition.verification.enable
+    transaction.remove.expired.transaction.cleanup.interval.ms transaction.state.log.load.buffer.size
+    transaction.state.log.min.isr transaction.state.log.num.partitions
+    transaction.state.log.replication.factor transaction.state.log.segment.bytes
+    transactional.id.expiration.ms unclean.leader.election.interval.ms unstable.api.versions.enable
+    unstable.feature.versions.enable
+"""
+
+# Names of Kafka 3 and of early releases of 4 that files in use still have.
+FORMER: Final = frozenset(
+    {
+        "group.share.enable",
+        "inter.broker.protocol.version",
+        "leader.imbalance.per.broker.percentage",
+        "log.message.format.version",
+    }
+)
+
+NO_EFFECT: Final = FORMER | frozenset(_NO_EFFECT.split())
+
+_SECURITY: Final = "only PLAINTEXT without authentication or authorization is there"
+_PLUGIN: Final = "this broker loads no Java classes"
+_TIERED: Final = "there is no tiered storage"
+_QUOTA: Final = "connections are limited in number alone: max.connections, max.connections.per.ip"
+
+# Refused unless the text is Kafka's default, which asks for nothing.
+REFUSED: Final[Mapping[str, tuple[str, str]]] = {
+    "alter.config.policy.class.name": ("", _PLUGIN),
+    "authorizer.class.name": ("", _SECURITY),
+    "client.quota.callback.class": ("", _PLUGIN),
+    "config.providers": ("", "values are taken as they are written"),
+    "connection.failed.authentication.delay.ms": ("100", _SECURITY),
+    "connections.max.reauth.ms": ("0", _SECURITY),
+    "cordoned.log.dirs": ("", "there is one data directory"),
+    "create.topic.policy.class.name": ("", _PLUGIN),
+    "early.start.listeners": ("", "there is one listener"),
+    "log.local.retention.bytes": ("-2", _TIERED),
+    "log.local.retention.ms": ("-2", _TIERED),
+    "max.connection.creation.rate": ("2147483647", _QUOTA),
+    "max.connections.per.ip.overrides": ("", _QUOTA),
+    "principal.builder.class": (
+        "org.apache.kafka.common.security.authenticator.DefaultKafkaPrincipalBuilder",
+        _SECURITY,
+    ),
+    "remote.log.storage.system.enable": ("false", _TIERED),
+    "replica.selector.class": ("", _PLUGIN),
+    "security.inter.broker.protocol": ("PLAINTEXT", _SECURITY),
+    "security.providers": ("", _SECURITY),
+    "transaction.two.phase.commit.enable": ("false", "there is no transaction coordinator yet"),
+}
+
+REFUSED_PREFIXES: Final[Mapping[str, str]] = {
+    "delegation.token.": _SECURITY,
+    "listener.name.": _SECURITY,
+    "sasl.": _SECURITY,
+    "ssl.": _SECURITY,
+}
+
+
+def is_refused(name: str) -> bool:
+    """Whether this is Kafka's name for something that is not here and would be missed."""
+    return name in REFUSED or name.startswith(tuple(REFUSED_PREFIXES))
+
+
+def refusals(given: Mapping[str, str]) -> Iterator[str]:
+    """What is wrong with each setting of `given` that asks for something this broker does not do."""
+    for name, text in given.items():
+        if name in REFUSED:
+            default, why = REFUSED[name]
+            if text.strip() != default:
+                yield f"{name}: {text!r} is not supported, only {default!r}: {why}"
+        else:
+            for prefix, why in REFUSED_PREFIXES.items():
+                if name.startswith(prefix):
+                    yield f"{name}: not supported: {why}"

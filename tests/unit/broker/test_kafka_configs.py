@@ -1,0 +1,128 @@
+"""Our settings against those of a released Kafka, as its own classes print them."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tallystick.broker.config import BROKER_SETTINGS, RENAMED, TOPIC_SETTINGS, BrokerConfig
+from tallystick.broker.kafka_names import FORMER, NO_EFFECT, REFUSED, is_refused
+from tallystick.broker.settings import BadConfig, Setting
+from tallystick.broker.topic_config import ONLY_DEFAULTS
+
+FACTS = Path(__file__).parents[2] / "vectors/config/kafka-4.3.1-configs.txt"
+
+NOT_KAFKAS = {
+    "event.loop",
+    "flush.policy",
+    "log.reserve.bytes",
+    "max.partitions",
+    "queued.max.response.bytes",
+}
+
+DEFAULT_DIFFERS = {
+    "node.id": "Kafka has none; one broker needs no choice",
+    "listeners": "Kafka listens everywhere; without authentication the loopback is the safe default",
+    "socket.listen.backlog.size": "50 refuses a burst of clients",
+    "queued.max.request.bytes": "no limit lets clients take all memory",
+}
+
+KIND_DIFFERS = {
+    "log.dirs": "one directory, not a list",
+    "listeners": "one listener, not a list",
+    "advertised.listeners": "one listener, not a list",
+}
+
+FIXED_WHILE_RUNNING = {
+    "listeners": "the socket is bound at the start",
+    "log.flush.interval.ms": "the timer is set at the start",
+}
+
+SYNONYMS_DIFFER = {"flush.ms": "log.flush.scheduler.interval.ms has no effect here, as flush.ms has not"}
+
+
+class Fact(NamedTuple):
+    kind: str
+    default: str
+    last: str  # of a broker's setting how it changes, of a topic's what it falls back to
+
+
+def facts_of(what: str) -> dict[str, Fact]:
+    rows = [line.split("\t") for line in FACTS.read_text().splitlines()]
+    return {name: Fact(*rest) for kind, name, *rest in rows if kind == what}
+
+
+BROKER, TOPIC = facts_of("broker"), facts_of("topic")
+
+
+def default_of(made: Setting) -> set[str]:
+    """How the default may stand in the facts; no value there is `null` or an empty text."""
+    text = made.format(made.default)
+    return {f"`{text}`"} if text else {"null", "``"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "facts"), [(BROKER_SETTINGS, BROKER), (TOPIC_SETTINGS, TOPIC)], ids=["broker", "topic"]
+)
+def test_names_types_and_defaults_are_kafkas(settings: dict[str, Setting], facts: dict[str, Fact]) -> None:
+    assert set(settings) - set(facts) <= NOT_KAFKAS
+    for name, made in settings.items():
+        if name in NOT_KAFKAS:
+            continue
+        fact = facts[name]
+        assert (fact.default not in default_of(made)) == (name in DEFAULT_DIFFERS), (name, fact.default)
+        assert (fact.kind != made.kind.name.lower()) == (name in KIND_DIFFERS), (name, fact.kind)
+
+
+def test_what_may_be_changed_while_running_is_what_kafka_lets_change() -> None:
+    for name, made in BROKER_SETTINGS.items():
+        if name not in NOT_KAFKAS:
+            kafkas = BROKER[name].last in ("cluster-wide", "per-broker")
+            assert made.dynamic == (kafkas and name not in FIXED_WHILE_RUNNING), (name, BROKER[name].last)
+
+
+def test_topics_fall_back_to_what_kafkas_fall_back_to() -> None:
+    for name, made in TOPIC_SETTINGS.items():
+        same = ",".join(synonym.name for synonym in made.synonyms) == TOPIC[name].last
+        assert same == (name not in SYNONYMS_DIFFER), (name, TOPIC[name].last)
+
+
+def test_every_other_setting_of_kafkas_is_accepted_or_refused_with_a_reason() -> None:
+    ours = {*BROKER_SETTINGS, *RENAMED, "controller.listener.names"}
+    for name in BROKER:
+        assert (name in ours) + (name in NO_EFFECT) + is_refused(name) == 1, name
+    assert NO_EFFECT - set(BROKER) == FORMER
+    assert set(REFUSED) <= set(BROKER)
+
+
+def test_other_topic_settings_are_accepted_as_kafkas_default() -> None:
+    public = {name: fact for name, fact in TOPIC.items() if fact.last != "internal"}
+    assert set(public) == set(TOPIC_SETTINGS) | set(ONLY_DEFAULTS)
+    for name, text in ONLY_DEFAULTS.items():
+        assert public[name].default == f"`{text}`"
+
+
+def test_refused_settings_pass_as_kafkas_default() -> None:
+    for name, (text, _) in REFUSED.items():
+        assert BROKER[name].default == f"`{text}`" or (text == "" and BROKER[name].default == "null"), name
+    assert BrokerConfig.parse({name: text for name, (text, _) in REFUSED.items()})
+
+
+def test_what_asks_for_more_than_there_is_says_why_beside_every_other_problem() -> None:
+    with pytest.raises(BadConfig) as caught:
+        BrokerConfig.parse(
+            {
+                "ssl.keystore.location": "/k",
+                "listener.name.plaintext.sasl.enabled.mechanisms": "PLAIN",
+                "remote.log.storage.system.enable": "true",
+                "num.partition": "1",
+            }
+        )
+    assert [line.partition(":")[0] for line in str(caught.value).splitlines()] == [
+        "ssl.keystore.location",
+        "listener.name.plaintext.sasl.enabled.mechanisms",
+        "remote.log.storage.system.enable",
+        "num.partition",
+    ]
+    assert "only PLAINTEXT" in str(caught.value)
+    assert "tiered storage" in str(caught.value)
