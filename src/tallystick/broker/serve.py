@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import resource
 import signal
 from collections.abc import Callable
 from contextlib import suppress
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from tallystick import __version__
+from tallystick.broker.allocator import keep_freed_memory
 from tallystick.broker.broker import Broker
 from tallystick.broker.config import BrokerConfig, Endpoint
 from tallystick.broker.dispatch import Dispatcher
@@ -28,6 +30,8 @@ _log = logging.getLogger("tallystick.broker")
 
 # How long a stop waits for answers under way before it cuts them.
 STOP_S: Final = 10.0
+# Open files: one a partition, one a connection, and a few hundred more.
+_FILES_WANTED: Final = 1 << 20
 
 
 class Service:
@@ -99,5 +103,16 @@ async def serve(config: BrokerConfig, ready: Callable[[Service], None]) -> int:
 
 def run(config: BrokerConfig, ready: Callable[[Service], None]) -> int:
     """`serve` on a loop of its own, on uvloop where it is installed and allowed."""
+    _allow_files()
+    keep_freed_memory()
     with asyncio.Runner(loop_factory=_fast_loop if config.event_loop == "auto" else None) as runner:
         return runner.run(serve(config, ready))
+
+
+def _allow_files() -> None:
+    """Raise the soft limit of open files as far as we may: a shell's 1,024 are fewer than many partitions."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _FILES_WANTED if hard == resource.RLIM_INFINITY else min(hard, _FILES_WANTED)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
