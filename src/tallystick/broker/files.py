@@ -60,6 +60,8 @@ class DataDirectory:
         self._loop = asyncio.get_running_loop()
         self._partitions: dict[TopicPartition, Partition] = {}
         self._timers: set[asyncio.TimerHandle] = set()
+        self._removals: set[asyncio.Future[None]] = set()
+        self._told_ms = clock.monotonic_ms()
         self._commit = GroupCommit(self._synced_in_thread, self._failed_in_thread)
 
     def open(self) -> MetadataStore:
@@ -70,9 +72,17 @@ class DataDirectory:
         fs = RealFileSystem()
         self._reserve = Reserve(fs, str(self._path), self._config.log_reserve_bytes)
         options = DirectoryOptions(
-            node_id=self._config.node_id, space=self._reserve, request_sync=self._commit.request
+            node_id=self._config.node_id,
+            space=self._reserve,
+            request_sync=self._commit.request,
+            offline=self._failed_in_thread,
+            discard=self._discard,
         )
         self._dir = LogDir.open(fs, str(self._path), options)
+        if not self._dir.was_clean and (left := self._dir.partitions()):
+            _log.warning(
+                "the last stop was not clean: %d logs are read from where they were last synced", len(left)
+            )
         self._cleaning = Cleaning(self._dir.logs, self._dir.cleaned, self._cleaning_config, self._clock)
         if not self._reserve.restore():
             _log.error("the disk is too full for log.reserve.bytes: data is refused until there is room")
@@ -191,6 +201,18 @@ class DataDirectory:
         timer = self._loop.call_later(max(period_ms, 1) / 1000, due)
         self._timers.add(timer)
 
+    def _discard(self, log: Log, paths: list[str]) -> None:
+        """Remove files of deleted segments, after a while and in a thread; a restart removes what is left."""
+
+        def due() -> None:
+            self._timers.discard(timer)
+            removal = self._loop.run_in_executor(None, _remove, log, paths)
+            self._removals.add(removal)
+            removal.add_done_callback(self._removals.discard)
+
+        timer = self._loop.call_later(log.config.file_delete_delay_ms / 1000, due)
+        self._timers.add(timer)
+
     def _request_syncs(self) -> None:
         for partition in self._partitions.values():
             if partition.log.synced_end < partition.log.log_end_offset:
@@ -209,11 +231,22 @@ class DataDirectory:
         await self._cleaning.stop()
         for timer in self._timers:
             timer.cancel()
+        await asyncio.gather(*self._removals)
         self._commit.stop()
         if clean:
             self._dir.close()
         else:
             self._dir.abandon()
+
+
+def _remove(log: Log, paths: list[str]) -> None:
+    for path in paths:
+        try:
+            log.fs.remove(path)
+        except FileNotFoundError:
+            return  # the topic was deleted meanwhile, directory and all
+        except OSError as exc:
+            _log.warning("%s is left until the next start: %s", path, exc)
 
 
 def storage_config(topic: str, config: TopicConfig, broker: BrokerConfig) -> LogConfig:

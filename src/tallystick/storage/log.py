@@ -80,6 +80,12 @@ class Unlimited:
         return None
 
 
+def remove_now(log: "Log", paths: list[str]) -> None:
+    """Discard files here and at once. Raises OSError."""
+    for path in paths:
+        log.fs.remove(path)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogHooks:
     """What the owner of a log is told, and what it shares among its logs."""
@@ -90,6 +96,8 @@ class LogHooks:
     request_sync: Callable[["Log"], None] = lambda log: None
     # Segments are about to be deleted: make the log start offset durable first.
     before_delete: Callable[["Log"], None] = lambda log: None
+    # These files are of no log any more, and may take long to remove: somewhere else, and when there is time.
+    discard: Callable[["Log", list[str]], None] = remove_now
     # Nothing is known any more about what is on the disk. Any thread; once a log.
     offline: Callable[["Log", LogOffline], None] = lambda log, failure: None
 

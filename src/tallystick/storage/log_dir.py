@@ -30,7 +30,7 @@ from tallystick.storage.fs import (
     replace_file,
 )
 from tallystick.storage.loading import Ended, create_log, open_log
-from tallystick.storage.log import Log, LogHooks, SpaceGuard, Unlimited
+from tallystick.storage.log import Log, LogHooks, SpaceGuard, Unlimited, remove_now
 from tallystick.storage.malformed import MalformedFile
 from tallystick.storage.recovery import CorruptLog, RecoveryReport
 from tallystick.storage.segment_file import Residents
@@ -71,6 +71,7 @@ class DirectoryOptions:
     space: SpaceGuard = field(default_factory=Unlimited)
     request_sync: Callable[[Log], None] = _ignore
     offline: Callable[[Log, LogOffline], None] = _leave_to_callers  # in any thread
+    discard: Callable[[Log, list[str]], None] = remove_now
 
 
 class LogDir:
@@ -90,6 +91,7 @@ class LogDir:
             request_sync=options.request_sync,
             before_delete=self._save_starts,
             offline=options.offline,
+            discard=options.discard,
         )
         self._space = options.space
         self._recovery_points: dict[TopicPartition, int] = {}

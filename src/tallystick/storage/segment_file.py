@@ -296,6 +296,14 @@ class Segment:
         self.active = self.unsynced = False
         self.unload()
 
+    def detach(self) -> list[str]:
+        """Take the files out of the log by name alone; returns what is left to remove. Raises OSError."""
+        self.close()
+        paths = [path for suffix in naming.SEGMENT_SUFFIXES if self._fs.exists(path := self.path(suffix))]
+        for path in paths:
+            self._fs.rename(path, f"{path}{naming.DELETED}")
+        return [f"{path}{naming.DELETED}" for path in paths]
+
     def remove(self) -> None:
         """Delete the files, the log first: an index without its log goes at the next start."""
         self.close()

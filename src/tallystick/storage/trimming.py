@@ -1,7 +1,8 @@
 """Taking records off the start of a log: DeleteRecords and the deletion of whole segments.
 
 The log start offset is made durable first, and segments go oldest first: a crash in between leaves
-segments below the start, which the next opening removes [LOG-6].
+segments below the start, which the next opening removes [LOG-6]. Segments leave by a rename to `.deleted`;
+the files are removed by whoever has the time, or by the next opening.
 """
 
 from typing import TYPE_CHECKING
@@ -56,12 +57,12 @@ def _remove(log: "Log", count: int) -> None:
     try:
         with log.syncing:
             log.closed_unsynced = [segment for segment in log.closed_unsynced if segment not in doomed]
-            for segment in doomed:
-                segment.remove()
+            discarded = [path for segment in doomed for path in segment.detach()]
             for name in log.fs.listdir(log.directory):
                 found = parse_file_name(name)
                 if found and found.suffix == SNAPSHOT and found.base_offset < kept[0].base_offset:
                     log.fs.remove(f"{log.directory}/{name}")
             log.directory_unsynced = True
+        log.hooks.discard(log, discarded)
     except OSError as exc:
         raise log.fail(f"segments cannot be deleted: {exc}") from exc

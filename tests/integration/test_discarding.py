@@ -1,0 +1,86 @@
+"""Files of deleted segments go in a thread, after file.delete.delay.ms; a restart finishes what was left."""
+
+import asyncio
+import threading
+from pathlib import Path
+
+import pytest
+
+from tallystick.broker.config import BrokerConfig
+from tallystick.broker.files import DataDirectory
+from tallystick.broker.metadata import MetadataStore, Topic, new_id
+from tallystick.kernel.errors import Reject
+from tallystick.kernel.ids import LeaderEpoch
+from tallystick.protocol.records import BatchMeta, Record, encode_batch
+from tallystick.storage import fs
+from tallystick.storage.log import Log
+from tallystick.testing import FakeClock
+
+pytestmark = pytest.mark.server
+NOW = 1_700_000_000_000
+
+
+def fill_and_delete(log: Log) -> None:
+    for _ in range(2):
+        record = Record(offset=0, timestamp_ms=NOW, key=b"k", value=b"v", headers=())
+        result = log.append(encode_batch([record], BatchMeta()), now_ms=NOW, leader_epoch=LeaderEpoch(0))
+        assert not isinstance(result, Reject)
+        log.roll(NOW)
+    log.sync()
+    log.delete_oldest_segments(2)
+
+
+def failed(exc: Exception) -> None:
+    raise AssertionError(exc)
+
+
+async def start(path: Path, delay_ms: int) -> tuple[DataDirectory, MetadataStore, Log]:
+    config = BrokerConfig.parse({"log.segment.delete.delay.ms": str(delay_ms), "log.reserve.bytes": "0"})
+    directory = DataDirectory(path, config, FakeClock(NOW), failed)
+    store = directory.open()
+    topic = next(iter(store.topics()), None) or Topic("t", new_id(), 1, {"segment.bytes": "1048576"})
+    log = directory.open_partition(topic, 0, config.topic(topic.configs)).log
+    if not store.topics():
+        store.create_topics([topic])
+    return directory, store, log
+
+
+def test_files_are_removed_in_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[threading.Thread] = []
+    remove = fs.RealFileSystem.remove
+
+    async def run() -> None:
+        loop, begun = asyncio.get_running_loop(), asyncio.Event()
+
+        def noted(self: fs.RealFileSystem, path: str) -> None:
+            if path.endswith(".deleted"):
+                threads.append(threading.current_thread())
+                loop.call_soon_threadsafe(begun.set)
+            remove(self, path)
+
+        monkeypatch.setattr(fs.RealFileSystem, "remove", noted)
+        directory, store, log = await start(tmp_path, 0)
+        fill_and_delete(log)
+        await begun.wait()
+        await directory.stop(clean=True)
+        store.close()
+
+    asyncio.run(asyncio.wait_for(run(), 30))
+    assert threading.main_thread() not in threads
+    assert not list((tmp_path / "t-0").glob("*.deleted"))
+
+
+def test_a_stop_does_not_wait_and_a_start_removes_the_rest(tmp_path: Path) -> None:
+    async def run() -> None:
+        directory, store, log = await start(tmp_path, 3_600_000)
+        fill_and_delete(log)
+        await directory.stop(clean=True)
+        store.close()
+        assert len(list((tmp_path / "t-0").glob("*.log.deleted"))) == 2
+        directory, store, log = await start(tmp_path, 3_600_000)
+        assert not list((tmp_path / "t-0").glob("*.deleted"))
+        assert (log.log_start_offset, log.log_end_offset) == (2, 2)
+        await directory.stop(clean=True)
+        store.close()
+
+    asyncio.run(run())
