@@ -443,6 +443,24 @@ def test_waiting_for_much_ends_when_much_is_there_in_all_partitions_together(
     other.socket.close()
 
 
+def test_readers_who_stop_do_not_starve_one_who_reads() -> None:
+    """[FET-2] What they leave unread fills the memory for answers; the others still get theirs."""
+    with EmbeddedBroker(in_process=True, config={"queued.max.response.bytes": 32 << 20}) as broker:
+        wire = Wire(broker)
+        topic = create(wire, 1)
+        for _ in range(40):
+            assert produce(wire, topic, batch(b"x" * 900_000)).error_code == 0
+        stopped = [Wire(broker) for _ in range(20)]
+        for other in stopped:
+            other.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            for _ in range(4):
+                other.send(fetch_request(topic, 0, max_bytes=50 << 20), 12)
+        for _ in range(50):
+            assert fetched(wire.ask(fetch_request(topic, 0), FetchResponse, 12))
+        for other in (wire, *stopped):
+            other.socket.close()
+
+
 def test_the_first_batch_comes_whatever_its_size(wire: Wire, topic: str) -> None:
     produce(wire, topic, batch(b"x" * 5000))
     produce(wire, topic, batch(b"y" * 5000))

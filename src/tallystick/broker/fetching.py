@@ -10,7 +10,10 @@ from typing import Final
 
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
+from tallystick.kernel.limits import KIB
 
+# What an answer may hold however much others leave unread.
+ANSWER_BYTES_MIN: Final = 64 * KIB
 NO_EPOCH: Final = -1  # the wire's "this client does not check epochs"
 
 
@@ -35,6 +38,15 @@ def check_leader_epoch(current: int, ours: int) -> Reject | None:
     if current < ours:
         return Reject(ErrorCode.FENCED_LEADER_EPOCH, f"client is at leader epoch {current}, now {ours}")
     return Reject(ErrorCode.UNKNOWN_LEADER_EPOCH, f"client is at leader epoch {current}, here {ours}")
+
+
+def answer_bytes(asked: int, unread: int, room: int) -> int:
+    """How many bytes one answer may hold, of `asked`, while `unread` bytes of others wait for their readers.
+
+    At most a quarter of the room that is left, so that readers who stop share it out ever smaller and never
+    use it up; and always a little, because who does read must not wait for those who do not [FET-2].
+    """
+    return min(asked, max((room - unread) // 4, ANSWER_BYTES_MIN))
 
 
 @dataclass(slots=True)

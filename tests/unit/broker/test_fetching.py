@@ -2,7 +2,14 @@
 
 from itertools import product
 
-from tallystick.broker.fetching import ByteBudget, Isolation, check_leader_epoch, readable_end
+from tallystick.broker.fetching import (
+    ANSWER_BYTES_MIN,
+    ByteBudget,
+    Isolation,
+    answer_bytes,
+    check_leader_epoch,
+    readable_end,
+)
 from tallystick.kernel.codes import ErrorCode
 
 
@@ -39,3 +46,15 @@ def test_an_empty_partition_does_not_use_up_the_first_batch() -> None:
     budget.took(0)
     assert budget.first
     assert not budget.spent
+
+
+def test_readers_who_stop_never_take_all_the_room_and_never_all_of_anothers_answer() -> None:
+    """[FET-2]"""
+    room, asked, unread = 256 << 20, 50 << 20, 0
+    assert answer_bytes(asked, 0, room) == asked
+    for stopped in range(1000):
+        given = answer_bytes(asked, unread, room)
+        assert ANSWER_BYTES_MIN <= given <= asked
+        unread += given
+        assert unread <= room + (stopped + 1) * ANSWER_BYTES_MIN
+    assert answer_bytes(10, unread, room) == 10

@@ -15,7 +15,7 @@ from tallystick.broker.broker import Broker
 from tallystick.broker.context import RequestContext
 from tallystick.broker.dispatch import Body
 from tallystick.broker.fetch_sessions import FetchStart, Key, Outcome, Plan, Wanted
-from tallystick.broker.fetching import ByteBudget, Isolation, check_leader_epoch, readable_end
+from tallystick.broker.fetching import ByteBudget, Isolation, answer_bytes, check_leader_epoch, readable_end
 from tallystick.broker.partition import Partition
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
@@ -117,8 +117,8 @@ class _Fetch:
 
     def attempt(self) -> _Found:
         """Read what may be read now, within the limits."""
-        starved = self._broker.unsent_bytes() >= self._broker.config.queued_max_response_bytes
-        budget = ByteBudget(0 if starved else self._limit, first=not starved)
+        room = self._broker.config.queued_max_response_bytes
+        budget = ByteBudget(answer_bytes(self._limit, self._broker.unsent_bytes(), room))
         found = _Found([])
         for wanted in self._plan.wanted:
             data = self._read(wanted, budget, found)
