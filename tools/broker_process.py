@@ -4,6 +4,7 @@ Ours and Apache Kafka's are handled alike, so that tests and measurements treat 
 """
 
 import os
+import shutil
 import signal
 import socket
 import struct
@@ -35,6 +36,11 @@ def answers(port: int, timeout_s: float = 5.0) -> bool:
             return len(connection.recv(4)) == 4
     except OSError:
         return False
+
+
+def _tied(command: list[str]) -> list[str]:
+    """The command, so started that the kernel kills it when we are gone, however that came about."""
+    return ["setpriv", "--pdeathsig", "KILL", *command] if shutil.which("setpriv") else command
 
 
 class BrokerFailed(Exception):
@@ -86,7 +92,7 @@ class BrokerProcess:
             raise BrokerFailed(f"{self.name} runs already")
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                self.command,
+                _tied(self.command),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
