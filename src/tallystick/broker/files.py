@@ -5,6 +5,7 @@ Everything else here is the loop's: a log has one owner.
 """
 
 import asyncio
+import errno
 import logging
 import os
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from tallystick.broker.topics import INTERNAL
 from tallystick.kernel.clock import Clock
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.ids import LeaderEpoch, Offset, TopicPartition
+from tallystick.kernel.limits import MIB
 from tallystick.protocol.records import Codec, TimestampType
 from tallystick.storage.fs import RealFileSystem, StorageFailure
 from tallystick.storage.group_commit import GroupCommit
@@ -30,6 +32,10 @@ from tallystick.storage.validation import FlushPolicy, LogConfig
 
 _log = logging.getLogger("tallystick.broker.files")
 
+# A disk that answers so will not take a log's next sync either.
+_BROKEN: Final = (errno.EIO, errno.EROFS)
+# How often a start that reads logs through says how far it is.
+_PROGRESS_MS: Final = 5_000
 # How often a reserve that was used is tried to be made whole again.
 RESERVE_CHECK_MS: Final = 1_000
 
@@ -106,10 +112,13 @@ class DataDirectory:
         """Open or make one log. Blocking. Raises: CorruptLog, ForeignDirectory, OSError."""
         name = TopicPartition(topic.name, index)
         log = self._dir.get_or_create(name, self.log_config(topic.name, config), topic.topic_id)
+        self._say_progress()
         latest = log.epochs.latest
         # After a crash under `os` or `interval` records may be gone that a client has seen; a new epoch lets
         # it notice (KIP-320). A clean stop loses nothing.
         epoch = 0 if latest is None else latest if self._dir.was_clean else latest + 1
+        if latest is not None and epoch > latest:
+            log.begin_epoch(LeaderEpoch(epoch))  # on the disk before a client sees it: never given out again
         synced = self._config.flush_policy == "ack"
         partition = Partition(
             log,
@@ -121,6 +130,14 @@ class DataDirectory:
         )
         self._partitions[name] = partition
         return partition
+
+    def _say_progress(self) -> None:
+        now_ms, done = self._clock.monotonic_ms(), len(self._dir.reports)
+        if self._dir.was_clean or now_ms - self._told_ms < _PROGRESS_MS:
+            return
+        self._told_ms = now_ms
+        size = sum(report.scanned_bytes for _, report in self._dir.reports)
+        _log.info("recovery: %d of %d logs, %d MB read", done, len(self._dir.partitions()), size // MIB)
 
     async def release(self, name: TopicPartition) -> None:
         """Returns when nothing here works on a log any more, so that it may be deleted."""
@@ -196,7 +213,10 @@ class DataDirectory:
                 work()
             except (StorageFailure, OSError) as exc:
                 _log.error("housekeeping failed: %s", exc)
-            self._every(period_ms, work)
+                if isinstance(exc, OSError) and exc.errno in _BROKEN:
+                    self._failed(exc)
+            finally:
+                self._every(period_ms, work)
 
         timer = self._loop.call_later(max(period_ms, 1) / 1000, due)
         self._timers.add(timer)

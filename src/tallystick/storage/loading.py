@@ -5,6 +5,7 @@ segments from the recovery point on are synced, dropped from the page cache and 
 sync that failed in the process before may have left pages in the cache that the disk never took [LOG-4].
 """
 
+from bisect import bisect_left
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -35,8 +36,9 @@ from tallystick.storage.segment_file import Segment
 from tallystick.storage.snapshots import decode_snapshot
 from tallystick.storage.validation import COMPACT, LogConfig
 
-# How far back the last five batches of a producer are looked for after a clean stop.
-_RECALL_BYTES = 256 * 1024
+# How far back the last five batches of a producer are looked for: in index entries, so that neither a log of
+# many small batches takes long nor one of large batches is looked at in vain.
+_RECALL_ENTRIES = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,15 +240,16 @@ class _Opening:
         if not states.active:
             return
         headers: list[BatchHeader] = []
-        left = _RECALL_BYTES
+        left = _RECALL_ENTRIES
         for segment in reversed(segments):
             if left <= 0:
                 break
             if segment.base_offset < offset:
-                end = segment.find_position(offset)
-                start = segment.index.find_position_before(max(0, end - left))
+                end, positions = segment.find_position(offset), segment.index.positions
+                slot = bisect_left(positions, end)
+                start = positions[slot - left] if slot >= left else 0
                 headers = [*self._headers(segment, start, end), *headers]
-                left -= end - start
+                left -= slot + 1
         states.recall(headers)
 
     def _headers(self, segment: Segment, position: int, end: int) -> list[BatchHeader]:

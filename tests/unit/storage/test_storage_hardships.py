@@ -214,6 +214,17 @@ def test_a_clean_stop_whose_last_segment_is_gone_is_refused() -> None:
 # -- what must be known after a restart -------------------------------------------------------------------
 
 
+def test_large_batches_are_known_after_a_restart_as_small_ones_are() -> None:
+    """[PRD-6] However many bytes the five last ones take."""
+    fs = MemoryFileSystem()
+    log = create_log(fs, "d", TP, LogConfig(), HOOKS)
+    for sequence in range(6):
+        append(log, batch(300_000, sequence=sequence))
+    log.close(clean=True)
+    log = reopen(fs, LogConfig(), clean=True, recovery_point=6)
+    assert all(append(log, batch(300_000, sequence=sequence)).duplicate for sequence in range(1, 6))
+
+
 @pytest.mark.parametrize("clean", [True, False])
 def test_the_five_last_batches_are_known_across_a_roll_and_a_restart(clean: bool) -> None:
     """[PRD-6] The snapshot at the roll has only the last of them."""
