@@ -1,4 +1,4 @@
-"""Files of deleted segments go in a thread, after file.delete.delay.ms; a restart finishes what was left."""
+"""What waits for the disk is in a thread: removing, making partitions, checkpoints."""
 
 import asyncio
 import threading
@@ -84,3 +84,34 @@ def test_a_stop_does_not_wait_and_a_start_removes_the_rest(tmp_path: Path) -> No
         store.close()
 
     asyncio.run(run())
+
+
+def test_the_loop_waits_for_no_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A topic of 100 partitions is 300 syncs: none of them may hold up a fetch."""
+    threads: set[threading.Thread] = set()
+    sync_dir = fs.RealFileSystem.sync_dir
+
+    def noted(self: fs.RealFileSystem, path: str) -> None:
+        threads.add(threading.current_thread())
+        sync_dir(self, path)
+
+    async def run() -> None:
+        directory, store, _ = await start(tmp_path, 0)
+        topic = Topic("u", new_id(), 1, {})
+        monkeypatch.setattr(fs.RealFileSystem, "sync_dir", noted)
+        partition = await directory.make_partition(topic, 0, BrokerConfig.parse({}).topic({}))
+        assert partition.log.log_end_offset == 0
+        directory._checkpoint()
+        assert directory._checkpointing is not None
+        await directory._checkpointing
+        assert "u 0 0" in (tmp_path / "recovery-point-offset-checkpoint").read_text()
+        await directory.remove(partition.log.topic_partition)
+        assert "u 0 0" not in (tmp_path / "recovery-point-offset-checkpoint").read_text()
+        assert threads
+        assert threading.main_thread() not in threads
+        await directory.stop(clean=True)
+        store.close()
+
+    asyncio.run(run())
+    assert not list(tmp_path.glob("*-delete"))
+    assert not (tmp_path / "u-0").exists()

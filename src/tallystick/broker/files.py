@@ -10,7 +10,7 @@ import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, cast, get_args
+from typing import Any, Final, TypeVar, cast, get_args
 
 from tallystick.broker.cleaning import Cleaning, CleaningConfig
 from tallystick.broker.config import BrokerConfig
@@ -30,10 +30,16 @@ from tallystick.storage.log_dir import DirectoryOptions, LogDir
 from tallystick.storage.reserve import Reserve
 from tallystick.storage.validation import FlushPolicy, LogConfig
 
+T = TypeVar("T")
+
 _log = logging.getLogger("tallystick.broker.files")
 
 # A disk that answers so will not take a log's next sync either.
 _BROKEN: Final = (errno.EIO, errno.EROFS)
+# What a change of the metadata may take: a few pages of the write-ahead log, and as many at its checkpoint.
+_METADATA_BYTES: Final = 256 * 1024
+# What an empty partition may take: its files, and the blocks of their names.
+_PARTITION_BYTES: Final = 64 * 1024
 # How often a start that reads logs through says how far it is.
 _PROGRESS_MS: Final = 5_000
 # How often a reserve that was used is tried to be made whole again.
@@ -66,7 +72,8 @@ class DataDirectory:
         self._loop = asyncio.get_running_loop()
         self._partitions: dict[TopicPartition, Partition] = {}
         self._timers: set[asyncio.TimerHandle] = set()
-        self._removals: set[asyncio.Future[None]] = set()
+        self._in_threads: set[asyncio.Future[Any]] = set()  # what must end before the directory is let go
+        self._checkpointing: asyncio.Task[None] | None = None
         self._told_ms = clock.monotonic_ms()
         self._commit = GroupCommit(self._synced_in_thread, self._failed_in_thread)
 
@@ -99,7 +106,7 @@ class DataDirectory:
             raise DataDirectoryUnusable(
                 f"{file} is gone, and {len(left)} partitions are there, {left[0]} first"
             )
-        store = MetadataStore(file, cluster_id)
+        store = MetadataStore(file, cluster_id, lambda: self._reserve.ensure(_METADATA_BYTES))
         if store.cluster_id() != cluster_id:
             self._dir.abandon()
             raise DataDirectoryUnusable(
@@ -111,6 +118,8 @@ class DataDirectory:
     def open_partition(self, topic: Topic, index: int, config: TopicConfig) -> Partition:
         """Open or make one log. Blocking. Raises: CorruptLog, ForeignDirectory, OSError."""
         name = TopicPartition(topic.name, index)
+        if topic.name in INTERNAL:
+            self._reserve.ensure(_PARTITION_BYTES)
         log = self._dir.get_or_create(name, self.log_config(topic.name, config), topic.topic_id)
         self._say_progress()
         latest = log.epochs.latest
@@ -139,9 +148,27 @@ class DataDirectory:
         size = sum(report.scanned_bytes for _, report in self._dir.reports)
         _log.info("recovery: %d of %d logs, %d MB read", done, len(self._dir.partitions()), size // MIB)
 
-    async def release(self, name: TopicPartition) -> None:
-        """Returns when nothing here works on a log any more, so that it may be deleted."""
+    async def make_partition(self, topic: Topic, index: int, config: TopicConfig) -> Partition:
+        """Make one log, its syncs in a thread. Raises as `open_partition`, which it leaves the rest to."""
+        name = TopicPartition(topic.name, index)
+        if self._dir.is_new(name):
+            log_config, topic_id = self.log_config(topic.name, config), topic.topic_id
+            self._dir.adopt(await self._in_thread(lambda: self._dir.make(name, log_config, topic_id)))
+        return self.open_partition(topic, index, config)
+
+    async def remove(self, name: TopicPartition) -> None:
+        """Remove one log when nothing here works on it any more, its files in a thread. Raises: OSError."""
         await self._cleaning.cancel(name)
+        self._partitions.pop(name, None)
+        self._dir.forget(name)
+        await self._in_thread(lambda: self._dir.remove(name))
+
+    async def _in_thread(self, call: Callable[[], T]) -> T:
+        """Wait for `call`, made in a thread; `stop` waits for it when nobody else does any more."""
+        future = self._loop.run_in_executor(None, call)
+        self._in_threads.add(future)
+        future.add_done_callback(self._in_threads.discard)
+        return await asyncio.shield(future)
 
     def delete(self, name: TopicPartition) -> None:
         """Remove one log. Blocking. Raises: OSError."""
@@ -212,9 +239,7 @@ class DataDirectory:
             try:
                 work()
             except (StorageFailure, OSError) as exc:
-                _log.error("housekeeping failed: %s", exc)
-                if isinstance(exc, OSError) and exc.errno in _BROKEN:
-                    self._failed(exc)
+                self._housekeeping_failed(exc)
             finally:
                 self._every(period_ms, work)
 
@@ -227,8 +252,8 @@ class DataDirectory:
         def due() -> None:
             self._timers.discard(timer)
             removal = self._loop.run_in_executor(None, _remove, log, paths)
-            self._removals.add(removal)
-            removal.add_done_callback(self._removals.discard)
+            self._in_threads.add(removal)
+            removal.add_done_callback(self._in_threads.discard)
 
         timer = self._loop.call_later(log.config.file_delete_delay_ms / 1000, due)
         self._timers.add(timer)
@@ -239,7 +264,22 @@ class DataDirectory:
                 self._commit.request(partition.log)
 
     def _checkpoint(self) -> None:
-        self._dir.checkpoint()
+        if self._checkpointing is None or self._checkpointing.done():
+            self._checkpointing = self._loop.create_task(self._write_checkpoint(), name="checkpoint")
+
+    async def _write_checkpoint(self) -> None:
+        try:
+            for name in list(self._partitions):
+                self._dir.flush_indexes(name)
+                await asyncio.sleep(0)  # others first
+            await self._in_thread(self._dir.checkpoint)
+        except (StorageFailure, OSError) as exc:
+            self._housekeeping_failed(exc)
+
+    def _housekeeping_failed(self, exc: Exception) -> None:
+        _log.error("housekeeping failed: %s", exc)
+        if isinstance(exc, OSError) and exc.errno in _BROKEN:
+            self._failed(exc)
 
     def _expire_producers(self) -> None:
         now_ms = self._clock.now_ms()
@@ -251,7 +291,9 @@ class DataDirectory:
         await self._cleaning.stop()
         for timer in self._timers:
             timer.cancel()
-        await asyncio.gather(*self._removals)
+        if self._checkpointing is not None:
+            await asyncio.gather(self._checkpointing, return_exceptions=True)
+        await asyncio.gather(*self._in_threads, return_exceptions=True)
         self._commit.stop()
         if clean:
             self._dir.close()

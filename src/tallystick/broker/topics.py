@@ -68,11 +68,13 @@ class NewTopic:
 
 
 class PartitionFiles(Protocol):
-    """Makes, opens and removes the logs of partitions; blocking, and the loop's own: one at a time."""
+    """Makes, opens and removes the logs of partitions, one at a time; what is not `async` blocks."""
 
     def open_partition(self, topic: Topic, index: int, config: TopicConfig) -> Partition: ...
 
-    async def release(self, name: TopicPartition) -> None: ...
+    async def make_partition(self, topic: Topic, index: int, config: TopicConfig) -> Partition: ...
+
+    async def remove(self, name: TopicPartition) -> None: ...
 
     def delete(self, name: TopicPartition) -> None: ...
 
@@ -197,12 +199,8 @@ class Topics:
             return topic
 
     async def _open(self, topic: Topic, indexes: range) -> list[Partition]:
-        """Make logs, letting others have the loop after each."""
-        config, made = self.config_of(topic), []
-        for index in indexes:
-            made.append(self._files.open_partition(topic, index, config))
-            await asyncio.sleep(0)
-        return made
+        config = self.config_of(topic)
+        return [await self._files.make_partition(topic, index, config) for index in indexes]
 
     async def create_if_absent(self, wanted: NewTopic) -> Topic | Reject:
         """The topic of that name, made if it is not there: auto-creation and internal topics."""
@@ -279,9 +277,7 @@ class Topics:
             for partition in self._partitions.pop(name):
                 partition.fail(TopicDeleted(f"topic {name!r} was deleted"))
             for index in range(topic.partitions):
-                await self._files.release(TopicPartition(name, index))
-                self._files.delete(TopicPartition(name, index))
-                await asyncio.sleep(0)
+                await self._files.remove(TopicPartition(name, index))
             await self._worker.run(lambda: self._store.forget_deleted([topic.topic_id]))
             _log.info("deleted topic %s", name)
             return None

@@ -75,7 +75,11 @@ class DirectoryOptions:
 
 
 class LogDir:
-    """Owner of the logs of one data directory; used by the loop's thread. Made by `LogDir.open`."""
+    """Owner of the logs of one data directory. Made by `LogDir.open`.
+
+    Used by the loop's thread, but for what syncs while others wait: `make`, `remove` and `checkpoint` may run
+    in any other one.
+    """
 
     def __init__(self, fs: FileSystem, directory: str, options: DirectoryOptions, lock: Lock) -> None:
         self.fs = fs
@@ -89,11 +93,13 @@ class LogDir:
             space=options.space,
             residents=Residents(),
             request_sync=options.request_sync,
-            before_delete=self._save_starts,
+            before_delete=self._start_moves,
             offline=options.offline,
             discard=options.discard,
         )
         self._space = options.space
+        # Held while checkpoints are written: one that was begun earlier must not replace a later one [LOG-6].
+        self._saving = threading.Lock()
         self._recovery_points: dict[TopicPartition, int] = {}
         self._starts: dict[TopicPartition, int] = {}
         self.cleaned: dict[TopicPartition, int] = {}
@@ -191,13 +197,28 @@ class LogDir:
             self.reports.append((topic_partition, report))
             self._unopened.discard(topic_partition)
         else:
-            log = create_log(self.fs, path, topic_partition, config, self._hooks)
-            replace_file(
-                self.fs, f"{path}/{PARTITION_METADATA}", format_partition_metadata(topic_id).encode()
-            )
-            self.fs.sync_dir(self.directory)
+            log = self.make(topic_partition, config, topic_id)
         self.logs[topic_partition] = log
         return log
+
+    def is_new(self, topic_partition: TopicPartition) -> bool:
+        """Whether there is no such partition here."""
+        return topic_partition not in self.logs and topic_partition not in self._unopened
+
+    def make(self, topic_partition: TopicPartition, config: LogConfig, topic_id: UUID) -> Log:
+        """The log of a new partition, which nobody knows before `adopt`. Blocks; any thread.
+
+        Order: its names are on the disk when this returns. Raises OSError.
+        """
+        path = f"{self.directory}/{topic_partition}"
+        log = create_log(self.fs, path, topic_partition, config, self._hooks)
+        replace_file(self.fs, f"{path}/{PARTITION_METADATA}", format_partition_metadata(topic_id).encode())
+        self.fs.sync_dir(self.directory)
+        return log
+
+    def adopt(self, log: Log) -> None:
+        """Take over a log that was made."""
+        self.logs[log.topic_partition] = log
 
     def _check_topic_id(self, path: str, topic_id: UUID) -> None:
         file = f"{path}/{PARTITION_METADATA}"
@@ -213,22 +234,33 @@ class LogDir:
 
     def delete(self, topic_partition: TopicPartition) -> None:
         """Give a partition up. Order: it is gone, whatever crashes, when this returns. Raises OSError."""
+        self.forget(topic_partition)
+        self.remove(topic_partition)
+
+    def forget(self, topic_partition: TopicPartition) -> None:
+        """Let go of a partition that is about to be removed."""
         log = self.logs.pop(topic_partition, None)
         self._unopened.discard(topic_partition)
-        for offsets in (self._recovery_points, self._starts, self.cleaned):
-            offsets.pop(topic_partition, None)
         if log is not None:
             log.close(clean=False)
+
+    def remove(self, topic_partition: TopicPartition) -> None:
+        """Remove the files of a forgotten partition, as `delete`. Blocks; any thread. Raises OSError."""
         path = f"{self.directory}/{topic_partition}"
-        if self.fs.exists(path):
-            doomed = f"{self.directory}/{uuid4().hex}{_DELETED}"
+        doomed = f"{self.directory}/{uuid4().hex}{_DELETED}" if self.fs.exists(path) else None
+        if doomed is not None:
             self.fs.rename(path, doomed)
             self.fs.sync_dir(self.directory)
+        with self._saving:
+            for offsets in (self._recovery_points, self._starts, self.cleaned):
+                offsets.pop(topic_partition, None)
+            if doomed is None:
+                return
             # Before the name can be used again: a recovery point of the old log would condemn the new one.
             self._save(RECOVERY_POINTS, self._recovery_points)
             self._save(LOG_STARTS, self._starts)
-            self._save(CLEANED, self.cleaned)
-            self._remove_tree(doomed)
+            self._save(CLEANED, dict(self.cleaned))
+        self._remove_tree(doomed)
 
     def _remove_tree(self, path: str) -> None:
         for name in self.fs.listdir(path):
@@ -238,17 +270,27 @@ class LogDir:
     # -- checkpoints -----------------------------------------------------------------------------------------
 
     def checkpoint(self) -> None:
-        """Write down where every log is safe and starts, and bring index files up to date. Raises OSError."""
-        for topic_partition, log in self.logs.items():
-            if log.failure is None:
-                self._recovery_points[topic_partition] = log.recovery_point
-                log.flush_indexes()
-        self._save(RECOVERY_POINTS, self._recovery_points)
-        self._save_starts(None)
-        self._save(CLEANED, self.cleaned)
+        """Write down where every log is safe and starts. Blocks; any thread. Raises OSError."""
+        with self._saving:
+            for topic_partition, log in list(self.logs.items()):  # one step: the loop's thread goes on
+                if log.failure is None:
+                    self._recovery_points[topic_partition] = log.recovery_point
+            self._save(RECOVERY_POINTS, self._recovery_points)
+            self._save_starts()
+            self._save(CLEANED, dict(self.cleaned))
 
-    def _save_starts(self, moved: Log | None) -> None:
-        for topic_partition, log in self.logs.items():
+    def flush_indexes(self, topic_partition: TopicPartition) -> None:
+        """Bring a log's index files up to date. Raises OSError."""
+        log = self.logs.get(topic_partition)
+        if log is not None and log.failure is None:
+            log.flush_indexes()
+
+    def _start_moves(self, log: Log) -> None:
+        with self._saving:
+            self._save_starts()
+
+    def _save_starts(self) -> None:
+        for topic_partition, log in list(self.logs.items()):
             if log.log_start_offset or topic_partition in self._starts:
                 self._starts[topic_partition] = log.log_start_offset
         self._save(LOG_STARTS, self._starts)

@@ -9,6 +9,7 @@ to those it was kept for [RSV-1]; when deletion has made room the reserve is mad
 Not Kafka's: a Kafka broker stops at the first failed append. See docs/adr/0042.
 """
 
+import threading
 from typing import Final
 
 from tallystick.kernel.limits import MIB
@@ -20,7 +21,7 @@ CHUNK_BYTES: Final = MIB
 
 
 class Reserve:
-    """The reserve of one data directory: the `SpaceGuard` of its logs. Used by the thread of the logs."""
+    """The reserve of one data directory: the `SpaceGuard` of its logs. Used by any thread."""
 
     def __init__(
         self, fs: FileSystem, directory: str, size_bytes: int, chunk_bytes: int = CHUNK_BYTES
@@ -30,6 +31,7 @@ class Reserve:
         self._path = f"{directory}/{RESERVE_FILE}"
         self._size_bytes = size_bytes
         self._chunk_bytes = chunk_bytes
+        self._resizing = threading.Lock()
         self.held_bytes = fs.size(self._path) if fs.exists(self._path) else 0
 
     @property
@@ -43,10 +45,15 @@ class Reserve:
 
     def release(self, size: int) -> None:
         """Give back room for `size` bytes, in whole pieces; nothing where nothing is left. Raises OSError."""
-        if not self.held_bytes:
-            return
-        pieces = -(-size // self._chunk_bytes)
-        self._resize(max(0, self.held_bytes - pieces * self._chunk_bytes))
+        with self._resizing:
+            if self.held_bytes:
+                pieces = -(-size // self._chunk_bytes)
+                self._resize(max(0, self.held_bytes - pieces * self._chunk_bytes))
+
+    def ensure(self, size: int) -> None:
+        """Have room for `size` bytes of what cannot be tried twice. Raises OSError."""
+        if self._fs.free_bytes(self._directory) < size:
+            self.release(size)
 
     def restore(self) -> bool:
         """Make the reserve whole if there is room for it and a piece more; True if it is whole then.
@@ -54,6 +61,10 @@ class Reserve:
         The piece more keeps it from taking the room that the next internal append would ask back.
         Called at the start and every so often. Raises OSError, other than for a full disk.
         """
+        with self._resizing:
+            return self._restore()
+
+    def _restore(self) -> bool:
         missing = self._size_bytes - self.held_bytes
         if missing <= 0:
             if missing:
