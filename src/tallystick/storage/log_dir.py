@@ -5,6 +5,7 @@ log start offsets and cleaned offsets. A partition's directory is `topic-partiti
 `-delete` was given up and is removed.
 """
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from uuid import UUID, uuid4
