@@ -1,6 +1,7 @@
 """The metadata store: what was answered is there after any end of the process."""
 
 import asyncio
+import sqlite3
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -130,3 +131,17 @@ class NoFiles:
 
     def log_config(self, *_: object) -> None:
         raise AssertionError
+
+
+def test_a_full_disk_fails_one_change_and_not_those_after_it(tmp_path: Path) -> None:
+    asked: list[int] = []
+    store = MetadataStore(tmp_path / "m", "c", lambda: asked.append(1))
+    (pages,) = store._db.execute("PRAGMA page_count").fetchone()
+    store._db.execute(f"PRAGMA max_page_count = {pages}")
+    with pytest.raises(sqlite3.OperationalError, match="full"):
+        store.set_broker_config("1", {"a": "x" * 100_000})
+    store._db.execute("PRAGMA max_page_count = 1000000")
+    store.set_broker_config("1", {"a": "y"})
+    assert store.broker_configs() == {"1": {"a": "y"}}
+    assert len(asked) >= 3  # room is asked for before each change
+    store.close()

@@ -10,7 +10,7 @@ Source: docs/adr/0051-metadata-in-sqlite.md.
 import base64
 import sqlite3
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -69,12 +69,21 @@ def id_text(value: uuid.UUID) -> str:
     return base64.urlsafe_b64encode(value.bytes).rstrip(b"=").decode()
 
 
+def _nothing() -> None:
+    """There is room, or there is no reserve to take it from."""
+
+
 class MetadataStore:
     """The file. Owned by the broker, called by one thread at a time; every method is one transaction."""
 
-    def __init__(self, path: Path, cluster_id: str) -> None:
-        """Open the file, or make it for `cluster_id`. Raises: MetadataUnusable."""
+    def __init__(self, path: Path, cluster_id: str, make_room: Callable[[], None] = _nothing) -> None:
+        """Open the file, or make it for `cluster_id`. Raises: MetadataUnusable.
+
+        Args:
+            make_room: called before each write: a topic can be deleted on a full disk, too [RSV-1].
+        """
         self._path = path
+        self._make_room = make_room
         try:
             self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
             # Alone on the file: no shared-memory file beside the write-ahead log.
@@ -98,6 +107,7 @@ class MetadataStore:
                 self._db.execute(f"PRAGMA user_version = {_FORMAT}")
 
     def _transaction(self) -> "_Transaction":
+        self._make_room()
         return _Transaction(self._db)
 
     def _get(self, name: str) -> str | None:
@@ -201,7 +211,12 @@ class _Transaction:
         self._db.execute("BEGIN IMMEDIATE")
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._db.execute("COMMIT" if kind is None else "ROLLBACK")
+        try:
+            if kind is None:
+                self._db.execute("COMMIT")
+        finally:
+            if self._db.in_transaction:  # or no later one could begin
+                self._db.execute("ROLLBACK")
 
 
 class ProducerIds:

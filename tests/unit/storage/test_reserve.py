@@ -151,3 +151,16 @@ def test_a_large_append_is_given_as_many_pieces_as_it_needs() -> None:
     disk = Disk()
     disk.reserve.release(2 * CHUNK + 1)
     assert disk.reserve.held_bytes == SIZE - 3 * CHUNK
+
+
+def test_room_is_made_before_what_cannot_be_tried_twice() -> None:
+    fs = MemoryFileSystem(capacity=10_000)
+    fs.mkdir("d")
+    reserve = Reserve(fs, "d", 4_000, chunk_bytes=1_000)
+    assert reserve.restore()
+    reserve.ensure(5_000)
+    assert reserve.held_bytes == 4_000  # there is room as it is
+    fs.open_append("d/data").write([bytes(5_500)])
+    reserve.ensure(1_200)
+    assert reserve.held_bytes == 2_000
+    assert fs.free_bytes("d") >= 1_200
