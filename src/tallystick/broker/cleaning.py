@@ -12,11 +12,11 @@ import json
 import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 from tallystick.kernel.clock import Clock
 from tallystick.kernel.ids import INT64_MAX, TopicPartition
+from tallystick.kernel.value import frozen
 from tallystick.storage.cleaner import CleanedGroup, CleaningRequest, remove_files
 from tallystick.storage.compaction import Cleanable, CleaningLimits, plan_cleaning
 from tallystick.storage.fs import StorageFailure
@@ -35,7 +35,7 @@ _SILENCE_S_MAX: Final = 3600.0
 _LINE_BYTES_MAX: Final = 64 * 1024
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class CleaningConfig:
     """The broker's settings; what concerns one topic is in its log's."""
 

@@ -7,7 +7,7 @@ that asks for what is not here is refused with the reason, and anything else is 
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import MappingProxyType
 from typing import Final
 
@@ -16,12 +16,13 @@ from tallystick.broker.settings import BadConfig, Kind, Setting, build, setting,
 from tallystick.broker.topic_config import COMPRESSION_TYPES, DAY_MS, HOUR_MS, ONLY_DEFAULTS, TopicConfig
 from tallystick.kernel.ids import INT32_MAX, INT64_MAX
 from tallystick.kernel.limits import FRAME_BYTES_MAX_DEFAULT, MIB
+from tallystick.kernel.value import frozen
 
 FLUSH_POLICIES: Final = ("ack", "interval", "os")
 WILDCARDS: Final = frozenset({"0.0.0.0", "::", ""})
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Endpoint:
     """Where a listener is, or where clients are told it is."""
 
@@ -44,7 +45,7 @@ class Endpoint:
         return cls(host, int(port))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class BrokerConfig:
     """Settings of one broker; None is "no limit" or "not set".
 

@@ -5,15 +5,17 @@ or command line, the default. DescribeConfigs lists what would come next as syno
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from enum import IntEnum
+from typing import Final
 
 from tallystick.broker.broker import Broker
 from tallystick.broker.config import BROKER_SETTINGS, TOPIC_SETTINGS, BrokerConfig
 from tallystick.broker.metadata import Topic
 from tallystick.broker.settings import BadConfig, Setting, unknown
+from tallystick.broker.topic_config import ONLY_DEFAULTS
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
+from tallystick.kernel.value import frozen
 
 
 class ResourceType(IntEnum):
@@ -45,7 +47,7 @@ class Operation(IntEnum):
     SUBTRACT = 3
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Origin:
     """One place a value was found in."""
 
@@ -54,7 +56,7 @@ class Origin:
     source: Source
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Shown:
     """A setting with its value and everything the value could have come from, nearest first."""
 
@@ -71,13 +73,16 @@ class Shown:
         return self.origins[0].source
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Change:
     """One asked-for alteration."""
 
     name: str
     operation: int
     value: str | None
+
+
+ASKED_TWICE: Final = Reject(ErrorCode.INVALID_REQUEST, "a resource is asked for twice")
 
 
 def topic_settings(broker: Broker, topic: Topic) -> Iterator[Shown]:
@@ -139,18 +144,19 @@ def apply_changes(
 
     Source: KIP-339; ConfigurationControlManager.
     """
-    changed, problems, seen = dict(current), [], set()
+    changed, problems = dict(current), []
     for change in changes:
         made = settings.get(change.name)
-        if change.name in seen:
-            problems.append(f"{change.name}: given twice")
+        if made is None and change.operation == Operation.DELETE:
+            changed.pop(change.name, None)  # as in Kafka: what is unknown is not set either
+        elif made is None and settings is TOPIC_SETTINGS and change.name in ONLY_DEFAULTS:
+            changed[change.name] = change.value or ""  # judged with the rest of the topic's settings
         elif made is None:
             problems.append(unknown(change.name, settings))
         else:
             why = _apply_change(changed, made, change)
             if why is not None:
                 problems.append(f"{change.name}: {why}")
-        seen.add(change.name)
     if problems:
         raise BadConfig("\n".join(problems))
     return changed
@@ -164,7 +170,7 @@ def _apply_change(changed: dict[str, str], made: Setting, change: Change) -> str
     if value is None:
         return "there is no value"
     if change.operation == Operation.SET:
-        changed[name] = value
+        changed[name] = value.strip()
         return None
     if change.operation not in (Operation.APPEND, Operation.SUBTRACT):
         return f"operation {change.operation} is unknown"
@@ -184,6 +190,10 @@ async def alter(
     broker: Broker, kind: int, name: str, changes: Iterable[Change], *, replace: bool, validate_only: bool
 ) -> Reject | None:
     """Change the settings of one resource; `replace` resets those not named (AlterConfigs)."""
+    changes = list(changes)
+    malformed = _malformed(kind, name, changes)
+    if malformed is not None:
+        return Reject(ErrorCode.INVALID_REQUEST, malformed)
     try:
         match kind:
             case ResourceType.TOPIC:
@@ -195,7 +205,23 @@ async def alter(
                     ErrorCode.INVALID_REQUEST, f"settings of resource type {kind} cannot be altered here"
                 )
     except BadConfig as exc:
-        return Reject(ErrorCode.INVALID_CONFIG, str(exc))
+        # Kafka's controller judges a topic's values, its broker those of brokers, with different codes.
+        code = ErrorCode.INVALID_CONFIG if kind == ResourceType.TOPIC else ErrorCode.INVALID_REQUEST
+        return Reject(code, str(exc))
+
+
+def _malformed(kind: int, name: str, changes: list[Change]) -> str | None:
+    """What makes a request one that was not meant to be sent.
+
+    Source: ConfigAdminManager.preprocess; ControllerApis.
+    """
+    named = [change.name for change in changes]
+    if kind == ResourceType.TOPIC and not name:
+        return "settings of all topics are the broker's"
+    if len(set(named)) < len(named):
+        return f"settings are given twice: {', '.join(sorted({n for n in named if named.count(n) > 1}))}"
+    empty = [c.name for c in changes if c.value is None and c.operation != Operation.DELETE]
+    return f"there is no value for {', '.join(empty)}" if empty else None
 
 
 async def _alter_topic(

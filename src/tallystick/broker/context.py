@@ -1,9 +1,9 @@
 """What a handler knows about the request besides its body."""
 
-from dataclasses import dataclass
+from tallystick.kernel.value import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RequestContext:
     """From the request's header and its connection; `client_id` is the client's own claim."""
 

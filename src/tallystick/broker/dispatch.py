@@ -6,7 +6,6 @@ connection; only ApiVersions answers an unknown version, so that a newer client 
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from inspect import isawaitable
 from struct import Struct
 from typing import Final, TypeVar
@@ -15,6 +14,7 @@ from tallystick.broker.broker import Broker
 from tallystick.broker.context import RequestContext
 from tallystick.broker.server import Answer, Buffer, CloseConnection, Peer
 from tallystick.kernel.codes import ErrorCode
+from tallystick.kernel.value import frozen
 from tallystick.protocol import DecodeError, decode_prefix, encode_parts
 from tallystick.protocol.apis import API, ApiKey, ApiSpec
 from tallystick.protocol.messages.api_versions import ApiVersion, ApiVersionsResponse
@@ -33,7 +33,7 @@ _HEADER_START: Final = Struct(">hhi")
 _ANSWER_START: Final = Struct(">ii")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class HandlerEntry:
     """What serves an API.
 

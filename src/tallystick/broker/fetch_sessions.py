@@ -20,6 +20,7 @@ from typing import Final
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import INT32_MAX
+from tallystick.kernel.value import frozen
 
 NO_SESSION: Final = 0
 INITIAL_EPOCH: Final = 0
@@ -65,7 +66,7 @@ class Wanted:
         return changed
 
 
-@dataclass(slots=True, frozen=True)
+@frozen
 class Outcome:
     """What was found for one partition, as far as sessions care."""
 
@@ -104,7 +105,7 @@ class Session:
             self.wanted[key] = wanted
 
 
-@dataclass(slots=True, frozen=True)
+@frozen
 class Plan:
     """What to read for one request. `incremental`: partitions without news are left out of the answer."""
 
@@ -117,7 +118,7 @@ class Plan:
         return NO_SESSION if self.session is None else self.session.session_id
 
 
-@dataclass(slots=True, frozen=True)
+@frozen
 class FetchStart:
     """The session part of a Fetch request."""
 

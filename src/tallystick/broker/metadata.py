@@ -12,13 +12,14 @@ import sqlite3
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.ids import INT64_MAX, ProducerId
+from tallystick.kernel.value import frozen
 
 PRODUCER_ID_BLOCK: Final = 1000
 FILE_NAME: Final = "metadata.sqlite"
@@ -46,7 +47,7 @@ class MetadataUnusable(TallystickError):
     """The metadata file cannot be read, or was written by a newer version."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Topic:
     """A topic as it is defined; `configs` are its own settings, as texts."""
 

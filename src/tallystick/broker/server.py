@@ -16,12 +16,12 @@ import asyncio
 import logging
 from collections import Counter, deque
 from collections.abc import Awaitable
-from dataclasses import dataclass
 from typing import Final, Protocol, cast
 
 from tallystick.broker.config import BrokerConfig
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.limits import KIB, MIB
+from tallystick.kernel.value import frozen
 
 _log = logging.getLogger("tallystick.broker.server")
 
@@ -56,7 +56,7 @@ class Dispatcher(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Peer:
     """Who is at the other end; prints as the log names it."""
 

@@ -6,13 +6,14 @@ topic's configuration are checked, shown and documented by the same code.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import field, fields, replace
 from enum import IntEnum
 from typing import Final, TypeVar, cast
 
 from tallystick import _lazy
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.ids import INT32_MAX, INT64_MAX
+from tallystick.kernel.value import frozen
 
 Value = bool | int | float | str | tuple[str, ...] | None
 T = TypeVar("T", bound=Value)
@@ -40,7 +41,7 @@ class Kind(IntEnum):
 _BOUNDS: Final = {Kind.INT: INT32_MAX, Kind.LONG: INT64_MAX}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Synonym:
     """A broker setting that a topic setting falls back to; its value times `scale`."""
 
@@ -48,7 +49,7 @@ class Synonym:
     scale: int = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Setting:
     """One setting.
 

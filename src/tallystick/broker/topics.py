@@ -24,8 +24,8 @@ from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject, TallystickError
 from tallystick.kernel.ids import TopicPartition
 from tallystick.kernel.limits import TOPIC_NAME_LENGTH_MAX
-from tallystick.storage.validation import LogConfig
 from tallystick.kernel.value import frozen
+from tallystick.storage.validation import LogConfig
 
 _log = logging.getLogger("tallystick.broker.topics")
 

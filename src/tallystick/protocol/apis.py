@@ -5,12 +5,12 @@ handler. The server dispatches on the same table, so the two cannot disagree.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import IntEnum
 from types import MappingProxyType
 from typing import Final
 
 from tallystick.kernel.check import check
+from tallystick.kernel.value import frozen
 from tallystick.protocol.messages.add_offsets_to_txn import AddOffsetsToTxnRequest, AddOffsetsToTxnResponse
 from tallystick.protocol.messages.add_partitions_to_txn import (
     AddPartitionsToTxnRequest,
@@ -151,7 +151,7 @@ class ApiKey(IntEnum):
     DESCRIBE_TOPIC_PARTITIONS = 75
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class ApiSpec:
     """One API: its messages, the versions both have, and since when it is flexible."""
 

@@ -26,6 +26,7 @@ from tallystick.kernel.limits import (
     STRING_BYTES_MAX,
     TAGGED_FIELDS_MAX,
 )
+from tallystick.kernel.value import draft_of
 from tallystick.protocol.errors import DecodeError, EncodeError, UnsupportedField, UnsupportedVersion
 from tallystick.protocol.primitives import (
     SHORT_UVARINTS,
@@ -46,7 +47,6 @@ from tallystick.protocol.wire import (
     Scalar,
     StructSpec,
     WireType,
-    draft_of,
     message_spec,
     struct_spec,
 )

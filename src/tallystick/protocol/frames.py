@@ -5,11 +5,11 @@ above the limit is refused when its four bytes are there, before anything is rea
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from struct import Struct
 from typing import Final
 
 from tallystick.kernel.ids import INT32_MAX
+from tallystick.kernel.value import frozen
 from tallystick.protocol.errors import DecodeError, EncodeError
 from tallystick.protocol.primitives import Buffer
 
@@ -31,7 +31,7 @@ class FrameTooLarge(DecodeError):
         return f"a frame of {self.length} bytes, above the limit of {self.limit}"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Frame:
     """Where a whole frame lies in a buffer: its body is `buf[start:end]`."""
 
@@ -39,7 +39,7 @@ class Frame:
     end: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Partial:
     """No whole frame yet. `size` is what it will take from its prefix on; 4 while that is unknown."""
 

@@ -6,11 +6,7 @@
         producer_id: Annotated[int, wire(INT64, "3+")] = -1
 
 A declaration is data: `compile.py` turns it, together with a version, into the two functions that
-encode and decode. Values are frozen, slotted and keyword-only. They are not built by `dataclasses`
-because its frozen `__init__` costs three times as much per field, and because it compiles five methods
-per class when the module is imported: some hundred classes would take most of the time a broker may
-need to start. Here a class gets its `__init__` when it is first used, and `dataclasses.fields` and
-`replace` work as usual.
+encode and decode. Values are frozen, slotted and keyword-only: see `kernel.value`.
 
     field absent at a version   decodes to its default; encoding anything else raises UnsupportedField,
                                 unless the field is `ignorable` (dropping it changes no meaning)
@@ -23,10 +19,11 @@ Source: Kafka `clients/src/main/resources/common/message/README.md` for the mean
 import dataclasses
 import uuid
 from collections.abc import Callable
-from dataclasses import MISSING, FrozenInstanceError, dataclass
-from typing import Final, NoReturn, TypeVar, cast, dataclass_transform, get_args
+from dataclasses import MISSING
+from typing import Final, TypeVar, dataclass_transform, get_args
 
 from tallystick.kernel.check import check
+from tallystick.kernel.value import Value, brief, declare, frozen
 
 T = TypeVar("T")
 
@@ -34,7 +31,7 @@ T = TypeVar("T")
 # ------------------------------------------------------------------------------ wire types
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Scalar:
     """A type without parts. `format` is its `struct` letter; None for what has a length in front."""
 
@@ -43,7 +40,7 @@ class Scalar:
     zero: object  # the value of a field that is absent and has no default of its own
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Array:
     """A counted list of one type."""
 
@@ -74,7 +71,7 @@ def array(element: WireType) -> Array:
 # -------------------------------------------------------------------------------- versions
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Versions:
     """An inclusive range of versions; `last` None is open. The empty range contains nothing."""
 
@@ -102,7 +99,7 @@ ALWAYS: Final = Versions(0, None)
 # ------------------------------------------------------------------------------ declarations
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Wire:
     """What `wire()` says about a field; travels in its `Annotated`."""
 
@@ -115,7 +112,7 @@ class Wire:
     compact: bool
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class FieldSpec:
     """One declared field. `default` is also what decoding yields where the field is absent."""
 
@@ -133,7 +130,7 @@ class FieldSpec:
         return version in self.wire.tagged
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StructSpec:
     """A struct and its fields, in wire order."""
 
@@ -141,7 +138,7 @@ class StructSpec:
     fields: tuple[FieldSpec, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MessageSpec:
     """A top-level declaration: a request, a response, a header or a stored record."""
 
@@ -239,116 +236,35 @@ def message(
 # ------------------------------------------------------------------------------------ values
 
 
-class Value:
-    """What all declared classes share: equality by content, no assignment, a readable repr."""
+class Struct(Value):
+    """What all declared classes share."""
 
     __slots__: tuple[str, ...] = ()
 
-    def __init__(self, **values: object) -> None:
-        cls = type(self)
-        cls.__init__ = _make_init(cls)  # type: ignore[method-assign]
-        cls.__init__(self, **values)
-
-    def __setattr__(self, name: str, value: object) -> NoReturn:
-        raise FrozenInstanceError(f"cannot assign to field {name!r} of {type(self).__name__}")
-
-    def __delattr__(self, name: str) -> NoReturn:
-        raise FrozenInstanceError(f"cannot delete field {name!r} of {type(self).__name__}")
-
-    def __eq__(self, other: object) -> bool:
-        if type(other) is not type(self):
-            return NotImplemented
-        return all(getattr(self, name) == getattr(other, name) for name in self.__slots__)
-
-    def __hash__(self) -> int:
-        return hash((type(self), *(getattr(self, name) for name in self.__slots__)))
-
     def __repr__(self) -> str:
-        names = (n for n in self.__slots__ if n != "unknown_tags" or unknown_tags_of(self))
-        inside = ", ".join(f"{name}={_brief(getattr(self, name))}" for name in names)
-        return f"{type(self).__name__}({inside})"
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (type(self), *(getattr(self, name) for name in self.__slots__))
-
-
-def _brief(value: object) -> str:
-    """Record data as its size: a log line must not carry a megabyte."""
-    if isinstance(value, (bytes, bytearray, memoryview)) and len(value) > 64:
-        return f"<{len(value)} bytes>"
-    return repr(value)
-
-
-def _rebuild(cls: type, *values: object) -> object:
-    return cls(**dict(zip(cast(type[Value], cls).__slots__, values, strict=True)))
-
-
-# ----------------------------------------------------------------------- making the classes
+        shown = [name for name in self.__slots__ if name != "unknown_tags" or unknown_tags_of(self)]
+        return f"{type(self).__name__}({', '.join(f'{name}={brief(getattr(self, name))}' for name in shown)})"
 
 
 def _declare(cls: type[T]) -> type[T]:
     """Replace a class of annotations by its slotted, frozen form and note its declaration."""
     cls.__annotations__["unknown_tags"] = tuple[tuple[int, bytes], ...]
     setattr(cls, "unknown_tags", ())  # noqa: B010
-    cls.__doc__ = cls.__doc__ or cls.__name__  # else `dataclass` computes a signature, slowly
-    fields = dataclasses.fields(dataclass(init=False, repr=False, eq=False, kw_only=True)(cls))  # type: ignore[arg-type]
-    slots = tuple(field.name for field in fields)
-    namespace = {k: v for k, v in cls.__dict__.items() if k not in slots and k not in _NOT_COPIED}
-    made = type(cls.__name__, (Value,), {**namespace, "__slots__": slots})
-    specs = tuple(_field_spec(cls, f.name, f.type, f.default) for f in fields if f.name != "unknown_tags")
-    _STRUCTS[made] = StructSpec(made, specs)
-    return cast(type[T], made)
+    made = declare(cls, kw_only=True, base=Struct)
+    specs = (_field_spec(cls, f) for f in dataclasses.fields(made) if f.name != "unknown_tags")  # type: ignore[arg-type]
+    _STRUCTS[made] = StructSpec(made, tuple(specs))
+    return made
 
 
-_NOT_COPIED: Final = frozenset({"__dict__", "__weakref__"})
-
-
-def _field_spec(cls: type, name: str, annotation: object, default: object) -> FieldSpec:
-    declared = [part for part in get_args(annotation)[1:] if isinstance(part, Wire)]
-    check(len(declared) == 1, f"{cls.__qualname__}.{name}: wants Annotated[..., wire(...)]")
+def _field_spec(cls: type, field: "dataclasses.Field[object]") -> FieldSpec:
+    declared = [part for part in get_args(field.type)[1:] if isinstance(part, Wire)]
+    check(len(declared) == 1, f"{cls.__qualname__}.{field.name}: wants Annotated[..., wire(...)]")
     what = declared[0]
-    return FieldSpec(name, what, _zero(what.kind) if default is MISSING else default, default is MISSING)
+    required = field.default is MISSING
+    return FieldSpec(field.name, what, _zero(what.kind) if required else field.default, required)
 
 
 def _zero(kind: WireType) -> object:
     if isinstance(kind, Scalar):
         return kind.zero
     return () if isinstance(kind, Array) else None
-
-
-_DRAFTS: Final[dict[type, type]] = {}
-
-
-def draft_of(cls: type) -> type:
-    """A twin with the same slots, assignable, its constructor positional in slot order.
-
-    To build a frozen value: fill a draft, then set its `__class__`. That is three times as fast as
-    going through `object.__setattr__` for every field, and it is what decoders do.
-    """
-    draft = _DRAFTS.get(cls)
-    if draft is None:
-        slots = cast(type[Value], cls).__slots__
-        body = "".join(f"\n    self.{name} = {name}" for name in slots)
-        init = _function(f"def __init__(self, {', '.join(slots)}):{body}", {})
-        members = {"__slots__": slots, "__setattr__": object.__setattr__, "__init__": init}
-        draft = _DRAFTS[cls] = type(f"{cls.__name__}Draft", (Value,), members)
-    return draft
-
-
-def _make_init(cls: type) -> Callable[..., None]:
-    """The keyword-only `__init__` of a class, written when the class is used for the first time."""
-    fields = struct_spec(cls).fields
-    names: dict[str, object] = {"draft": draft_of(cls), "final": cls, "become": object.__setattr__}
-    names |= {f"default_{f.name}": f.default for f in fields}
-    parameters = ", ".join(f.name if f.required else f"{f.name}=default_{f.name}" for f in fields)
-    body = "".join(f"\n    self.{name} = {name}" for name in (*(f.name for f in fields), "unknown_tags"))
-    source = (
-        f"def __init__(self, *, {parameters}{', ' if parameters else ''}unknown_tags=()):"
-        f"\n    become(self, '__class__', draft){body}\n    self.__class__ = final"
-    )
-    return _function(source, names)
-
-
-def _function(source: str, names: dict[str, object]) -> Callable[..., None]:
-    exec(source, names)
-    return cast(Callable[..., None], names["__init__"])

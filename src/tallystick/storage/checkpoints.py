@@ -9,11 +9,11 @@ Source: Kafka's CheckpointFile, OffsetCheckpointFile, LeaderEpochCheckpointFile,
 import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Final, TypeVar
 from uuid import UUID
 
 from tallystick.kernel.ids import INT32_MAX, INT64_MAX, TopicPartition
+from tallystick.kernel.value import frozen
 from tallystick.storage.epochs import EpochStart
 from tallystick.storage.malformed import MalformedFile
 
@@ -29,7 +29,7 @@ _PARTITION_METADATA: Final = re.compile(r"version:\s*([0-9]+)\s*\ntopic_id:\s*(\
 _PROPERTY: Final = re.compile(r"\s*((?:\\.|[^\s=:\\])+)\s*[=:]?\s*(.*)")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class MetaProperties:
     """Whose data directory this is. Checked at every start, never changed."""
 

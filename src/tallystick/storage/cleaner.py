@@ -11,10 +11,11 @@ ends early, and the next one goes on from there.
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any, Final
 
 from tallystick.kernel.errors import TallystickError
+from tallystick.kernel.value import frozen
 from tallystick.protocol.records import BatchHeader, read_header, read_marker, scan_keys
 from tallystick.storage.aborted import AbortedTxn, encode_aborted, scan_aborted
 from tallystick.storage.compaction import (
@@ -53,7 +54,7 @@ class CleaningFailed(TallystickError):
         return f"{self.directory}: {self.reason}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class CleaningRequest:
     """A round, as the broker orders it.
 
@@ -86,7 +87,7 @@ class CleaningRequest:
         return [SegmentFacts(base, following, size) for base, following, size in self.segments]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class CleanedGroup:
     """A new segment lies ready, whole and on the disk, as `<base>.*.cleaned`, to replace `old`."""
 
@@ -95,7 +96,7 @@ class CleanedGroup:
     size_bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class RoundDone:
     """Everything below `end_offset` is clean once all groups are in place: the new checkpoint."""
 

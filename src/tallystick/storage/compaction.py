@@ -21,12 +21,12 @@ Source: Kafka's Cleaner, CleanedTransactionMetadata, LogCleanerManager, MemoryRe
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Final
 
 from tallystick.kernel.check import check
 from tallystick.kernel.ids import INT32_MAX
+from tallystick.kernel.value import frozen
 from tallystick.protocol.records import (
     BatchHeader,
     Buffer,
@@ -53,7 +53,7 @@ GROUP_SEGMENTS_MAX: Final = 64
 # -- which part, and which log first -----------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class CleaningLimits:
     """Settings of one topic that decide when and how far it is cleaned."""
 
@@ -62,7 +62,7 @@ class CleaningLimits:
     min_cleanable_dirty_ratio: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Cleanable:
     """The part of a log that a round may clean, and how much of it is new since the last one."""
 
@@ -279,7 +279,7 @@ class TxnFilter:
 # -- what is kept ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LastWrite:
     """A live producer's last batch: by its offset, or, with only a marker known, by its epoch."""
 
@@ -287,7 +287,7 @@ class LastWrite:
     epoch: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class CleaningRules:
     """What a round holds on to, fixed when it begins."""
 

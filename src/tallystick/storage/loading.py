@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from tallystick.kernel.ids import INT64_MAX, Offset, TopicPartition
+from tallystick.kernel.value import frozen
 from tallystick.protocol.records import HEADER_SIZE, BatchHeader, RecordsError, read_header
 from tallystick.storage import segment as naming
 from tallystick.storage.checkpoints import parse_epochs
@@ -41,7 +42,7 @@ from tallystick.storage.validation import COMPACT, LogConfig
 _RECALL_ENTRIES = 32
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Ended:
     """How the process before left a log, by the checkpoints of its data directory."""
 

@@ -7,10 +7,11 @@ log start offsets and cleaned offsets. A partition's directory is `topic-partiti
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from uuid import UUID, uuid4
 
 from tallystick.kernel.ids import TopicPartition
+from tallystick.kernel.value import frozen
 from tallystick.storage.checkpoints import (
     MetaProperties,
     format_meta_properties,
@@ -63,7 +64,7 @@ def _leave_to_callers(log: Log, failure: LogOffline) -> None:
     """Nobody to tell: whoever uses the log next is refused."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class DirectoryOptions:
     """What a data directory is opened with. `cluster_id` None: whatever it has, or a new one."""
 

@@ -21,7 +21,6 @@ Source: KIP-98, KIP-360, KIP-890; Kafka 4.3: ProducerAppendInfo, ProducerStateEn
 
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from enum import Enum, auto
 from types import MappingProxyType
 from typing import Final
@@ -31,6 +30,7 @@ from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import INT32_MAX
 from tallystick.kernel.limits import EPOCH_MAX, PRODUCER_BATCHES_CACHED
+from tallystick.kernel.value import frozen
 from tallystick.protocol.records.batch import TRANSACTIONAL_BIT, BatchHeader
 from tallystick.protocol.records.control import ControlType, Marker
 from tallystick.storage.aborted import AbortedTxn
@@ -51,12 +51,12 @@ class AppendOrigin(Enum):
     REPLICATION = auto()  # nothing: it was checked where it came from
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Accepted:
     """The batch or marker may be appended."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Duplicate:
     """The batch is in the log already; answer with what it got."""
 
@@ -68,7 +68,7 @@ class Duplicate:
 ACCEPTED: Final = Accepted()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class CompletedTxn:
     """A marker ended a transaction that had records here.
 

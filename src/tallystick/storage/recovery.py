@@ -12,10 +12,10 @@ damage there is never a lost write. Under `interval` and `os` it can be.
 See docs/adr/0030-torn-tail-or-corruption.md.
 """
 
-from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final
 
+from tallystick.kernel.value import frozen
 from tallystick.storage.fs import StorageFailure
 
 
@@ -60,7 +60,7 @@ VERDICTS: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Scan:
     """Facts about one scanned segment, from which alone the finding follows."""
 
@@ -92,7 +92,7 @@ class CorruptLog(StorageFailure):
         self.file, self.position, self.expected, self.found = file, position, expected, found
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Repair:
     """One thing recovery did."""
 
@@ -103,7 +103,7 @@ class Repair:
         return f"{self.file}: {self.done}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class RecoveryReport:
     """What opening a log met and did; each repair prints in one line."""
 

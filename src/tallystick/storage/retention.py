@@ -10,11 +10,12 @@ Source: UnifiedLog.deleteOldSegments.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from itertools import chain, pairwise
 
+from tallystick.kernel.value import frozen
 
-@dataclass(frozen=True, slots=True)
+
+@frozen
 class SegmentFacts:
     """What retention and compaction look at.
 
@@ -28,7 +29,7 @@ class SegmentFacts:
     largest_timestamp_ms: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class RetentionLimits:
     """None: no limit. `deletes`: cleanup.policy has `delete`; without, only the log start counts."""
 
@@ -37,7 +38,7 @@ class RetentionLimits:
     retention_bytes: int | None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RetentionPlan:
     """How many of the oldest segments go, and why the last of them.
 

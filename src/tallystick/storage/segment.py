@@ -8,9 +8,9 @@ batch decides what it means, so the scan also looks for a valid batch behind it;
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Final
 
+from tallystick.kernel.value import frozen
 from tallystick.protocol.records import (
     HEADER_SIZE,
     LOG_OVERHEAD,
@@ -54,7 +54,7 @@ def file_name(base_offset: int, suffix: str) -> str:
     return f"{base_offset:020d}{suffix}"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SegmentFile:
     """A parsed name: `00000000000000000007.index.swap` is (7, ".index", ".swap")."""
 
@@ -69,7 +69,7 @@ def parse_file_name(name: str) -> SegmentFile | None:
     return SegmentFile(int(match[1]), match[2], match[3]) if match else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class BadBatch:
     """Where a scan stopped and why. `valid_after` is the position of a whole batch behind it, if any."""
 

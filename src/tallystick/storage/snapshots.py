@@ -10,11 +10,11 @@ Source: Kafka's ProducerSnapshot.json, version 1; ProducerStateManager.writeSnap
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from struct import Struct
 from typing import Final, NamedTuple
 
 from tallystick.kernel.ids import INT32_MAX
+from tallystick.kernel.value import frozen
 from tallystick.protocol.records.crc import crc32c
 from tallystick.storage.malformed import MalformedFile
 
@@ -40,7 +40,7 @@ class CachedBatch(NamedTuple):
     timestamp_ms: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class ProducerEntry:
     """One producer in a snapshot.
 

@@ -19,8 +19,8 @@ Source: LocalLog.replaceSegments; LogLoader.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
+from tallystick.kernel.value import frozen
 from tallystick.storage.cleaner import CleanedGroup, remove_files
 from tallystick.storage.fs import FileSystem
 from tallystick.storage.log import Log
@@ -28,14 +28,14 @@ from tallystick.storage.segment import CLEANED, DELETED, SEGMENT_SUFFIXES, SNAPS
 from tallystick.storage.segment_file import Segment
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Here:
     """A step for the log's own thread."""
 
     run: Callable[[], None]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Elsewhere:
     """A step that blocks and may run in any one thread; the next one begins when it has ended."""
 

@@ -137,12 +137,13 @@ def _refusal(
         if refusal is not None:
             return refusal
     if COMPACT in config.cleanup_policy and not header.is_control:
-        for key in scan_keys(data, at):
-            if key.key is None:
-                return Reject(
-                    ErrorCode.INVALID_RECORD,
-                    f"record {key.offset - header.base_offset} has no key; the topic is compacted",
-                )
+        keyless = [key.offset - header.base_offset for key in scan_keys(data, at) if key.key is None]
+        if keyless:
+            return Reject(
+                ErrorCode.INVALID_RECORD,
+                f"{len(keyless)} records have no key, the first is {keyless[0]}; the topic is compacted",
+                tuple((index, "no key; the topic is compacted") for index in keyless),
+            )
     return None
 
 

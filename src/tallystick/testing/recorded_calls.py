@@ -6,13 +6,13 @@ below everything of ours, and the model only decides what a power loss may make 
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from tallystick.kernel.value import frozen
 from tallystick.storage.fs import Buffer, Syscalls
 from tallystick.testing.memory_fs import MemoryFileSystem
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Call:
     """One call that changed, or promised, something; paths are relative to the root of the recording."""
 

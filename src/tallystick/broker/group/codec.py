@@ -9,7 +9,6 @@ Source: Kafka's OffsetCommitKey/Value and GroupMetadataKey/Value; docs/formats/c
 
 import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final, assert_never
 from uuid import UUID
 
@@ -32,6 +31,7 @@ from tallystick.kernel.ids import (
     TimestampMs,
     TopicPartition,
 )
+from tallystick.kernel.value import frozen
 from tallystick.protocol import DecodeError, decode, decode_prefix, encode
 from tallystick.protocol.messages.stored_offsets import (
     GroupMetadataKey,
@@ -166,7 +166,7 @@ def _group_value(event: GroupStored) -> GroupMetadataValue:
 # ---- reading
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Replayed:
     """An event found in the log, and the offset of its first record."""
 

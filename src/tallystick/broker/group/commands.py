@@ -1,7 +1,7 @@
 """What can be asked of a group, what is answered, and the order of effects between the two."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import MappingProxyType
 from typing import Final
 from uuid import UUID
@@ -11,11 +11,12 @@ from tallystick.broker.group.model import Generation, GroupConfig, InstanceId, N
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import GroupId, LeaderEpoch, MemberId, Offset, TopicPartition
+from tallystick.kernel.value import frozen
 
 # ---- commands
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Join:
     """JoinGroup.
 
@@ -38,7 +39,7 @@ class Join:
     ticket: Ticket
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Sync:
     """SyncGroup; `assignments` matter from the leader alone."""
 
@@ -51,14 +52,14 @@ class Sync:
     ticket: Ticket
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Heartbeat:
     member_id: MemberId
     instance_id: InstanceId | None = None
     generation: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class LeavingMember:
     """One member of a LeaveGroup; `member_id` None: an administrator names the instance alone."""
 
@@ -67,12 +68,12 @@ class LeavingMember:
     reason: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Leave:
     members: tuple[LeavingMember, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class OffsetToCommit:
     offset: Offset
     leader_epoch: LeaderEpoch | None = None
@@ -80,7 +81,7 @@ class OffsetToCommit:
     topic_id: UUID | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class CommitOffsets:
     """OffsetCommit. Nothing of generation, member and instance given: a consumer without a group."""
 
@@ -92,48 +93,48 @@ class CommitOffsets:
     knows_group_id_not_found: bool = True  # version 9 and later
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class DeleteOffsets:
     """OffsetDelete: by an administrator, of topics nobody in the group subscribes to."""
 
     partitions: tuple[TopicPartition, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class ForgetPartitions:
     """The partitions no longer exist: their topic was deleted."""
 
     topics: frozenset[str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class DeleteGroup:
     pass
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class ExpireOffsets:
     """The regular look at what has outlived offsets.retention.minutes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class SessionTimedOut:
     """No heartbeat in time, or an id handed out was never used."""
 
     member_id: MemberId
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class JoinPhaseTimedOut:
     pass
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class SyncPhaseTimedOut:
     pass
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Revive:
     """Replay found this group; bring it to life."""
 
@@ -156,7 +157,7 @@ Command = (
 # ---- replies
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class JoinedMember:
     """What the leader is told about each member."""
 
@@ -165,7 +166,7 @@ class JoinedMember:
     metadata: bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Joined:
     """A member is part of `generation`. `members` is filled for whoever may assign, or list, them."""
 
@@ -178,33 +179,33 @@ class Joined:
     skip_assignment: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class MemberIdRequired:
     """Join again, with this id (KIP-394)."""
 
     member_id: MemberId
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Synced:
     protocol_type: str | None
     protocol_name: str | None
     assignment: bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Done:
     """Nothing more to say than that it is done."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Left:
     """One outcome for each member of the request, in its order; None means it left."""
 
     outcomes: tuple[ErrorCode | None, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class PerPartition:
     """Outcome of OffsetCommit and OffsetDelete: the partitions refused, and why."""
 
@@ -216,7 +217,7 @@ Answer = Reply | Reject
 DONE: Final = Done()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Send:
     """An answer to a request that was parked earlier."""
 
@@ -224,7 +225,7 @@ class Send:
     answer: Answer
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Step:
     """Work for the driver, to be done in this order and no other [GRP-1].
 
@@ -240,7 +241,7 @@ class Step:
     then_send: tuple[Send, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Env:
     """What a decision may know besides the group: settings, time, and an id nobody has used."""
 

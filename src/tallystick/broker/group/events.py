@@ -5,7 +5,6 @@ and applied again by replay. Soft events exist in memory alone.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from tallystick.broker.group.model import (
     NOTHING,
@@ -20,11 +19,12 @@ from tallystick.broker.group.model import (
     Ticket,
 )
 from tallystick.kernel.ids import GroupId, MemberId, ProducerId, TimestampMs, TopicPartition
+from tallystick.kernel.value import frozen
 
 # ---- durable
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class StoredMember:
     """A member as the log keeps it: the subscription of the chosen protocol, not every offer."""
 
@@ -38,7 +38,7 @@ class StoredMember:
     assignment: bytes = NOTHING
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class GroupStored:
     """The group as of a completed generation: Stable with members, Empty without."""
 
@@ -51,14 +51,14 @@ class GroupStored:
     members: tuple[StoredMember, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class GroupRemoved:
     """The tombstone of a group."""
 
     group_id: GroupId
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class OffsetsCommitted:
     """Offsets of one request, one record a partition.
 
@@ -70,7 +70,7 @@ class OffsetsCommitted:
     producer_id: ProducerId | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class OffsetsDeleted:
     """Tombstones, one record a partition; they clear pending offsets, too."""
 
@@ -78,7 +78,7 @@ class OffsetsDeleted:
     partitions: tuple[TopicPartition, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class TransactionEnded:
     """A COMMIT or ABORT marker reached the partition; the transaction coordinator wrote it."""
 
@@ -91,14 +91,14 @@ DurableEvent = GroupStored | GroupRemoved | OffsetsCommitted | OffsetsDeleted
 # ---- soft
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class GroupRevived:
     """Replay is over: sessions of the members found begin to run."""
 
     now: Now
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class MemberPending:
     """An id was handed out; its owner is expected to join with it (KIP-394)."""
 
@@ -106,13 +106,13 @@ class MemberPending:
     deadline_ms: DeadlineMs
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class MemberAdded:
     member: Member
     protocol_type: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class MemberUpdated:
     """A known member joined again, perhaps with other offers. `ticket` None: it is answered at once."""
 
@@ -123,7 +123,7 @@ class MemberUpdated:
     ticket: Ticket | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class MemberReplaced:
     """A static member came back under a new member id and fences the old one (KIP-345)."""
 
@@ -132,19 +132,19 @@ class MemberReplaced:
     session_deadline_ms: DeadlineMs
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class MembersRemoved:
     """Members, or ids still pending, are gone."""
 
     member_ids: tuple[MemberId, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class LeaderElected:
     member_id: MemberId
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class RebalancePrepared:
     """The join phase begins; assignments that were never handed out are void."""
 
@@ -152,12 +152,12 @@ class RebalancePrepared:
     join_timer: JoinTimer
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class JoinTimerSet:
     join_timer: JoinTimer
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class GenerationStarted:
     """The join phase is over, every parked JoinGroup is answered, SyncGroups are expected."""
 
@@ -167,7 +167,7 @@ class GenerationStarted:
     sync_deadline_ms: DeadlineMs
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class SyncReceived:
     """A member sent SyncGroup. `ticket` None: it is answered at once."""
 
@@ -175,14 +175,14 @@ class SyncReceived:
     ticket: Ticket | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class SyncsAnswered:
     """Parked SyncGroups are answered; the sessions of their owners run again."""
 
     session_deadlines_ms: Mapping[MemberId, DeadlineMs]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class SessionExtended:
     member_id: MemberId
     session_deadline_ms: DeadlineMs

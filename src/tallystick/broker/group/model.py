@@ -26,7 +26,7 @@ KIP-447 (offsets pending in transactions), KIP-814 (skip assignment).
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 from types import MappingProxyType
 from typing import Final, NewType
@@ -42,6 +42,7 @@ from tallystick.kernel.ids import (
     TimestampMs,
     TopicPartition,
 )
+from tallystick.kernel.value import frozen
 
 DeadlineMs = NewType("DeadlineMs", int)
 """Monotonic milliseconds: compared with `Now.monotonic_ms` only."""
@@ -81,7 +82,7 @@ PREVIOUS_STATES: Final[Mapping[GroupState, frozenset[GroupState]]] = MappingProx
 )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Now:
     """One reading of the clock, both ways."""
 
@@ -92,7 +93,7 @@ class Now:
         return DeadlineMs(self.monotonic_ms + max(after_ms, 0))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class GroupConfig:
     """Settings of the group coordinator, Kafka's names and defaults (docs/config.md)."""
 
@@ -108,7 +109,7 @@ class GroupConfig:
     new_member_join_timeout_ms: int = 300_000
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ProtocolChoice:
     """One assignor a member offers, with its subscription in that assignor's terms (opaque to us)."""
 
@@ -116,7 +117,7 @@ class ProtocolChoice:
     metadata: bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Member:
     """One consumer in a group.
 
@@ -153,7 +154,7 @@ class Member:
         return next((offered.name for offered in self.protocols if offered.name in candidates), None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class JoinTimer:
     """When the join phase ends at the latest.
 
@@ -170,7 +171,7 @@ class JoinTimer:
         return self.delay_ms is not None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class CommittedOffset:
     """One committed offset.
 
@@ -191,7 +192,7 @@ class CommittedOffset:
 Offsets = Mapping[TopicPartition, CommittedOffset]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Group:
     """One group, whole.
 

@@ -1,7 +1,6 @@
 """Reading groups: what ListGroups, DescribeGroups and OffsetFetch are answered from."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
 
@@ -9,19 +8,20 @@ from tallystick.broker.group.model import CommittedOffset, Group, GroupState, In
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import GroupId, MemberId, TopicPartition
+from tallystick.kernel.value import frozen
 
 # Kafka has consumer, share and streams groups besides; here every group is a classic one.
 GROUP_TYPE: Final = "classic"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class ListedGroup:
     group_id: GroupId
     protocol_type: str
     state: GroupState
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class DescribedMember:
     member_id: MemberId
     instance_id: InstanceId | None
@@ -31,7 +31,7 @@ class DescribedMember:
     assignment: bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class DescribedGroup:
     """A group as an administrator sees it; `protocol_name` and the members' bytes only when Stable."""
 

@@ -1,5 +1,7 @@
 """CreatePartitions: raise a topic to a number of partitions."""
 
+from collections import Counter
+
 from tallystick.broker.broker import Broker
 from tallystick.broker.context import RequestContext
 from tallystick.broker.topics import GROUP_OFFSETS, TRANSACTION_STATE
@@ -17,8 +19,14 @@ async def handle(
     broker: Broker, request: CreatePartitionsRequest, context: RequestContext
 ) -> CreatePartitionsResponse:
     results = []
-    for topic in request.topics:
-        refused = _check(broker, topic)
+    asked = Counter(topic.name for topic in request.topics)
+    for topic in {topic.name: topic for topic in request.topics}.values():
+        if asked[topic.name] > 1:
+            refused: Reject | None = Reject(
+                ErrorCode.INVALID_REQUEST, f"topic {topic.name!r} is asked for twice"
+            )
+        else:
+            refused = _check(broker, topic)
         if refused is None and not request.validate_only:
             grown = await broker.topics.grow(topic.name, topic.count)
             refused = grown if isinstance(grown, Reject) else None

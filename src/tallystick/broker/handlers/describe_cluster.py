@@ -11,6 +11,7 @@ from tallystick.protocol.messages.describe_cluster import (
 )
 
 BROKERS = 1
+CONTROLLERS = 2
 
 
 def handle(
@@ -18,11 +19,14 @@ def handle(
 ) -> DescribeClusterResponse:
     if request.endpoint_type != BROKERS:
         # KIP-919: a broker listener answers for brokers only.
+        mismatched = request.endpoint_type == CONTROLLERS
         return DescribeClusterResponse(
-            error_code=ErrorCode.MISMATCHED_ENDPOINT_TYPE,
+            error_code=(
+                ErrorCode.MISMATCHED_ENDPOINT_TYPE if mismatched else ErrorCode.UNSUPPORTED_ENDPOINT_TYPE
+            ),
             error_message=f"endpoint type {request.endpoint_type} asked, this listener is for brokers, 1",
             endpoint_type=BROKERS,
-            cluster_id=broker.cluster_id,
+            cluster_id="",
         )
     config, address = broker.config, broker.address
     return DescribeClusterResponse(

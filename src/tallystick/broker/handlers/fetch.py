@@ -136,6 +136,8 @@ class _Fetch:
         if refused is not None:
             return _failure(wanted, refused)
         diverging = _diverging(partition, wanted)
+        if isinstance(diverging, Reject):
+            return _failure(wanted, diverging)
         if diverging is not None:
             found.diverging[wanted.key] = diverging
             found.failed = True
@@ -153,7 +155,7 @@ class _Fetch:
         except StorageFailure as exc:
             return _failure(wanted, Reject(ErrorCode.KAFKA_STORAGE_ERROR, str(exc)))
         if isinstance(result, Reject):
-            return _failure(wanted, result, log.log_start_offset, log.high_watermark)
+            return _failure(wanted, result)
         budget.took(len(result.data))
         return self._data(wanted, partition, result.data)
 
@@ -311,18 +313,20 @@ class _Fetch:
         return [*encode_parts(response, self._version)]
 
 
-def _diverging(partition: Partition, wanted: Wanted) -> EpochEndOffset | None:
+def _diverging(partition: Partition, wanted: Wanted) -> EpochEndOffset | Reject | None:
     """Where the reader's history and ours part, if it told its last epoch (KIP-595)."""
     if wanted.last_fetched_epoch < 0:
         return None
     found = partition.epoch_end_offset(LeaderEpoch(wanted.last_fetched_epoch))
     if found is None:
-        return None
+        return Reject(
+            ErrorCode.OFFSET_OUT_OF_RANGE, f"there is no epoch up to {wanted.last_fetched_epoch} in the log"
+        )
     epoch, end_offset = found
     if epoch < wanted.last_fetched_epoch or end_offset < wanted.offset:
         return EpochEndOffset(epoch=epoch, end_offset=end_offset)
     return None
 
 
-def _failure(wanted: Wanted, refused: Reject, log_start: int = -1, high_watermark: int = -1) -> FetchAnswer:
-    return FetchAnswer(wanted.key[1], refused.code, high_watermark, -1, log_start, None, -1, b"")
+def _failure(wanted: Wanted, refused: Reject) -> FetchAnswer:
+    return FetchAnswer(wanted.key[1], refused.code, -1, -1, -1, None, -1, b"")

@@ -1,7 +1,9 @@
 """IncrementalAlterConfigs: set, delete, append to and subtract from single settings."""
 
+from collections import Counter
+
 from tallystick.broker.broker import Broker
-from tallystick.broker.config_view import Change, alter
+from tallystick.broker.config_view import ASKED_TWICE, Change, alter
 from tallystick.broker.context import RequestContext
 from tallystick.kernel.codes import ErrorCode
 from tallystick.protocol.messages.incremental_alter_configs import (
@@ -15,14 +17,20 @@ async def handle(
     broker: Broker, request: IncrementalAlterConfigsRequest, context: RequestContext
 ) -> IncrementalAlterConfigsResponse:
     responses = []
+    asked = Counter((resource.resource_type, resource.resource_name) for resource in request.resources)
     for resource in request.resources:
-        refused = await alter(
-            broker,
-            resource.resource_type,
-            resource.resource_name,
-            [Change(config.name, config.config_operation, config.value) for config in resource.configs],
-            replace=False,
-            validate_only=request.validate_only,
+        twice = asked[resource.resource_type, resource.resource_name] > 1
+        refused = (
+            ASKED_TWICE
+            if twice
+            else await alter(
+                broker,
+                resource.resource_type,
+                resource.resource_name,
+                [Change(config.name, config.config_operation, config.value) for config in resource.configs],
+                replace=False,
+                validate_only=request.validate_only,
+            )
         )
         responses.append(
             AlterConfigsResourceResponse(

@@ -1,7 +1,6 @@
 """OffsetFetch: committed offsets of one group or, from version 8 on, of several."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from uuid import UUID
 
 from tallystick.broker.broker import Broker
@@ -12,6 +11,7 @@ from tallystick.broker.handlers.group_wire import NO_EPOCH, NO_OFFSET, find_topi
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import GroupId, TopicPartition
+from tallystick.kernel.value import frozen
 from tallystick.protocol.messages.offset_fetch import (
     OffsetFetchRequest,
     OffsetFetchRequestGroup,
@@ -24,7 +24,7 @@ from tallystick.protocol.messages.offset_fetch import (
 from tallystick.protocol.primitives import NIL
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Read:
     """One group's part of a request. `by_id`: the answer names topics by id."""
 

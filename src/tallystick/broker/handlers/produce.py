@@ -20,6 +20,7 @@ from tallystick.broker.server import CloseConnection
 from tallystick.broker.topics import INTERNAL, TopicDeleted
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
+from tallystick.protocol import encode_parts
 from tallystick.protocol.hot import (
     ProduceAnswer,
     ProduceCall,
@@ -28,6 +29,13 @@ from tallystick.protocol.hot import (
     read_produce_request,
     write_produce_response,
 )
+from tallystick.protocol.messages.produce import (
+    BatchIndexAndErrorMessage,
+    PartitionProduceResponse,
+    ProduceResponse,
+    TopicProduceResponse,
+)
+from tallystick.protocol.primitives import NIL
 from tallystick.protocol.records import HEADER_SIZE, Codec, RecordsError, read_header
 from tallystick.storage.fs import StorageFailure
 from tallystick.storage.log import AppendResult
@@ -35,6 +43,7 @@ from tallystick.storage.log import AppendResult
 ADMIN_CLIENT: Final = "__admin_client"  # Kafka lets this client id write internal topics
 ALL_REPLICAS: Final = -1
 ZSTD_SINCE: Final = 7  # KIP-110
+RECORD_ERRORS_SINCE: Final = 8  # KIP-467
 
 Appended = AppendResult | Reject
 
@@ -171,7 +180,44 @@ def _close_on_failure(answer: _Answer) -> None:
 
 
 def _encoded(answer: _Answer, version: int) -> Body:
+    if version >= RECORD_ERRORS_SINCE and any(_faults(p) for _, parts in answer for p in parts):
+        return _encoded_with_faults(answer, version)
     return [write_produce_response([(topic, [_told(p) for p in parts]) for topic, parts in answer], version)]
+
+
+def _faults(pending: _Pending) -> tuple[BatchIndexAndErrorMessage, ...]:
+    if not isinstance(pending.result, Reject):
+        return ()
+    return tuple(
+        BatchIndexAndErrorMessage(batch_index=index, batch_index_error_message=why)
+        for index, why in pending.result.records
+    )
+
+
+def _encoded_with_faults(answer: _Answer, version: int) -> Body:
+    """The rare answer that names records (KIP-467), for the generated encoder."""
+    responses = []
+    for topic, parts in answer:
+        told = tuple(
+            PartitionProduceResponse(
+                index=said.partition,
+                error_code=said.error_code,
+                base_offset=said.base_offset,
+                log_append_time_ms=said.log_append_time_ms,
+                log_start_offset=said.log_start_offset,
+                record_errors=_faults(pending),
+                error_message=said.error_message,
+            )
+            for pending, said in ((pending, _told(pending)) for pending in parts)
+        )
+        responses.append(
+            TopicProduceResponse(
+                name=topic if isinstance(topic, str) else "",
+                topic_id=NIL if isinstance(topic, str) else topic,
+                partition_responses=told,
+            )
+        )
+    return [*encode_parts(ProduceResponse(responses=tuple(responses)), version)]
 
 
 def _told(pending: _Pending) -> ProduceAnswer:

@@ -6,13 +6,13 @@ takes an offset and is never handed to an application.
 Source: KIP-98, "Control Messages"; ControlRecordType, EndTransactionMarker.
 """
 
-from dataclasses import dataclass
 from enum import IntEnum
 from struct import Struct
 from typing import Final
 
 from tallystick.kernel.check import check
 from tallystick.kernel.ids import Identity
+from tallystick.kernel.value import frozen
 from tallystick.protocol.records.batch import Buffer, read_header
 from tallystick.protocol.records.errors import InvalidBatch
 from tallystick.protocol.records.record import Record
@@ -35,7 +35,7 @@ class ControlType(IntEnum):
     KRAFT_VOTERS = 6
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Marker:
     """The end of a transaction in one partition.
 

@@ -1,13 +1,13 @@
 """Whole batches from records, and records from whole batches."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from struct import Struct
 from typing import Final, NamedTuple
 
 from tallystick.kernel.check import check
 from tallystick.kernel.ids import INT32_MAX
 from tallystick.kernel.limits import DECOMPRESSED_BYTES_MAX, DECOMPRESSION_RATIO_MAX, RECORDS_PER_BATCH_MAX
+from tallystick.kernel.value import frozen
 from tallystick.protocol.records.batch import (
     BATCH_LENGTH_MIN,
     CONTROL_BIT,
@@ -32,7 +32,7 @@ _PLACE: Final = Struct(">qiibI")
 _COVERED: Final = Struct(">hiqqqhii")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class BatchMeta:
     """What a batch says beside its records; -1 is the wire's "none"."""
 
@@ -59,7 +59,7 @@ class BatchMeta:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class DecodeLimits:
     """How much one batch may make a reader hold."""
 

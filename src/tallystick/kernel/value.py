@@ -1,0 +1,161 @@
+"""Small frozen values that cost little until they are used.
+
+`dataclasses` compiles six methods for every class when its module is imported. A broker imports over a
+hundred such classes before it listens, and never prints or compares most of them: a third of its start
+went into this. A `@frozen` class is declared and behaves like a frozen, slotted dataclass, and
+`dataclasses.fields`, `replace`, `asdict` and `match` know it; but it gets a method when the method is
+first called. It is also quicker to make than a frozen dataclass: see `draft_of`.
+
+It takes no base class and has no order; a class that wants one is a dataclass, and so is one that changes.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import MISSING, Field, FrozenInstanceError, dataclass, field
+from typing import Final, NoReturn, TypeVar, cast, dataclass_transform, overload
+
+T = TypeVar("T")
+
+
+@overload
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+def frozen(cls: type[T], /) -> type[T]: ...
+
+
+@overload
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+def frozen(*, kw_only: bool) -> Callable[[type[T]], type[T]]: ...
+
+
+def frozen(cls: type[T] | None = None, /, *, kw_only: bool = False) -> type[T] | Callable[[type[T]], type[T]]:
+    """Declare a frozen value, like `@dataclass(frozen=True, slots=True)`."""
+    if cls is not None:
+        return declare(cls)
+    return lambda cls: declare(cls, kw_only=kw_only)
+
+
+class Value:
+    """What all values share: equality by content, no assignment, a readable repr."""
+
+    __slots__: tuple[str, ...] = ()
+
+    def __init__(self, *given: object, **named: object) -> None:
+        cls = type(self)
+        cls.__init__ = _init_of(cls)  # type: ignore[method-assign]
+        cls.__init__(self, *given, **named)
+
+    def __eq__(self, other: object) -> bool:
+        cls = type(self)
+        cls.__eq__ = _eq_of(cls)  # type: ignore[method-assign]
+        return cls.__eq__(self, other)
+
+    def __hash__(self) -> int:
+        cls = type(self)
+        cls.__hash__ = _hash_of(cls)  # type: ignore[method-assign, assignment]
+        return cls.__hash__(self)
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise FrozenInstanceError(f"cannot assign to field {name!r} of {type(self).__name__}")
+
+    def __delattr__(self, name: str) -> NoReturn:
+        raise FrozenInstanceError(f"cannot delete field {name!r} of {type(self).__name__}")
+
+    def __repr__(self) -> str:
+        inside = ", ".join(f"{name}={brief(getattr(self, name))}" for name in self.__slots__)
+        return f"{type(self).__name__}({inside})"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (type(self), *(getattr(self, name) for name in self.__slots__))
+
+
+def brief(content: object) -> str:
+    """The repr, or the size of what is long: a log line must not carry a megabyte."""
+    if isinstance(content, (bytes, bytearray, memoryview)) and len(content) > 64:
+        return f"<{len(content)} bytes>"
+    return repr(content)
+
+
+def _rebuild(cls: type, *contents: object) -> object:
+    return cls(**dict(zip(cast(type[Value], cls).__slots__, contents, strict=True)))
+
+
+# ----------------------------------------------------------------------- making the classes
+
+
+def declare(cls: type[T], *, kw_only: bool = False, base: type[Value] = Value) -> type[T]:
+    """The slotted, frozen form of a class of annotations, on `base`."""
+    cls.__doc__ = cls.__doc__ or cls.__name__  # else `dataclass` computes a signature, slowly
+    fields = dataclasses.fields(dataclass(init=False, repr=False, eq=False, kw_only=kw_only)(cls))  # type: ignore[arg-type]
+    slots = tuple(f.name for f in fields)
+    namespace = {k: v for k, v in cls.__dict__.items() if k not in slots and k not in _NOT_COPIED}
+    namespace |= {"__slots__": slots, "__qualname__": cls.__qualname__}
+    return cast(type[T], type(cls.__name__, (base,), namespace))
+
+
+_NOT_COPIED: Final = frozenset({"__dict__", "__weakref__"})
+_DRAFTS: Final[dict[type, type]] = {}
+
+
+def draft_of(cls: type) -> type:
+    """A twin with the same slots, assignable, its constructor positional in slot order.
+
+    To build a frozen value: fill a draft, then set its `__class__`. That is three times as fast as
+    going through `object.__setattr__` for every field, and it is what decoders do.
+    """
+    draft = _DRAFTS.get(cls)
+    if draft is None:
+        slots = cast(type[Value], cls).__slots__
+        body = "".join(f"\n    self.{name} = {name}" for name in slots) or " pass"
+        init = _function("__init__", f"self, {', '.join(slots)}", body, {})
+        members = {"__slots__": slots, "__setattr__": object.__setattr__, "__init__": init}
+        draft = _DRAFTS[cls] = type(f"{cls.__name__}Draft", cls.__bases__, members)
+    return draft
+
+
+def _init_of(cls: type) -> Callable[..., None]:
+    names: dict[str, object] = {"_draft": draft_of(cls), "_final": cls, "_become": object.__setattr__}
+    names["_unset"] = MISSING
+    parameters = ["self"]
+    body = "\n    _become(self, '__class__', _draft)"
+    keyword_only = False
+    for f in dataclasses.fields(cls):
+        if f.kw_only and not keyword_only:
+            parameters.append("*")
+            keyword_only = True
+        default, content = _default(f, names)
+        parameters.append(f"{f.name}{default}")
+        body += f"\n    self.{f.name} = {content}"
+    body += "\n    self.__class__ = _final"
+    if hasattr(cls, "__post_init__"):
+        body += "\n    self.__post_init__()"
+    return cast(Callable[..., None], _function("__init__", ", ".join(parameters), body, names))
+
+
+def _default(f: "Field[object]", names: dict[str, object]) -> tuple[str, str]:
+    """How a field's parameter ends, and what is assigned to the field."""
+    if f.default_factory is not MISSING:
+        names[f"_make_{f.name}"] = f.default_factory
+        return "=_unset", f"_make_{f.name}() if {f.name} is _unset else {f.name}"
+    if f.default is not MISSING:
+        names[f"_default_{f.name}"] = f.default
+        return f"=_default_{f.name}", f.name
+    return "", f.name
+
+
+def _eq_of(cls: type) -> Callable[[object, object], bool]:
+    names = cast(type[Value], cls).__slots__
+    same = " and ".join(f"self.{name} == other.{name}" for name in names) or "True"
+    body = (
+        f"\n    if other.__class__ is not self.__class__:\n        return NotImplemented\n    return {same}"
+    )
+    return cast(Callable[[object, object], bool], _function("__eq__", "self, other", body, {}))
+
+
+def _hash_of(cls: type) -> Callable[[object], int]:
+    contents = "".join(f"self.{name}, " for name in cast(type[Value], cls).__slots__)
+    return cast(Callable[[object], int], _function("__hash__", "self", f" return hash(({contents}))", {}))
+
+
+def _function(name: str, parameters: str, body: str, names: dict[str, object]) -> object:
+    exec(f"def {name}({parameters}):{body}", names)
+    return names[name]
