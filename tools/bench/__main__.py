@@ -3,12 +3,14 @@
 import argparse
 import os
 import random
+import signal
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from types import FrameType
 from typing import TypeVar
 
 from rich.console import Console
@@ -97,8 +99,14 @@ def measure_latency(results: Results, say: Console, durability: Durability) -> N
         say.print(f"{durability.name:5}p99     {name:14}{taken['p99']:8.2f} ms", style="dim")
 
 
+def interrupted(_signal: int, _frame: FrameType | None) -> None:
+    """End like Ctrl-C, so that every broker is stopped."""
+    raise KeyboardInterrupt
+
+
 def main() -> int:
     """Parse the options, measure, write the page."""
+    signal.signal(signal.SIGTERM, interrupted)
     parser = argparse.ArgumentParser(prog="python -m tools.bench", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="one round of fewer, shorter rows")
     parser.add_argument("--repeats", type=int, default=0, help="rounds; the tables show medians (default 3)")

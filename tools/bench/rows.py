@@ -54,7 +54,8 @@ ROWS: Final = tuple(
 QUICK_ROWS: Final = tuple(row for row in ROWS if row.partitions == 1 or row.codec == "none")
 
 LATENCY_RATE: Final = 1000
-LATENCY_SECONDS: Final = 12
-LATENCY_WARM_UP_S: Final = 2
+# Ten seconds of the same small requests first: bulk load does not warm a JVM for them.
+LATENCY_SECONDS: Final = 30
+LATENCY_WARM_UP_S: Final = 10
 MEMORY_MESSAGES: Final = 3_000_000
 STARTS: Final = 7
