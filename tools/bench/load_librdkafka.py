@@ -51,7 +51,7 @@ def produce(load: Load) -> float:
             "enable.idempotence": "true",
             "linger.ms": "5",
             "compression.codec": load["codec"],
-            # Enough for five batches in flight to six partitions; more only makes the client touch fresh memory.
+            # Room for five batches in flight to six partitions; more makes the client touch fresh memory.
             "queue.buffering.max.messages": "500000",
             "queue.buffering.max.kbytes": "262144",
         },
