@@ -251,7 +251,7 @@ class TxnFilter:
 
     def is_aborted(self, header: BatchHeader) -> bool:
         """Whether a batch of data belongs to an aborted transaction; noted as met."""
-        self._advance(header.last_offset)
+        self._advance(header)
         if not header.is_transactional:
             return False
         self._met.add(header.producer_id)
@@ -262,7 +262,7 @@ class TxnFilter:
 
         `kind` is None for a control batch emptied before, or one that ends no transaction.
         """
-        self._advance(header.last_offset)
+        self._advance(header)
         if kind is None:
             return header.record_count == 0, None
         met = header.producer_id in self._met
@@ -270,10 +270,12 @@ class TxnFilter:
         txn = self._aborting.pop(header.producer_id, None)
         return not met, txn if met else None
 
-    def _advance(self, offset: int) -> None:
-        while self._aborted and self._aborted[0].first_offset <= offset:
+    def _advance(self, header: BatchHeader) -> None:
+        while self._aborted and self._aborted[0].first_offset <= header.last_offset:
             txn = self._aborted.popleft()
-            self._aborting[txn.producer_id] = txn
+            # One that ended before, where a round begins in the middle, says nothing about what follows.
+            if txn.last_offset >= header.base_offset:
+                self._aborting[txn.producer_id] = txn
 
 
 # -- what is kept ----------------------------------------------------------------------------------------

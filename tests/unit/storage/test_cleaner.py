@@ -293,3 +293,19 @@ def test_the_worker_says_why_it_failed() -> None:
     output = io.StringIO()
     assert not work(log.fs, json.dumps(log.request(key_map_bytes=120).as_json()), output)
     assert json.loads(output.getvalue())["kind"] == "failed"
+
+
+def test_an_abort_in_the_clean_part_hides_no_commit_in_the_dirty_part() -> None:
+    """A round begins to note keys in the middle of the log: older entries of the index are not its own."""
+    log = Compacted()
+    log.put(("a", "x"), producer=P1, sequence=0, transactional=True)
+    log.end(P1, commit=False)
+    log.put(("b", "1"))
+    log.roll()
+    log.first_dirty = log.log.log_end_offset
+    log.put(("k", "1"))
+    log.put(("k", "2"), producer=P1, sequence=1, transactional=True)
+    log.end(P1, commit=True)
+    log.roll()
+    log.clean()
+    assert [(key, value) for _, key, value in log.records() if key == "k"] == [("k", "2")]
