@@ -71,5 +71,9 @@ class GroupCommit:
         except StorageFailure as exc:
             self._failed.add(id(log))
             self._notify_failure(log, exc)
+        except Exception as exc:
+            # A mistake of ours. Without this thread every producer would wait for ever and be told nothing.
+            self._failed.add(id(log))
+            self._notify_failure(log, log.fail(f"a sync went wrong: {exc!r}"))
         else:
             self._notify(log, end)

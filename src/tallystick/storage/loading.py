@@ -145,7 +145,8 @@ class _Opening:
         for batch in (unfinished, [name for name in doomed if name not in unfinished]):
             for name in batch:
                 fs.remove(f"{directory}/{name}")
-                self._note(name, "left by an interrupted operation, removed")
+                if not name.endswith(naming.DELETED):  # those were only waiting for it
+                    self._note(name, "left by an interrupted operation, removed")
             if batch:
                 fs.sync_dir(directory)
         if swaps:

@@ -153,3 +153,20 @@ def test_a_failed_sync_is_told_once() -> None:
     commits.stop()
     assert len(failures) == 1
     assert log.high_watermark == 0
+
+
+def test_a_sync_that_goes_wrong_in_any_way_is_told_and_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that dies in silence would leave every producer waiting."""
+    directory = LogDir.open(MemoryFileSystem(), "d", DirectoryOptions())
+    bad, good = (directory.get_or_create(TopicPartition("t", p), CONFIG, ID) for p in (0, 1))
+    monkeypatch.setattr(bad, "sync", lambda: {}["no such file"])
+    synced: list[Log] = []
+    failed: list[Log] = []
+    commit = GroupCommit(lambda log, _: synced.append(log), lambda log, _: failed.append(log))
+    commit.start()
+    append(good)
+    for log in (bad, good):
+        commit.request(log)
+    commit.stop()
+    assert (failed, synced) == ([bad], [good])
+    assert bad.failure is not None
