@@ -135,7 +135,14 @@ def _refusal(
     if origin is AppendOrigin.CLIENT:
         refusal = _timestamp_refusal(header, config, now_ms)
         if refusal is not None:
-            return refusal
+            earliest = now_ms - config.message_timestamp_before_max_ms
+            latest = now_ms + config.message_timestamp_after_max_ms
+            late = tuple(
+                (index, f"timestamp {record.timestamp_ms} is not within {earliest} to {latest}")
+                for index, record in enumerate(decode_records(data, at))
+                if record.timestamp_ms >= 0 and not earliest <= record.timestamp_ms <= latest
+            )
+            return Reject(refusal.code, refusal.reason, late)
     if COMPACT in config.cleanup_policy and not header.is_control:
         keyless = [key.offset - header.base_offset for key in scan_keys(data, at) if key.key is None]
         if keyless:
