@@ -246,6 +246,26 @@ async def test_a_hanging_disk_does_not_make_clients_wait_for_ever() -> None:
 
 
 @on_a_loop
+async def test_commits_that_queue_share_one_append_and_keep_their_order() -> None:
+    async with World() as world:
+        joined = await world.member()
+        log = world.topic.partitions[0]
+        log.gate.clear()
+        before = len(log.batches)
+        asked = [world.ask(commit(offset, joined)) for offset in range(10)]
+        asked.insert(5, world.ask(Heartbeat(member_id=joined.member_id, generation=joined.generation)))
+        await world.settle()
+        log.gate.set()
+        assert all(not isinstance(answer, Reject) for answer in await asyncio.gather(*asked))
+        assert len(log.batches) - before == 2
+        offsets = world.group().offsets
+        assert offsets[T0].offset == 9
+    again = World(world.topic)
+    async with again:
+        assert again.group().offsets == offsets
+
+
+@on_a_loop
 async def test_a_refused_append_changes_nothing() -> None:
     async with World() as world:
         await world.coordinator.execute(G, commit(1))

@@ -25,6 +25,7 @@ from tallystick.broker.group.codec import (
 from tallystick.broker.group.commands import (
     Answer,
     Command,
+    CommitOffsets,
     Env,
     ExpireOffsets,
     ForgetPartitions,
@@ -55,6 +56,8 @@ REPLAY_CHUNK_BYTES: Final = 256 * 1024
 # About a millisecond of work; in between the broker serves others.
 REPLAYED_PER_SLICE: Final = 64
 EXPIRED_GROUPS_PER_TICK: Final = 64
+# Offsets in one batch of several commits, so that it stays far below max.message.bytes.
+COMMITTED_MAX: Final = 256
 
 STOPPED: Final = Reject(ErrorCode.COORDINATOR_NOT_AVAILABLE, "the coordinator is stopping")
 LOADING: Final = Reject(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "__consumer_offsets is being read")
@@ -129,9 +132,9 @@ class _Waiting:
 
 @dataclass(slots=True)
 class _Lane:
-    """A group while its Step is being appended."""
+    """A group while its Step, or those of several commits, are being appended."""
 
-    current: _Waiting
+    current: list[_Waiting]
     queue: deque[_Waiting] = field(default_factory=deque)
     task: asyncio.Task[None] | None = None
 
@@ -194,7 +197,7 @@ class GroupCoordinator:
         if appending:
             await asyncio.wait(appending, timeout=self.config.offset_commit_timeout_ms / 1_000)
         for lane in self._lanes.values():
-            for waiting in (lane.current, *lane.queue):
+            for waiting in (*lane.current, *lane.queue):
                 _answer(waiting.future, STOPPED)
         for task in self._tasks:
             task.cancel()
@@ -301,10 +304,17 @@ class GroupCoordinator:
             lane.queue.append(waiting)
         return future
 
-    def _run(self, group_id: GroupId, waiting: _Waiting) -> None:
-        """One command, guarded: a broken invariant ends the shard it was found in, and nothing else."""
+    def _run(self, group_id: GroupId, waiting: _Waiting, queue: deque[_Waiting] | None = None) -> None:
+        """One command, guarded: a broken invariant ends the shard it was found in, and nothing else.
+
+        A commit takes along the commits that queue right behind it.
+        """
         try:
-            self._decide(group_id, waiting)
+            commits = _commits(waiting, queue) if queue and group_id in self._groups else [waiting]
+            if len(commits) > 1:
+                self._decide_commits(group_id, commits)
+            else:
+                self._decide(group_id, waiting)
         except Exception as exc:
             log.exception("group %s: %s", group_id, exc)
             _answer(waiting.future, LOST)
@@ -317,25 +327,50 @@ class GroupCoordinator:
         if isinstance(step, Reject):
             _answer(waiting.future, step)
         elif step.append:
-            lane = _Lane(waiting)
-            self._lanes[group_id] = lane
-            lane.task = self._spawn(self._append(group_id, lane, step))
-            self._wake(group_id, waiting.since_ms + self.config.offset_commit_timeout_ms)
+            self._take_lane(group_id, [waiting], [step])
         else:
             self._finish(group_id, waiting, step, None)
 
-    async def _append(self, group_id: GroupId, lane: _Lane, step: Step) -> None:
+    def _take_lane(self, group_id: GroupId, waiting: list[_Waiting], steps: list[Step]) -> None:
+        lane = _Lane(waiting)
+        self._lanes[group_id] = lane
+        lane.task = self._spawn(self._append(group_id, lane, steps))
+        self._wake(group_id, waiting[0].since_ms + self.config.offset_commit_timeout_ms)
+
+    def _decide_commits(self, group_id: GroupId, commits: list[_Waiting]) -> None:
+        """Commits that queued behind an append share the next one: no decision about a commit depends on
+        another commit, and one sync serves them all."""
+        waiting, steps = [], []
+        for commit in commits:
+            env = Env(group_id=group_id, config=self.config, now=self._now(), spare_id=self._new_id())
+            step = decide(self._groups.get(group_id), commit.command, env)
+            if isinstance(step, Reject):
+                _answer(commit.future, step)
+            elif step.append:
+                waiting.append(commit)
+                steps.append(step)
+            else:
+                self._finish(group_id, commit, step, None)
+        if steps:
+            self._take_lane(group_id, waiting, steps)
+
+    async def _append(self, group_id: GroupId, lane: _Lane, steps: list[Step]) -> None:
         index = self.partition_of(group_id)
         try:
-            batch = encode_batch_of(step.append, self._clock.now_ms())
+            events = tuple(event for step in steps for event in step.append)
+            batch = encode_batch_of(events, self._clock.now_ms())
             appended = await self._append_to(index, batch)
             if self._lanes.get(group_id) is not lane:
                 return  # the partition was lost meanwhile; whoever waited knows
             if isinstance(appended, Reject):
                 code = _REFUSED_AS.get(appended.code, appended.code)
-                _answer(lane.current.future, Reject(code, appended.reason))
+                for waiting in lane.current:
+                    _answer(waiting.future, Reject(code, appended.reason))
             else:
-                self._finish(group_id, lane.current, step, Offset(appended.base_offset))
+                at = Offset(appended.base_offset)
+                for waiting, step in zip(lane.current, steps, strict=True):
+                    self._finish(group_id, waiting, step, at)
+                    at = Offset(at + sum(map(record_count, step.append)))
             self._release(group_id, lane)
         except Exception as exc:
             # Durable or not? Unknown, or an invariant is broken. Nothing more is decided on this
@@ -360,7 +395,7 @@ class GroupCoordinator:
             waiting = queue.popleft()
             if waiting.future.done():
                 continue  # its time came while it queued: it was answered, so it must not happen
-            self._run(group_id, waiting)
+            self._run(group_id, waiting, queue)
             successor = self._lanes.get(group_id)
             if successor is not None:
                 successor.queue = queue
@@ -412,7 +447,7 @@ class GroupCoordinator:
                     if parked is not None:
                         _answer(parked, LOST)
             lane = self._lanes.pop(group_id, None)
-            for waiting in (lane.current, *lane.queue) if lane else ():
+            for waiting in (*lane.current, *lane.queue) if lane else ():
                 _answer(waiting.future, LOST)
 
     # ---- time
@@ -469,7 +504,7 @@ class GroupCoordinator:
         if lane is not None:
             # Timeouts wait for the lane, which schedules them again; clients do not wait that long.
             limit_ms = self.config.offset_commit_timeout_ms
-            for waiting in (lane.current, *lane.queue):
+            for waiting in (*lane.current, *lane.queue):
                 if now_ms - waiting.since_ms >= limit_ms:
                     _answer(waiting.future, SLOW)
             self._wake(group_id, now_ms + limit_ms)
@@ -487,6 +522,20 @@ class GroupCoordinator:
             self._to_expire = deque(self._groups)
         for _ in range(min(EXPIRED_GROUPS_PER_TICK, len(self._to_expire))):
             self._submit(self._to_expire.popleft(), ExpireOffsets())
+
+
+def _commits(first: _Waiting, queue: deque[_Waiting]) -> list[_Waiting]:
+    """`first` and, if it is a commit, the commits right behind it, taken out of the queue."""
+    taken, partitions = [first], 0
+    while isinstance(taken[-1].command, CommitOffsets) and queue:
+        following = queue[0].command
+        partitions += len(taken[-1].command.offsets)
+        if not isinstance(following, CommitOffsets) or partitions + len(following.offsets) > COMMITTED_MAX:
+            break
+        waiting = queue.popleft()
+        if not waiting.future.done():
+            taken.append(waiting)
+    return taken
 
 
 def _answer(future: AnswerFuture, answer: Answer) -> None:

@@ -49,7 +49,8 @@ _SERVED: Final = (
     message(ApiKey.SYNC_GROUP, sync_group.handle),
     message(ApiKey.HEARTBEAT, heartbeat.handle),
     message(ApiKey.LEAVE_GROUP, leave_group.handle),
-    message(ApiKey.OFFSET_COMMIT, offset_commit.handle),
+    # Commits of one connection may share a sync, too; their order is the group's lane.
+    HandlerEntry(API[ApiKey.OFFSET_COMMIT], message(ApiKey.OFFSET_COMMIT, offset_commit.handle).run, True),
     message(ApiKey.OFFSET_FETCH, offset_fetch.handle),
     message(ApiKey.OFFSET_DELETE, offset_delete.handle),
     message(ApiKey.LIST_GROUPS, list_groups.handle),
