@@ -4,7 +4,7 @@
 hundred such classes before it listens, and never prints or compares most of them: a third of its start
 went into this. A `@frozen` class is declared and behaves like a frozen, slotted dataclass, and
 `dataclasses.fields`, `replace`, `asdict` and `match` know it; but it gets a method when the method is
-first called. It is also quicker to make than a frozen dataclass: see `draft_of`.
+first called. To make one costs 0.1 to 0.5 us more than to make a frozen dataclass.
 
 It takes no base class and has no order; a class that wants one is a dataclass, and so is one that changes.
 """
