@@ -80,8 +80,8 @@ def run_load(process: BrokerProcess, mode: str, topic: str, row: Row, messages: 
         "codec": row.codec,
     }
     cpu = process.cpu_seconds()
-    seconds = float(_child("load_librdkafka", json.dumps(load))["seconds"])
-    return Load(seconds, (process.cpu_seconds() - cpu) / seconds)
+    taken = _child("load_librdkafka", json.dumps(load))
+    return Load(taken["seconds"], (process.cpu_seconds() - cpu) / taken["all_seconds"])
 
 
 def run_latency(process: BrokerProcess) -> dict[str, float]:

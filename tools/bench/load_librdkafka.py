@@ -2,6 +2,7 @@
 
 import ctypes
 import json
+import statistics
 import sys
 import time
 from typing import Final, TypedDict
@@ -12,6 +13,7 @@ from tools.bench.librdkafka import LIB, Client, LoadFailed, Message
 BATCH: Final = 10_000
 PATIENCE_S: Final = 60.0
 VARIANTS: Final = 512
+CONSUME_PASSES: Final = 3
 
 
 class Load(TypedDict):
@@ -116,8 +118,9 @@ def consume(load: Load) -> float:
 def main() -> None:
     """Read the load from the only argument, do it, print what it took."""
     load: Load = json.loads(sys.argv[1])
-    seconds = {"produce": produce, "consume": consume}[load["mode"]](load)
-    print(json.dumps({"seconds": seconds}))
+    # A topic is read in a fraction of a second, and can be read again; it cannot be written again.
+    taken = [produce(load)] if load["mode"] == "produce" else [consume(load) for _ in range(CONSUME_PASSES)]
+    print(json.dumps({"seconds": statistics.median(taken), "all_seconds": sum(taken)}))
 
 
 if __name__ == "__main__":
