@@ -6,6 +6,7 @@ C memory. The library is the one inside the confluent-kafka wheel.
 
 import ctypes
 import importlib.metadata
+import time
 from collections.abc import Mapping
 from ctypes import POINTER, Structure, c_char_p, c_int, c_int32, c_int64, c_size_t, c_ssize_t, c_void_p
 from pathlib import Path
@@ -60,6 +61,10 @@ _SIGNATURES: Final = {
 }
 
 
+NOT_LEADER: Final = 6
+LEADER_WAIT_S: Final = 10.0
+
+
 class LoadFailed(Exception):
     """librdkafka refused something, or messages went missing."""
 
@@ -107,8 +112,12 @@ class Client:
         """Log start and high watermark as the broker says now; this also waits for the connection."""
         low, high = c_int64(), c_int64()
         args = (self.handle, topic.encode(), partition, ctypes.byref(low), ctypes.byref(high), 30_000)
-        if code := LIB.rd_kafka_query_watermark_offsets(*args):
-            raise LoadFailed(f"offsets of {topic}-{partition}: librdkafka error {code}")
+        give_up_at = time.monotonic() + LEADER_WAIT_S
+        while code := LIB.rd_kafka_query_watermark_offsets(*args):
+            # Kafka names a leader in its metadata before that broker knows that it leads.
+            if code != NOT_LEADER or time.monotonic() > give_up_at:
+                raise LoadFailed(f"offsets of {topic}-{partition}: librdkafka error {code}")
+            time.sleep(0.05)
         return low.value, high.value
 
     def close(self) -> None:
