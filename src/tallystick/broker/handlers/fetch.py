@@ -107,7 +107,7 @@ class _Fetch:
         self._request = request
         self._plan = plan
         self._version = version
-        # Anything but 1 reads uncommitted, as in Kafka.
+        # Anything but 1 reads uncommitted; Kafka refuses what is neither 0 nor 1.
         self._isolation = Isolation(request.isolation_level == 1)
         self._limit = min(request.max_bytes, broker.config.fetch_max_bytes)
         self._waits_on: list[Partition] = []
