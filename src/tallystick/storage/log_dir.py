@@ -56,6 +56,14 @@ class ForeignDirectory(StorageFailure):
     """The directory belongs to another cluster, or a partition in it to another topic of that name."""
 
 
+def random_id() -> UUID:
+    """A random id whose text does not begin with a dash: Kafka's tools take such a word for an option."""
+    while True:
+        made = uuid4()
+        if not format_uuid(made).startswith("-"):
+            return made
+
+
 def _ignore(log: Log) -> None:
     """No group commit: the owner syncs by itself."""
 
@@ -162,7 +170,7 @@ class LogDir:
                     path, f"belongs to node {meta.node_id}, this is node {options.node_id}"
                 )
             return meta
-        cluster_id = options.cluster_id or format_uuid(uuid4())
+        cluster_id = options.cluster_id or format_uuid(random_id())
         meta = MetaProperties(cluster_id=cluster_id, node_id=options.node_id, directory_id=uuid4())
         replace_file(self.fs, path, format_meta_properties(meta).encode())
         return meta

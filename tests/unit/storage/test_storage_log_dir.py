@@ -42,6 +42,16 @@ def test_two_processes_never_share_a_directory(tmp_path: object) -> None:
     LogDir.open(fs, path, DirectoryOptions()).close()
 
 
+def test_a_new_cluster_id_never_looks_like_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kafka's tools take a word that begins with a dash for an option."""
+    dashed, plain = UUID(int=0b111110 << 122), UUID(int=1)
+    made = iter([dashed, plain, plain])
+    monkeypatch.setattr("tallystick.storage.log_dir.uuid4", lambda: next(made))
+    assert (
+        LogDir.open(MemoryFileSystem(), "d", DirectoryOptions()).meta.cluster_id == "AAAAAAAAAAAAAAAAAAAAAQ"
+    )
+
+
 def test_a_directory_keeps_its_cluster_and_its_topics() -> None:
     fs = MemoryFileSystem()
     made = LogDir.open(fs, "d", DirectoryOptions())
