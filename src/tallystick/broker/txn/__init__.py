@@ -1,0 +1,1 @@
+"""The transaction coordinator: a pure machine and its shell."""
