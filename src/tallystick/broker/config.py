@@ -268,6 +268,44 @@ class BrokerConfig:
         100 * MIB, "Segment size of __consumer_offsets.", kind=Kind.INT, low=MIB
     )
 
+    # ------------------------------------------------------------------ transactions
+    transaction_state_log_num_partitions: int = setting(
+        50, "Partitions of __transaction_state; fixed once it exists.", kind=Kind.INT, low=1
+    )
+    transaction_state_log_segment_bytes: int = setting(
+        100 * MIB, "Segment size of __transaction_state.", kind=Kind.INT, low=MIB
+    )
+    transaction_max_timeout_ms: int = setting(
+        900_000, "Longest transaction.timeout.ms a producer may ask for.", kind=Kind.INT, low=1
+    )
+    transactional_id_expiration_ms: int = setting(
+        604_800_000, "A transactional id nobody used for this long is forgotten.", kind=Kind.INT, low=1
+    )
+    transaction_abort_timed_out_transaction_cleanup_interval_ms: int = setting(
+        10_000, "Time between two looks for transactions past their timeout.", kind=Kind.INT, low=1
+    )
+    transaction_remove_expired_transaction_cleanup_interval_ms: int = setting(
+        3_600_000, "Time between two looks for unused transactional ids.", kind=Kind.INT, low=1
+    )
+    transaction_two_phase_commit_enable: bool = setting(
+        False, "Whether producers may prepare transactions that never time out (KIP-939)."
+    )
+    transaction_partition_verification_enable: bool = setting(
+        True,
+        "Whether the first batch of a transaction is checked with the coordinator.",
+        dynamic=True,
+    )
+    delete_open_transactions: bool = setting(
+        False,
+        "Whether an administrator may delete records and topics that an open transaction wrote to.",
+        dynamic=True,
+    )
+
+    # ----------------------------------------------------------------------- metrics
+    metrics_listener: str | None = setting(
+        None, "HOST:PORT to serve /metrics on, in Prometheus' text form; none when not set.", kind=Kind.STRING
+    )
+
     def problems(self) -> Iterator[str]:
         """Rules that need more than one setting."""
         if self.group_min_session_timeout_ms > self.group_max_session_timeout_ms:

@@ -90,12 +90,8 @@ _NO_EFFECT: Final = """
     share.coordinator.threads share.coordinator.write.timeout.ms
     share.fetch.purgatory.purge.interval.requests socket.connection.setup.timeout.max.ms
     socket.connection.setup.timeout.ms socket.receive.buffer.bytes socket.send.buffer.bytes
-    telemetry.max.bytes transaction.abort.timed.out.transaction.cleanup.interval.ms
-    transaction.max.timeout.ms transaction.partition.verification.enable
-    transaction.remove.expired.transaction.cleanup.interval.ms transaction.state.log.load.buffer.size
-    transaction.state.log.min.isr transaction.state.log.num.partitions
-    transaction.state.log.replication.factor transaction.state.log.segment.bytes
-    transactional.id.expiration.ms unclean.leader.election.interval.ms unstable.api.versions.enable
+    telemetry.max.bytes transaction.state.log.load.buffer.size transaction.state.log.min.isr
+    transaction.state.log.replication.factor unclean.leader.election.interval.ms unstable.api.versions.enable
     unstable.feature.versions.enable
 """
 
@@ -139,7 +135,6 @@ REFUSED: Final[Mapping[str, tuple[str, str]]] = {
     "replica.selector.class": ("", _PLUGIN),
     "security.inter.broker.protocol": ("PLAINTEXT", _SECURITY),
     "security.providers": ("", _SECURITY),
-    "transaction.two.phase.commit.enable": ("false", "there is no transaction coordinator yet"),
 }
 
 REFUSED_PREFIXES: Final[Mapping[str, str]] = {

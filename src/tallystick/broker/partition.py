@@ -18,7 +18,15 @@ from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import LeaderEpoch, Offset, TopicPartition
 from tallystick.protocol.records import iter_headers
 from tallystick.storage.aborted import AbortedTxn
-from tallystick.storage.log import AppendOrigin, AppendResult, Log, LogConfig, LogOffline
+from tallystick.storage.log import (
+    NO_GUARD,
+    AppendOrigin,
+    AppendResult,
+    Log,
+    LogConfig,
+    LogOffline,
+    TxnGuard,
+)
 from tallystick.storage.trimming import delete_records_before
 
 Buffer = bytes | memoryview
@@ -65,14 +73,23 @@ class Partition:
     def topic_partition(self) -> TopicPartition:
         return self.log.topic_partition
 
-    def append(self, batches: Buffer, origin: AppendOrigin = AppendOrigin.CLIENT) -> AppendResult | Reject:
+    def append(
+        self,
+        batches: Buffer,
+        origin: AppendOrigin = AppendOrigin.CLIENT,
+        guard: TxnGuard = NO_GUARD,
+    ) -> AppendResult | Reject:
         """Append batches; on the disk, where that is promised, when `durable(last_offset)` says so.
 
         Raises: StorageFailure.
         """
         try:
             result = self.log.append(
-                batches, origin=origin, now_ms=self._clock.now_ms(), leader_epoch=self.leader_epoch
+                batches,
+                origin=origin,
+                now_ms=self._clock.now_ms(),
+                leader_epoch=self.leader_epoch,
+                guard=guard,
             )
         except LogOffline as exc:
             self._offline(exc)
@@ -96,10 +113,10 @@ class Partition:
         return future
 
     async def append_durably(
-        self, batch: bytes, origin: AppendOrigin = AppendOrigin.COORDINATOR
+        self, batch: bytes, origin: AppendOrigin = AppendOrigin.COORDINATOR, guard: TxnGuard = NO_GUARD
     ) -> AppendResult | Reject:
         """Append and wait until it is durable; the coordinators' way to write."""
-        result = self.append(batch, origin)
+        result = self.append(batch, origin, guard)
         if isinstance(result, AppendResult):
             waiting = self.durable(result.last_offset)
             if waiting is not None:

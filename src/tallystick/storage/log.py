@@ -40,6 +40,7 @@ from tallystick.storage.snapshots import encode_snapshot
 from tallystick.storage.validation import LogConfig, check_batches
 
 __all__ = [
+    "NO_GUARD",
     "AppendOrigin",
     "AppendResult",
     "CorruptLog",
@@ -129,7 +130,7 @@ class ReadResult:
 
 
 _EMPTY: Final = b""
-_NO_GUARD: Final = TxnGuard()
+NO_GUARD: Final = TxnGuard()
 
 
 class Log:
@@ -211,7 +212,7 @@ class Log:
         origin: AppendOrigin = AppendOrigin.CLIENT,
         now_ms: int,
         leader_epoch: LeaderEpoch,
-        guard: TxnGuard = _NO_GUARD,
+        guard: TxnGuard = NO_GUARD,
     ) -> AppendResult | Reject:
         """Add batches at the end, all or none.
 

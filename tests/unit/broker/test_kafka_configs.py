@@ -13,10 +13,12 @@ from tallystick.broker.topic_config import ONLY_DEFAULTS
 FACTS = Path(__file__).parents[2] / "vectors/config/kafka-4.3.1-configs.txt"
 
 NOT_KAFKAS = {
+    "delete.open.transactions",
     "event.loop",
     "flush.policy",
     "log.reserve.bytes",
     "max.partitions",
+    "metrics.listener",
     "queued.max.response.bytes",
 }
 
