@@ -8,10 +8,13 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from types import MappingProxyType
 
+from tallystick.broker.acl import ALLOW_ALL, Authorizer
 from tallystick.broker.config import BrokerConfig, Endpoint
+from tallystick.broker.features import Features
 from tallystick.broker.fetch_sessions import FetchSessions
 from tallystick.broker.files import DataDirectory
 from tallystick.broker.group.driver import GroupCoordinator
@@ -41,6 +44,7 @@ class Broker:
             config.max_incremental_fetch_session_cache_slots,
             lambda: int.from_bytes(os.urandom(4), "big") & INT32_MAX,
         )
+        self.authorizer: Authorizer = ALLOW_ALL
         self.address = Endpoint("", 0)
         self.failure: Exception | None = None
         self.failed = asyncio.Event()
@@ -64,6 +68,7 @@ class Broker:
         self._dynamic = self.store.broker_configs()
         self.config = self._effective(self._dynamic)
         self.files.reconfigure(self.config)
+        self.features = Features(self.store, self.worker, lambda level: nullcontext(None))
         self.topics = Topics(self.store, self.files, self.worker, self.config)
         self.topics.load()
         self.files.report_recovery()
@@ -129,6 +134,11 @@ class Broker:
             tell(config)
 
     # ------------------------------------------------------------------------- others
+
+    @property
+    def transaction_version(self) -> int:
+        """The finalized level of `transaction.version`: 0, 1 or 2."""
+        return self.features.transaction_version
 
     async def new_producer_id(self) -> ProducerId:
         """An id that was never handed out before, by this or an earlier process [MET-2]."""

@@ -4,7 +4,8 @@
         Producer({"bootstrap.servers": broker.bootstrap_servers})
 
 Without a data directory it gets a temporary one, removed at the end. `flush.policy` is `os` unless given:
-a test needs no protection from power loss, and a program that does says so.
+a test needs no protection from power loss, and a program that does says so. Two-phase commit (KIP-939) is on:
+whoever starts a broker of their own may leave transactions open in it.
 """
 
 import asyncio
@@ -29,6 +30,7 @@ DEFAULTS: Final = {
     "flush.policy": "os",
     "group.initial.rebalance.delay.ms": "0",
     "log.reserve.bytes": "0",
+    "transaction.two.phase.commit.enable": "true",
 }
 
 

@@ -145,6 +145,12 @@ class MetadataStore:
             configs.setdefault(broker, {})[name] = value
         return configs
 
+    def features(self) -> tuple[int, dict[str, int]]:
+        """The epoch of the finalized feature levels, and those that were ever set."""
+        rows = self._db.execute("SELECT name, value FROM cluster WHERE name LIKE 'feature.%'")
+        levels = {name.removeprefix("feature."): int(value) for name, value in rows}
+        return int(self._get("features.epoch") or "0"), levels
+
     # ----------------------------------------------------------------------- changing
 
     def create_topics(self, topics: Iterable[Topic]) -> None:
@@ -187,6 +193,13 @@ class MetadataStore:
             self._db.execute("DELETE FROM broker_config WHERE broker = ?", (broker,))
             rows = [(broker, name, value) for name, value in configs.items()]
             self._db.executemany("INSERT INTO broker_config VALUES (?, ?, ?)", rows)
+
+    def set_features(self, epoch: int, levels: Mapping[str, int]) -> None:
+        """Finalize levels, as the change with this number."""
+        with self._transaction():
+            self._set("features.epoch", str(epoch))
+            for name, level in levels.items():
+                self._set(f"feature.{name}", str(level))
 
     def take_producer_ids(self) -> range:
         """A block of producer ids that nobody was given before, nor will be [MET-2]."""
