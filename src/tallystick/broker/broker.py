@@ -16,7 +16,7 @@ from tallystick.broker.acl import ALLOW_ALL, Authorizer
 from tallystick.broker.config import BrokerConfig, Endpoint
 from tallystick.broker.features import Features
 from tallystick.broker.fetch_sessions import FetchSessions
-from tallystick.broker.files import DataDirectory
+from tallystick.broker.files import DataDirectory, Disk
 from tallystick.broker.group.driver import GroupCoordinator
 from tallystick.broker.group.model import GroupConfig
 from tallystick.broker.metadata import ProducerIds
@@ -33,11 +33,12 @@ _log = logging.getLogger("tallystick.broker")
 class Broker:
     """One broker. Owned by `serve`; lives on the loop after `open`."""
 
-    def __init__(self, config: BrokerConfig, data_dir: Path, clock: Clock) -> None:
+    def __init__(self, config: BrokerConfig, data_dir: Path, clock: Clock, disk: Disk | None = None) -> None:
         self.static_config = config
         self.config = config
         self.clock = clock
         self.data_dir = data_dir
+        self._disk = disk
         self.worker = Worker()
         self.producer_ids = ProducerIds()
         self.fetch_sessions = FetchSessions(
@@ -62,7 +63,7 @@ class Broker:
 
         Raises: DirectoryInUse, DataDirectoryUnusable, CorruptLog, MetadataUnusable, OSError.
         """
-        self.files = DataDirectory(self.data_dir, self.config, self.clock, self.fail)
+        self.files = DataDirectory(self.data_dir, self.config, self.clock, self.fail, self._disk)
         self.store = self.files.open()
         self.cluster_id = self.store.cluster_id()
         self._dynamic = self.store.broker_configs()

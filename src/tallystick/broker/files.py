@@ -9,8 +9,9 @@ import errno
 import logging
 import os
 from collections.abc import Callable
+from dataclasses import field
 from pathlib import Path
-from typing import Any, Final, TypeVar, cast, get_args
+from typing import Any, Final, Protocol, TypeVar, cast, get_args
 
 from tallystick.broker.cleaning import Cleaning, CleaningConfig
 from tallystick.broker.config import BrokerConfig
@@ -22,8 +23,9 @@ from tallystick.kernel.clock import Clock
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.ids import LeaderEpoch, Offset, TopicPartition
 from tallystick.kernel.limits import MIB
+from tallystick.kernel.value import frozen
 from tallystick.protocol.records import Codec, TimestampType
-from tallystick.storage.fs import RealFileSystem, StorageFailure
+from tallystick.storage.fs import FileSystem, RealFileSystem, StorageFailure
 from tallystick.storage.group_commit import GroupCommit
 from tallystick.storage.log import Log
 from tallystick.storage.log_dir import DirectoryOptions, LogDir
@@ -59,13 +61,46 @@ class DataDirectoryUnusable(TallystickError):
     """The files of a data directory do not belong together."""
 
 
+class Syncer(Protocol):
+    """Puts logs on the disk soon after they were named, and says so."""
+
+    def start(self) -> None: ...
+
+    def request(self, log: Log) -> None: ...
+
+    def stop(self) -> None:
+        """Serve what was requested, then end. May block."""
+        ...
+
+
+@frozen(kw_only=True)
+class Disk:
+    """What a data directory stands on: the machine's own, unless a simulation brings another.
+
+    syncer    made with whom to tell of a log that is safe up to an offset, and of one that failed
+    metadata  opens the metadata file: its path, the cluster it must belong to, who makes room for a write
+    """
+
+    fs: FileSystem = field(default_factory=RealFileSystem)
+    syncer: Callable[[Callable[[Log, Offset], None], Callable[[Log, StorageFailure], None]], Syncer] = (
+        GroupCommit
+    )
+    metadata: Callable[[Path, str, Callable[[], None]], MetadataStore] = MetadataStore
+
+
 class DataDirectory:
     """Owner of the open logs. Lives on the loop; made by the broker, who is told when a disk fails."""
 
     def __init__(
-        self, path: Path, config: BrokerConfig, clock: Clock, failed: Callable[[Exception], None]
+        self,
+        path: Path,
+        config: BrokerConfig,
+        clock: Clock,
+        failed: Callable[[Exception], None],
+        disk: Disk | None = None,
     ) -> None:
         self._path = path
+        self._disk = disk or Disk()
         self._config = config
         self._clock = clock
         self._failed = failed
@@ -75,14 +110,14 @@ class DataDirectory:
         self._in_threads: set[asyncio.Future[Any]] = set()  # what must end before the directory is let go
         self._checkpointing: asyncio.Task[None] | None = None
         self._told_ms = clock.monotonic_ms()
-        self._commit = GroupCommit(self._synced_in_thread, self._failed_in_thread)
+        self._commit = self._disk.syncer(self._synced_in_thread, self._failed_in_thread)
 
     def open(self) -> MetadataStore:
         """Lock the directory and open its metadata. Blocking.
 
         Raises: DirectoryInUse, ForeignDirectory, DataDirectoryUnusable, MetadataUnusable, OSError.
         """
-        fs = RealFileSystem()
+        fs = self._disk.fs
         self._reserve = Reserve(fs, str(self._path), self._config.log_reserve_bytes)
         options = DirectoryOptions(
             node_id=self._config.node_id,
@@ -101,12 +136,12 @@ class DataDirectory:
             _log.error("the disk is too full for log.reserve.bytes: data is refused until there is room")
         file, cluster_id = self._path / FILE_NAME, self._dir.meta.cluster_id
         left = self._dir.partitions()
-        if left and not file.exists():
+        if left and not fs.exists(str(file)):
             self._dir.abandon()
             raise DataDirectoryUnusable(
                 f"{file} is gone, and {len(left)} partitions are there, {left[0]} first"
             )
-        store = MetadataStore(file, cluster_id, lambda: self._reserve.ensure(_METADATA_BYTES))
+        store = self._disk.metadata(file, cluster_id, lambda: self._reserve.ensure(_METADATA_BYTES))
         if store.cluster_id() != cluster_id:
             self._dir.abandon()
             raise DataDirectoryUnusable(
