@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final, assert_never
 from uuid import UUID
 
+from tallystick.broker.coordinator_hash import coordinator_partition
 from tallystick.broker.group.events import (
     DurableEvent,
     GroupRemoved,
@@ -66,16 +67,8 @@ _ZERO_ID: Final = UUID(int=0)
 
 
 def partition_of(group_id: GroupId, partition_count: int) -> int:
-    """The partition of `__consumer_offsets` that keeps a group: |Java's String.hashCode| mod N.
-
-    Java hashes UTF-16 code units; |the smallest int| is taken as 0, as Kafka does.
-    """
-    value = 0
-    encoded = group_id.encode("utf-16-be", "surrogatepass")
-    for (unit,) in struct.iter_unpack(">H", encoded):
-        value = (31 * value + unit) & 0xFFFFFFFF
-    signed = value - (1 << 32) if value >> 31 else value
-    return 0 if signed == -(1 << 31) else abs(signed) % partition_count
+    """The partition of `__consumer_offsets` that keeps a group."""
+    return coordinator_partition(group_id, partition_count)
 
 
 def record_count(event: DurableEvent) -> int:

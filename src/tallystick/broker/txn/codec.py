@@ -1,0 +1,385 @@
+"""Entries to records of `__transaction_state` and back; -1, INT32_MAX and null end here.
+
+The log has one pair, a next pair and a previous producer id; we have `writer` or `marker`, `client` and
+`superseded`. Nowhere else are the ones turned into the others (style R5):
+
+    recorded pair        who is in the partitions: the writer while Ongoing, the marker while Decided, else
+                         the client. A broker that knows no other field finishes the transaction with it
+    tags 1 and 3, next   the client, where it is not that pair
+    tag 0, previous      the producer id of `superseded`, where Kafka's rule for retries needs it
+    tag 10000            `superseded`, where it is not what Kafka's fields imply
+
+A record that Apache Kafka wrote has no private tags, and reads as what Kafka would make of it.
+
+Source: KIP-98, KIP-890 and KIP-939 "Persisted Data Format Changes"; TransactionLog of Kafka 4.3.1;
+    docs/formats/transaction-state.md; ADR 0085.
+"""
+
+import struct
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Final, assert_never
+
+from tallystick.broker.coordinator_hash import coordinator_partition
+from tallystick.broker.txn.commands import EntryExpired, EntryStored, TxnRecord
+from tallystick.broker.txn.model import (
+    EPOCH_BUMP_VERSION,
+    NO_PARTITIONS,
+    Decided,
+    ForcedCause,
+    ForcedOutcome,
+    Idle,
+    Ongoing,
+    Outcome,
+    Partitions,
+    Phase,
+    TxnEntry,
+    TxnState,
+)
+from tallystick.kernel.check import check
+from tallystick.kernel.ids import (
+    INT16_MAX,
+    INT32_MAX,
+    Identity,
+    Offset,
+    ProducerEpoch,
+    ProducerId,
+    TimestampMs,
+    TopicPartition,
+    TransactionalId,
+)
+from tallystick.protocol import DecodeError, decode_prefix, encode
+from tallystick.protocol.messages.stored_transactions import (
+    ForcedOutcomeSchema,
+    MarkerOffset,
+    MarkerOffsets,
+    PartitionsSchema,
+    SupersededPair,
+    TransactionLogKey,
+    TransactionLogValue,
+)
+from tallystick.protocol.records import BatchMeta, Record, decode_records, encode_batch, iter_headers
+
+_INT16: Final = struct.Struct(">h")
+
+KEY_VERSION: Final = 0
+PLAIN_VALUE: Final = 0  # where the finalized transaction.version is 0: no tags
+TAGGED_VALUE: Final = 1
+
+_NONE: Final = -1
+# Kafka defines two-phase commit as this timeout. KIP-939's text has -1; both are read.
+_NO_TIMEOUT: Final = INT32_MAX
+# The last epoch of a client whose producer id Kafka replaces: one more is the markers'.
+_LAST_CLIENT_EPOCH: Final = INT16_MAX - 1
+
+_OUTCOMES: Final = MappingProxyType(
+    {
+        TxnState.PREPARE_COMMIT: Outcome.COMMIT,
+        TxnState.PREPARE_ABORT: Outcome.ABORT,
+        TxnState.COMPLETE_COMMIT: Outcome.COMMIT,
+        TxnState.COMPLETE_ABORT: Outcome.ABORT,
+    }
+)
+
+
+def partition_of(transactional_id: TransactionalId, partition_count: int) -> int:
+    """The partition of `__transaction_state` that keeps an id."""
+    return coordinator_partition(transactional_id, partition_count)
+
+
+# ---- writing
+
+
+def encode_batch_of(records: Sequence[TxnRecord], now_ms: TimestampMs, transaction_version: int) -> bytes:
+    """One batch of all records, so that they are there after a crash together or not at all."""
+    pairs = (encode_record(record, transaction_version) for record in records)
+    return encode_batch(
+        [Record(index, now_ms, key, value) for index, (key, value) in enumerate(pairs)], BatchMeta()
+    )
+
+
+def encode_record(record: TxnRecord, transaction_version: int) -> tuple[bytes, bytes | None]:
+    """Key and value; `transaction_version` is the finalized level, which says how values are written."""
+    match record:
+        case EntryStored(entry=entry):
+            version = TAGGED_VALUE if transaction_version else PLAIN_VALUE
+            value = _plain_value(entry) if version == PLAIN_VALUE else _tagged_value(entry)
+            return _key(entry.transactional_id), _INT16.pack(version) + encode(value, version)
+        case EntryExpired(transactional_id=transactional_id):
+            return _key(transactional_id), None
+        case _:
+            assert_never(record)
+
+
+def _key(transactional_id: TransactionalId) -> bytes:
+    return _INT16.pack(KEY_VERSION) + encode(
+        TransactionLogKey(transactional_id=transactional_id), KEY_VERSION
+    )
+
+
+def _plain_value(entry: TxnEntry) -> TransactionLogValue:
+    """What version 0 has room for. A next producer id that waits for the markers is left out, as Kafka
+    leaves it out: the id comes back with the markers' epoch, which is as far as the old one goes.
+    """
+    check(not entry.is_kept, f"{entry.transactional_id!r}: version 0 has no room for a kept transaction")
+    phase, shown = entry.phase, entry.shown
+    return TransactionLogValue(
+        producer_id=shown.producer_id,
+        producer_epoch=shown.epoch,
+        transaction_timeout_ms=_timeout(_open_timeout(entry)),
+        transaction_status=entry.state,
+        transaction_partitions=_grouped(phase),
+        transaction_last_update_timestamp_ms=entry.updated_ms,
+        transaction_start_timestamp_ms=_NONE if phase.started_ms is None else phase.started_ms,
+    )
+
+
+def _tagged_value(entry: TxnEntry) -> TransactionLogValue:
+    phase, shown, client = entry.phase, entry.shown, entry.client
+    apart = client != shown
+    previous = _previous_producer_id(entry)
+    implied = _implied(entry.state, client, previous, entry.transaction_version)
+    open_timeout_ms = _open_timeout(entry)
+    return TransactionLogValue(
+        producer_id=shown.producer_id,
+        previous_producer_id=_NONE if previous is None else previous,
+        next_producer_id=client.producer_id if apart else _NONE,
+        producer_epoch=shown.epoch,
+        next_producer_epoch=client.epoch if apart else _NONE,
+        transaction_timeout_ms=_timeout(open_timeout_ms),
+        transaction_status=entry.state,
+        transaction_partitions=_grouped(phase),
+        transaction_last_update_timestamp_ms=entry.updated_ms,
+        transaction_start_timestamp_ms=_NONE if phase.started_ms is None else phase.started_ms,
+        client_transaction_version=entry.transaction_version,
+        superseded=None if entry.superseded == implied else _superseded_pair(entry.superseded),
+        forced_outcomes=tuple(map(_forced_schema, entry.forced)),
+        next_transaction_timeout_ms=_NONE
+        if entry.timeout_ms == open_timeout_ms
+        else _timeout(entry.timeout_ms),
+        marker_offsets=_marker_offsets(phase.markers) if isinstance(phase, Idle) else (),
+    )
+
+
+def _open_timeout(entry: TxnEntry) -> int | None:
+    return entry.timeout_ms if isinstance(entry.phase, Idle) else entry.phase.timeout_ms
+
+
+def _timeout(timeout_ms: int | None) -> int:
+    return _NO_TIMEOUT if timeout_ms is None else timeout_ms
+
+
+def _previous_producer_id(entry: TxnEntry) -> ProducerId | None:
+    """Kafka recognises the repetition of an end by it, after the producer id was replaced (KAFKA-20310)."""
+    before = entry.superseded
+    if before is None:
+        return None
+    ended = entry.state in _OUTCOMES
+    return before.producer_id if ended or before.producer_id != entry.client.producer_id else None
+
+
+def _grouped(phase: Phase) -> tuple[PartitionsSchema, ...] | None:
+    """Null in Empty, empty in Complete*, in order elsewhere: one entry has one encoding."""
+    if isinstance(phase, Idle):
+        return None if phase.outcome is None else ()
+    by_topic: dict[str, list[int]] = {}
+    for topic, partition in sorted([(p.topic, p.partition) for p in phase.partitions]):
+        by_topic.setdefault(topic, []).append(partition)
+    return tuple([PartitionsSchema(topic=t, partition_ids=tuple(ids)) for t, ids in by_topic.items()])
+
+
+def _superseded_pair(identity: Identity | None) -> SupersededPair:
+    if identity is None:
+        return SupersededPair(producer_id=_NONE, producer_epoch=_NONE)
+    return SupersededPair(producer_id=identity.producer_id, producer_epoch=identity.epoch)
+
+
+def _forced_schema(forced: ForcedOutcome) -> ForcedOutcomeSchema:
+    at = forced.partition
+    return ForcedOutcomeSchema(
+        producer_id=forced.writer.producer_id,
+        producer_epoch=forced.writer.epoch,
+        cause=forced.cause,
+        timestamp_ms=forced.at_ms,
+        topic=None if at is None else at.topic,
+        partition_id=_NONE if at is None else at.partition,
+    )
+
+
+def _marker_offsets(markers: Mapping[TopicPartition, Offset]) -> tuple[MarkerOffsets, ...]:
+    by_topic: dict[str, list[MarkerOffset]] = {}
+    for at in sorted(markers):
+        by_topic.setdefault(at.topic, []).append(MarkerOffset(partition_id=at.partition, offset=markers[at]))
+    return tuple([MarkerOffsets(topic=t, partitions=tuple(found)) for t, found in by_topic.items()])
+
+
+# ---- reading
+
+
+def decode_batches(data: bytes, skipped: Counter[int] | None = None) -> Iterator[TxnRecord]:
+    """Every record in whole batches, in order. The log has checked their CRCs.
+
+    Args:
+        skipped: counts, by the version of their key, the records that are of no kind known here.
+    Raises: DecodeError for a record that is of our kind and cannot be read.
+    """
+    for at, header in iter_headers(data):
+        if header.is_control:
+            continue
+        for record in decode_records(data, at):
+            key = record.key
+            if key is None or len(key) < _INT16.size:
+                raise DecodeError(f"__transaction_state record {record.offset} has no key")
+            (version,) = _INT16.unpack_from(key)
+            if version == KEY_VERSION:
+                yield decode_record(key, record.value)
+            elif skipped is not None:
+                skipped[version] += 1
+
+
+def decode_record(key: bytes, value: bytes | None) -> TxnRecord:
+    """What a key of version 0 and its value say.
+
+    Raises: DecodeError.
+    """
+    read, _ = decode_prefix(TransactionLogKey, key, KEY_VERSION, _INT16.size)
+    transactional_id = TransactionalId(read.transactional_id)
+    if value is None:
+        return EntryExpired(transactional_id=transactional_id)
+    if len(value) < _INT16.size:
+        raise DecodeError(f"{transactional_id!r}: a value of {len(value)} bytes has no version")
+    (version,) = _INT16.unpack_from(value)
+    if version not in (PLAIN_VALUE, TAGGED_VALUE):
+        raise DecodeError(f"{transactional_id!r}: value version {version}, known are 0 and 1")
+    stored, _ = decode_prefix(TransactionLogValue, value, version, _INT16.size)
+    if stored.transaction_status == TxnState.EMPTY and stored.producer_epoch < 0:
+        # Kafka may note an id before anyone was given a pair (KAFKA-14880); it is as good as never seen.
+        return EntryExpired(transactional_id=transactional_id)
+    return EntryStored(entry=_entry(transactional_id, stored))
+
+
+def _entry(transactional_id: TransactionalId, read: TransactionLogValue) -> TxnEntry:
+    state = _STATES.get(read.transaction_status)
+    version = read.client_transaction_version
+    if state is None or not 0 <= version <= EPOCH_BUMP_VERSION:
+        raise DecodeError(
+            f"{transactional_id!r}: status {read.transaction_status} of transaction version {version}"
+        )
+    shown = _identity(transactional_id, read.producer_id, read.producer_epoch)
+    timeout_ms = _read_timeout(read.transaction_timeout_ms)
+    phase = _phase(state, shown, timeout_ms, read)
+    client = shown if isinstance(phase, Idle) else _client(shown, read)
+    own_timeout_ms = read.next_transaction_timeout_ms
+    return TxnEntry(
+        transactional_id=transactional_id,
+        phase=phase,
+        client=client,
+        superseded=_superseded(state, client, read),
+        timeout_ms=timeout_ms if own_timeout_ms < 0 else _read_timeout(own_timeout_ms),
+        transaction_version=version,
+        updated_ms=TimestampMs(read.transaction_last_update_timestamp_ms),
+        forced=tuple(map(_forced, read.forced_outcomes)) if read.forced_outcomes else (),
+    )
+
+
+# Dead and PrepareEpochFence are states of Kafka's memory; in a log they are damage.
+_STATES: Final = MappingProxyType(
+    {state.value: state for state in (TxnState.EMPTY, TxnState.ONGOING, *_OUTCOMES)}
+)
+
+
+def _identity(transactional_id: TransactionalId, producer_id: int, epoch: int) -> Identity:
+    if producer_id < 0 or epoch < 0:
+        raise DecodeError(f"{transactional_id!r}: producer id {producer_id} with epoch {epoch} is no pair")
+    return Identity(ProducerId(producer_id), ProducerEpoch(epoch))
+
+
+def _read_timeout(timeout_ms: int) -> int | None:
+    return None if timeout_ms == _NO_TIMEOUT or timeout_ms < 0 else timeout_ms
+
+
+def _phase(state: TxnState, shown: Identity, timeout_ms: int | None, read: TransactionLogValue) -> Phase:
+    start = read.transaction_start_timestamp_ms
+    outcome = _OUTCOMES.get(state)
+    if state in _IDLE_STATES:
+        started_ms = None if start < 0 or outcome is None else TimestampMs(start)
+        if read.marker_offsets:
+            return Idle(outcome=outcome, started_ms=started_ms, markers=_markers(read.marker_offsets))
+        return Idle(outcome=outcome, started_ms=started_ms)
+    started_ms = TimestampMs(read.transaction_last_update_timestamp_ms if start < 0 else start)
+    partitions = _partitions(read.transaction_partitions or ())
+    if outcome is None:
+        return Ongoing(writer=shown, partitions=partitions, started_ms=started_ms, timeout_ms=timeout_ms)
+    return Decided(
+        outcome=outcome, marker=shown, partitions=partitions, started_ms=started_ms, timeout_ms=timeout_ms
+    )
+
+
+_IDLE_STATES: Final = frozenset({TxnState.EMPTY, TxnState.COMPLETE_COMMIT, TxnState.COMPLETE_ABORT})
+
+
+def _client(shown: Identity, read: TransactionLogValue) -> Identity:
+    """Kafka before KIP-939 writes the next producer id alone, and means its first epoch."""
+    next_id, next_epoch = read.next_producer_id, read.next_producer_epoch
+    if next_id < 0 and next_epoch < 0:
+        return shown
+    return Identity(
+        shown.producer_id if next_id < 0 else ProducerId(next_id), ProducerEpoch(max(next_epoch, 0))
+    )
+
+
+def _superseded(state: TxnState, client: Identity, read: TransactionLogValue) -> Identity | None:
+    said = read.superseded
+    if said is None:
+        previous = read.previous_producer_id
+        return _implied(
+            state, client, None if previous < 0 else ProducerId(previous), read.client_transaction_version
+        )
+    if said.producer_id < 0:
+        return None
+    return Identity(ProducerId(said.producer_id), ProducerEpoch(said.producer_epoch))
+
+
+def _implied(
+    state: TxnState, client: Identity, previous: ProducerId | None, transaction_version: int
+) -> Identity | None:
+    """Whose repeated EndTxn Kafka recognises by its own fields: nobody's, unless ends move the epoch.
+
+    Source: TransactionCoordinator.endTransaction, the retry on epoch bump and on epoch overflow (KIP-890).
+    """
+    if state not in _OUTCOMES or transaction_version < EPOCH_BUMP_VERSION:
+        return None
+    if client.epoch > 0:
+        return Identity(client.producer_id, ProducerEpoch(client.epoch - 1))
+    if previous is None or previous == client.producer_id:
+        return None
+    return Identity(previous, ProducerEpoch(_LAST_CLIENT_EPOCH))
+
+
+def _partitions(read: Iterable[PartitionsSchema]) -> Partitions:
+    found = [TopicPartition(part.topic, index) for part in read for index in part.partition_ids]
+    return frozenset(found) if found else NO_PARTITIONS
+
+
+def _markers(read: Iterable[MarkerOffsets]) -> Mapping[TopicPartition, Offset]:
+    return MappingProxyType(
+        {
+            TopicPartition(part.topic, marker.partition_id): Offset(marker.offset)
+            for part in read
+            for marker in part.partitions
+        }
+    )
+
+
+def _forced(read: ForcedOutcomeSchema) -> ForcedOutcome:
+    try:
+        cause = ForcedCause(read.cause)
+    except ValueError:
+        raise DecodeError(f"cause {read.cause} of a forced outcome is unknown") from None
+    return ForcedOutcome(
+        writer=Identity(ProducerId(read.producer_id), ProducerEpoch(read.producer_epoch)),
+        cause=cause,
+        at_ms=TimestampMs(read.timestamp_ms),
+        partition=None if read.topic is None else TopicPartition(read.topic, read.partition_id),
+    )
