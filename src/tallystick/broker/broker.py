@@ -19,6 +19,7 @@ from tallystick.broker.fetch_sessions import FetchSessions
 from tallystick.broker.files import DataDirectory, Disk
 from tallystick.broker.group.driver import GroupCoordinator
 from tallystick.broker.group.model import GroupConfig
+from tallystick.broker.measures import BrokerMetrics
 from tallystick.broker.metadata import ProducerIds
 from tallystick.broker.offsets_topic import ConsumerOffsetsTopic
 from tallystick.broker.topics import Topics
@@ -40,6 +41,7 @@ class Broker:
         self.data_dir = data_dir
         self._disk = disk
         self.worker = Worker()
+        self.metrics = BrokerMetrics()
         self.producer_ids = ProducerIds()
         self.fetch_sessions = FetchSessions(
             config.max_incremental_fetch_session_cache_slots,

@@ -21,7 +21,7 @@ from tallystick.storage.cleaner import CleanedGroup, CleaningRequest, remove_fil
 from tallystick.storage.compaction import Cleanable, CleaningLimits, plan_cleaning
 from tallystick.storage.fs import StorageFailure
 from tallystick.storage.log import Log
-from tallystick.storage.retention import RetentionLimits, SegmentFacts, plan_retention
+from tallystick.storage.retention import RetentionLimits, RetentionPlan, SegmentFacts, plan_retention
 from tallystick.storage.segment import CLEANED, SWAP
 from tallystick.storage.swap import Here, Swap
 from tallystick.storage.validation import COMPACT, DELETE
@@ -122,18 +122,7 @@ class Cleaning:
             return 0
         now_ms = self._clock.now_ms()
         try:
-            plan = plan_retention(
-                _facts(log, with_times=log.config.retention_ms is not None),
-                RetentionLimits(
-                    deletes=DELETE in log.config.cleanup_policy,
-                    retention_ms=log.config.retention_ms,
-                    retention_bytes=log.config.retention_bytes,
-                ),
-                size_bytes=log.size_bytes,
-                log_start_offset=log.log_start_offset,
-                last_stable_offset=log.last_stable_offset,
-                now_ms=now_ms,
-            )
+            plan = _plan_retention(log, now_ms, log.last_stable_offset)
             if plan.includes_last:
                 log.roll(now_ms)
             if plan.delete:
@@ -355,6 +344,28 @@ async def _uninterrupted(task: "asyncio.Future[None]") -> None:
     if cancelled is not None and task.exception() is None:
         raise cancelled
     task.result()
+
+
+def held_back_bytes(log: Log, now_ms: int) -> int:
+    """What retention would delete now if no transaction were open. Raises: StorageFailure, OSError."""
+    held = _plan_retention(log, now_ms, log.last_stable_offset).delete
+    free = _plan_retention(log, now_ms, log.high_watermark).delete
+    return sum(segment.size for segment in log.segments[held:free])
+
+
+def _plan_retention(log: Log, now_ms: int, up_to: int) -> RetentionPlan:
+    return plan_retention(
+        _facts(log, with_times=log.config.retention_ms is not None),
+        RetentionLimits(
+            deletes=DELETE in log.config.cleanup_policy,
+            retention_ms=log.config.retention_ms,
+            retention_bytes=log.config.retention_bytes,
+        ),
+        size_bytes=log.size_bytes,
+        log_start_offset=log.log_start_offset,
+        last_stable_offset=up_to,
+        now_ms=now_ms,
+    )
 
 
 def _facts(log: Log, *, with_times: bool) -> Iterator[SegmentFacts]:

@@ -225,6 +225,10 @@ class DataDirectory:
         if strangers:
             _log.warning("no topic owns these directories, they are left alone: %s", ", ".join(strangers))
 
+    @property
+    def reserve(self) -> Reserve:
+        return self._reserve
+
     def volume_bytes(self) -> tuple[int, int]:
         """Size of the volume, and what is free of it."""
         volume = os.statvfs(self._path)

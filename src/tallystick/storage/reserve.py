@@ -35,6 +35,11 @@ class Reserve:
         self.held_bytes = fs.size(self._path) if fs.exists(self._path) else 0
 
     @property
+    def size_bytes(self) -> int:
+        """What is to be held."""
+        return self._size_bytes
+
+    @property
     def whole(self) -> bool:
         """Whether data may be written."""
         return self.held_bytes >= self._size_bytes

@@ -1,0 +1,155 @@
+"""Metrics as values: what each one is called, and the text that a scraper reads.
+
+A gauge is read when somebody asks. A counter is a number that whoever sees a thing happen adds to. Both hang
+in one `Registry`, whose text comes in pieces: between two of them the loop does other work, so that the
+partitions of a large broker cost a scrape time and nobody else.
+
+A metric that Kafka has, or that a KIP describes, keeps Kafka's MBean name as metadata. Its name here is
+derived from that by `prometheus_name`, in the way in which Kafka's is most often exported, so that an alert
+written for Kafka works. Everything else is ours and begins with `tallystick_`. See docs/adr/0091.
+
+Source: Prometheus "Exposition formats", text format 0.0.4.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from enum import StrEnum
+from typing import Final
+
+from tallystick.kernel.check import check
+from tallystick.kernel.value import frozen
+
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+# Samples in one piece of the text.
+_PIECE_SAMPLES: Final = 256
+
+_NAME: Final = re.compile(r"[a-z][a-z0-9_]*")
+_METER: Final = re.compile(r"(PerSec|Rate)$")
+_NOT_IN_NAMES: Final = re.compile(r"[^a-z0-9]+")
+_ESCAPES: Final = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
+
+Sample = tuple[tuple[str, ...], float]  # values of the labels, value
+
+
+class MetricType(StrEnum):
+    GAUGE = "gauge"
+    COUNTER = "counter"
+
+
+@frozen(kw_only=True)
+class Family:
+    """One metric with all its label values.
+
+    mbean   Kafka's name for it; empty where Kafka has no such thing
+    labels  names of the labels, in the order of every sample's values
+    """
+
+    name: str
+    type: MetricType
+    help: str
+    mbean: str = ""
+    labels: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check(_NAME.fullmatch(self.name) is not None, f"{self.name!r} is no name of a metric")
+        total = self.name.endswith("_total")
+        check(total is (self.type is MetricType.COUNTER), f"{self.name}: counters, and only they, are totals")
+
+
+def prometheus_name(mbean: str) -> str:
+    """`kafka.server:type=ReplicaManager,name=PartitionCount` is kafka_server_replicamanager_partitioncount.
+
+    A meter of Kafka's is a counter here, whose rate the reader takes: `…PerSec` and `…Rate` become `…_total`.
+    """
+    domain, _, keys = mbean.partition(":")
+    words = [domain, *(pair.partition("=")[2] for pair in keys.split(","))]
+    return _NOT_IN_NAMES.sub("_", _METER.sub("_total", "_".join(words)).lower())
+
+
+def of_kafka(mbean: str, text: str, labels: tuple[str, ...] = ()) -> Family:
+    """A metric under Kafka's name; labels are what the MBean has keys for beside type and name."""
+    kind = MetricType.COUNTER if _METER.search(mbean) else MetricType.GAUGE
+    return Family(name=prometheus_name(mbean), type=kind, help=text, mbean=mbean, labels=labels)
+
+
+def gauge(name: str, text: str, labels: tuple[str, ...] = ()) -> Family:
+    """A gauge of our own."""
+    return Family(name=f"tallystick_{name}", type=MetricType.GAUGE, help=text, labels=labels)
+
+
+def counter(name: str, text: str, labels: tuple[str, ...] = ()) -> Family:
+    """A counter of our own."""
+    return Family(name=f"tallystick_{name}_total", type=MetricType.COUNTER, help=text, labels=labels)
+
+
+class Counter:
+    """Counts up from 0 since the start. Used on the loop."""
+
+    __slots__ = ("_values", "family")
+
+    def __init__(self, family: Family, *known: tuple[str, ...]) -> None:
+        """`known`: label values shown as 0 before anything was counted."""
+        self.family = family
+        self._values: dict[tuple[str, ...], int] = dict.fromkeys(known or ([] if family.labels else [()]), 0)
+
+    def add(self, *labels: str, by: int = 1) -> None:
+        """Count `by` more under these values of the labels."""
+        self._values[labels] = self._values.get(labels, 0) + by
+
+    def value(self, *labels: str) -> int:
+        return self._values.get(labels, 0)
+
+    def samples(self) -> Iterator[Sample]:
+        return iter(list(self._values.items()))
+
+
+Reading = tuple[Family, Iterable[Sample]]
+# Reads gauges. It yields None whenever it has worked for a while and has nothing to show for it yet.
+Source = Callable[[], Iterator[Reading | None]]
+
+
+class Registry:
+    """Every metric of one broker. Owned by it, used on its loop."""
+
+    def __init__(self) -> None:
+        self._counters: list[Counter] = []
+        self._sources: list[Source] = []
+
+    def counter(self, family: Family, *known: tuple[str, ...]) -> Counter:
+        """A counter that is shown from now on."""
+        made = Counter(family, *known)
+        self._counters.append(made)
+        return made
+
+    def read_from(self, source: Source) -> None:
+        """Ask `source` at every scrape."""
+        self._sources.append(source)
+
+    def scrape(self) -> Iterator[str]:
+        """The text in order, in pieces that may be empty; between any two others may have the loop.
+
+        Cost: a piece is a few hundred samples, or as much of a source's work.
+        """
+        for made in self._counters:
+            yield from _text(made.family, made.samples())
+        for source in self._sources:
+            for reading in source():
+                if reading is None:
+                    yield ""
+                else:
+                    yield from _text(*reading)
+
+
+def _text(family: Family, samples: Iterable[Sample]) -> Iterator[str]:
+    described = f"{family.help} MBean {family.mbean}" if family.mbean else family.help
+    escaped = described.replace("\\", r"\\").replace("\n", r"\n")
+    lines = [f"# HELP {family.name} {escaped}\n# TYPE {family.name} {family.type}\n"]
+    for values, value in samples:
+        labels = ",".join(
+            f'{label}="{text.translate(_ESCAPES)}"' for label, text in zip(family.labels, values, strict=True)
+        )
+        lines.append(f"{family.name}{{{labels}}} {value}\n" if labels else f"{family.name} {value}\n")
+        if len(lines) > _PIECE_SAMPLES:
+            yield "".join(lines)
+            lines.clear()
+    yield "".join(lines)
