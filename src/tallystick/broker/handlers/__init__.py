@@ -36,6 +36,7 @@ from tallystick.broker.handlers import (
     offset_for_leader_epoch,
     produce,
     sync_group,
+    update_features,
 )
 from tallystick.protocol.apis import API, ApiKey
 
@@ -67,6 +68,7 @@ _SERVED: Final = (
     message(ApiKey.CREATE_PARTITIONS, create_partitions.handle),
     message(ApiKey.INCREMENTAL_ALTER_CONFIGS, incremental_alter_configs.handle),
     message(ApiKey.LIST_PARTITION_REASSIGNMENTS, list_partition_reassignments.handle),
+    message(ApiKey.UPDATE_FEATURES, update_features.handle),
     message(ApiKey.DESCRIBE_CLUSTER, describe_cluster.handle),
     message(ApiKey.LIST_CONFIG_RESOURCES, list_config_resources.handle),
     message(ApiKey.DESCRIBE_TOPIC_PARTITIONS, describe_topic_partitions.handle),

@@ -1,4 +1,4 @@
-"""ApiVersions: what this broker serves, from the table that dispatches."""
+"""ApiVersions: what this broker serves, from the table that dispatches, and its features (KIP-584)."""
 
 import re
 from collections.abc import Iterable
@@ -7,9 +7,16 @@ from typing import Final
 from tallystick.broker.broker import Broker
 from tallystick.broker.context import RequestContext
 from tallystick.broker.dispatch import Handler
+from tallystick.broker.features import SUPPORTED
 from tallystick.kernel.codes import ErrorCode
 from tallystick.protocol.apis import ApiKey, ApiSpec
-from tallystick.protocol.messages.api_versions import ApiVersion, ApiVersionsRequest, ApiVersionsResponse
+from tallystick.protocol.messages.api_versions import (
+    ApiVersion,
+    ApiVersionsRequest,
+    ApiVersionsResponse,
+    FinalizedFeatureKey,
+    SupportedFeatureKey,
+)
 
 # KIP-511: what a client may call itself.
 _SOFTWARE: Final = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
@@ -26,9 +33,28 @@ def serving(specs: Iterable[ApiSpec]) -> Handler[ApiVersionsRequest]:
         named = (request.client_software_name, request.client_software_version)
         if context.api_version >= 3 and not all(_SOFTWARE.fullmatch(name) for name in named):
             return ApiVersionsResponse(error_code=ErrorCode.INVALID_REQUEST)
-        return ApiVersionsResponse(api_keys=served)
+        return ApiVersionsResponse(
+            api_keys=served,
+            supported_features=_supported(context.api_version),
+            finalized_features_epoch=broker.features.epoch,
+            finalized_features=tuple(
+                # A level 0 is a feature that is not there.
+                FinalizedFeatureKey(name=name, max_version_level=level, min_version_level=level)
+                for name, level in broker.features.finalized.items()
+                if level > 0
+            ),
+        )
 
     return handle
+
+
+def _supported(api_version: int) -> tuple[SupportedFeatureKey, ...]:
+    """Before version 4 clients cannot read a range that begins at 0: such a feature is left out (KIP-1022)."""
+    return tuple(
+        SupportedFeatureKey(name=name, min_version=levels.lowest, max_version=levels.highest)
+        for name, levels in SUPPORTED.items()
+        if levels.lowest > 0 or api_version >= 4
+    )
 
 
 def _advertised_min(spec: ApiSpec) -> int:

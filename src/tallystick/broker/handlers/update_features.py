@@ -1,0 +1,46 @@
+"""UpdateFeatures: raise or lower the finalized level of a feature; all that are asked for, or none."""
+
+from tallystick.broker.acl import CLUSTER, Operation
+from tallystick.broker.broker import Broker
+from tallystick.broker.context import RequestContext
+from tallystick.broker.features import FeatureUpdate, UpgradeType
+from tallystick.kernel.codes import ErrorCode
+from tallystick.kernel.errors import Reject
+from tallystick.protocol.messages.update_features import (
+    FeatureUpdateKey,
+    UpdatableFeatureResult,
+    UpdateFeaturesRequest,
+    UpdateFeaturesResponse,
+)
+
+NOT_ALLOWED = Reject(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "Cluster authorization failed.")
+
+
+async def handle(
+    broker: Broker, request: UpdateFeaturesRequest, context: RequestContext
+) -> UpdateFeaturesResponse:
+    """Up to version 1 an answer without an error names every feature; one with an error never does."""
+    refused = await _refusal(broker, request, context)
+    if refused is not None:
+        return UpdateFeaturesResponse(error_code=refused.code, error_message=refused.reason)
+    if context.api_version >= 2:
+        return UpdateFeaturesResponse()
+    return UpdateFeaturesResponse(
+        results=tuple(UpdatableFeatureResult(feature=update.feature) for update in request.feature_updates)
+    )
+
+
+async def _refusal(broker: Broker, request: UpdateFeaturesRequest, context: RequestContext) -> Reject | None:
+    if not broker.authorizer.allows(context, Operation.ALTER, CLUSTER):
+        return NOT_ALLOWED
+    updates = [_update(update, context.api_version) for update in request.feature_updates]
+    return await broker.features.update(updates, validate_only=request.validate_only)
+
+
+def _update(update: FeatureUpdateKey, version: int) -> FeatureUpdate:
+    kind: UpgradeType | None
+    if version == 0:
+        kind = UpgradeType.SAFE_DOWNGRADE if update.allow_downgrade else UpgradeType.UPGRADE
+    else:
+        kind = next((known for known in UpgradeType if known == update.upgrade_type), None)
+    return FeatureUpdate(update.feature, update.max_version_level, kind)
