@@ -13,6 +13,7 @@ from uuid import UUID
 
 import pytest
 
+from tallystick.broker.acl import ALLOW_ALL
 from tallystick.broker.broker import Broker
 from tallystick.broker.config import Endpoint
 from tallystick.broker.context import RequestContext
@@ -114,6 +115,7 @@ class GroupsOnly:
             self.offsets, GroupConfig(group_initial_rebalance_delay_ms=0), self.clock, lambda: str(next(ids))
         )
         self.topics = OneTopic()
+        self.authorizer = ALLOW_ALL
         self.config = NodeConfig()
         self.address = Endpoint("h", 9092)
 
@@ -401,11 +403,11 @@ async def test_find_coordinator(version: int) -> None:
     assert broker.offsets.ensured == 1
     if version >= 1:
         request = (
-            FindCoordinatorRequest(coordinator_keys=("tx",), key_type=1)
+            FindCoordinatorRequest(coordinator_keys=("s",), key_type=2)
             if version >= 4
-            else FindCoordinatorRequest(key="tx", key_type=1)
+            else FindCoordinatorRequest(key="s", key_type=2)
         )
         answer = await broker.ask(request, version)
         refused = answer.coordinators[0] if version >= 4 else answer
         assert (refused.error_code, refused.node_id) == (ErrorCode.INVALID_REQUEST, -1)
-        assert "transaction coordinator" in refused.error_message
+        assert "groups and transactions" in refused.error_message

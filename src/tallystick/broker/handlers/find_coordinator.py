@@ -1,5 +1,8 @@
-"""FindCoordinator: this broker, for every group."""
+"""FindCoordinator: this broker, for every group and every transactional id."""
 
+from typing import Final
+
+from tallystick.broker.acl import Operation, group, transactional_id
 from tallystick.broker.broker import Broker
 from tallystick.broker.context import RequestContext
 from tallystick.kernel.codes import ErrorCode
@@ -10,22 +13,34 @@ from tallystick.protocol.messages.find_coordinator import (
     FindCoordinatorResponse,
 )
 
-GROUP = 0
-TRANSACTION = 1
+GROUP: Final = 0
+TRANSACTION: Final = 1
 
-# Not COORDINATOR_NOT_AVAILABLE: a client would ask again until its timeout, for what is not there.
-NO_TRANSACTIONS = Reject(ErrorCode.INVALID_REQUEST, "this broker has no transaction coordinator")
-NO_SUCH_TYPE = Reject(ErrorCode.INVALID_REQUEST, "only group coordinators can be looked up here")
+NO_SUCH_TYPE: Final = Reject(
+    ErrorCode.INVALID_REQUEST, "only coordinators of groups and transactions can be looked up here"
+)
+_NOT_ALLOWED: Final = {
+    GROUP: Reject(ErrorCode.GROUP_AUTHORIZATION_FAILED, "Group authorization failed."),
+    TRANSACTION: Reject(
+        ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "Transactional Id authorization failed."
+    ),
+}
 
 
 async def handle(
     broker: Broker, request: FindCoordinatorRequest, context: RequestContext
 ) -> FindCoordinatorResponse:
-    refused = await _refusal(broker, request.key_type)
-    if context.api_version >= 4:
-        found = tuple(_coordinator(broker, key, refused) for key in request.coordinator_keys)
+    batched = context.api_version >= 4
+    keys = request.coordinator_keys if batched else (request.key,)
+    refusals = {key: _refusal(broker, context, request.key_type, key) for key in keys}
+    if None in refusals.values():
+        # Made on demand, and not for somebody who may not use it.
+        unready = await _prepare(broker, request.key_type)
+        refusals = {key: refused or unready for key, refused in refusals.items()}
+    found = tuple(_coordinator(broker, key, refusals[key]) for key in keys)
+    if batched:
         return FindCoordinatorResponse(coordinators=found)
-    only = _coordinator(broker, request.key, refused)
+    (only,) = found
     return FindCoordinatorResponse(
         error_code=only.error_code,
         error_message=only.error_message,
@@ -35,13 +50,17 @@ async def handle(
     )
 
 
-async def _refusal(broker: Broker, key_type: int) -> Reject | None:
-    """None when this broker coordinates the type; the offsets topic is there then."""
-    if key_type == TRANSACTION:
-        return NO_TRANSACTIONS
-    if key_type != GROUP:
+def _refusal(broker: Broker, context: RequestContext, key_type: int, key: str) -> Reject | None:
+    if key_type not in _NOT_ALLOWED:
         return NO_SUCH_TYPE
-    refused = await broker.groups.prepare()
+    resource = group(key) if key_type == GROUP else transactional_id(key)
+    return None if broker.authorizer.allows(context, Operation.DESCRIBE, resource) else _NOT_ALLOWED[key_type]
+
+
+async def _prepare(broker: Broker, key_type: int) -> Reject | None:
+    """None when this broker coordinates the type; its topic is there then."""
+    coordinator = broker.groups if key_type == GROUP else broker.transactions
+    refused = await coordinator.prepare()
     return refused and Reject(ErrorCode.COORDINATOR_NOT_AVAILABLE, refused.reason)
 
 
