@@ -41,7 +41,14 @@ _SCALARS: dict[Scalar, st.SearchStrategy[object]] = {
     BYTES: st.binary(max_size=140),
     RECORDS: st.one_of(st.none(), st.binary(max_size=140)),
 }
+# Tagged fields from here on are ours, skipped by whoever does not know them: docs/formats/private-tags.md.
+PRIVATE_TAGS_FROM = 10_000
 Override = Callable[[FieldSpec], "st.SearchStrategy[object] | None"]
+
+
+def is_private(f: FieldSpec) -> bool:
+    """A field that Kafka's schema does not have."""
+    return f.wire.tag is not None and f.wire.tag >= PRIVATE_TAGS_FROM
 
 
 def values(

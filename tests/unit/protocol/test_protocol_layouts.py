@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from wire_values import is_private
 
 from tallystick.protocol.apis import API, ApiKey, ApiSpec
 from tallystick.protocol.messages.headers import RequestHeader
@@ -35,7 +36,7 @@ def layout(cls: type, version: int) -> str:
 
 
 def _struct(cls: type, version: int, flexible: bool) -> str:
-    fields = [f for f in struct_spec(cls).fields if version in f.wire.versions]
+    fields = [f for f in struct_spec(cls).fields if version in f.wire.versions and not is_private(f)]
     parts = [_field(cls, f, version, flexible) for f in fields if not f.is_tagged(version)]
     tagged = sorted((f for f in fields if f.is_tagged(version)), key=lambda f: f.wire.tag or 0)
     parts += [f"<{f.wire.tag} {_field(cls, f, version, flexible)}>" for f in tagged]
