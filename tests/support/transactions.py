@@ -1,0 +1,221 @@
+"""One transactional id in a TxnWorld, in the words of the KIPs."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from tallystick.broker.txn.commands import (
+    AddImplicitly,
+    AddPartitions,
+    Answer,
+    Command,
+    EndTxn,
+    InitProducerId,
+    PerPartition,
+    TimeOut,
+    VerifyPartitions,
+)
+from tallystick.broker.txn.model import (
+    Decided,
+    Idle,
+    Ongoing,
+    Outcome,
+    Partitions,
+    TxnConfig,
+    TxnEntry,
+    TxnState,
+)
+from tallystick.kernel.codes import ErrorCode
+from tallystick.kernel.errors import Reject
+from tallystick.kernel.ids import (
+    INT16_MAX,
+    Identity,
+    ProducerEpoch,
+    ProducerId,
+    TopicPartition,
+    TransactionalId,
+)
+from tallystick.protocol import decode_prefix
+from tallystick.protocol.messages.stored_transactions import TransactionLogValue
+from tallystick.protocol.records import decode_records
+from tallystick.testing.transactions import TxnWorld
+
+MAX = INT16_MAX
+T = TransactionalId("t")
+P0, P1, P2 = (TopicPartition("orders", number) for number in range(3))
+TIMEOUT_MS = 60_000
+TWO_PHASE = TxnConfig(transaction_two_phase_commit_enable=True)
+
+
+def ident(producer_id: int, epoch: int) -> Identity:
+    return Identity(ProducerId(producer_id), ProducerEpoch(epoch))
+
+
+def code(answer: Answer | None) -> ErrorCode:
+    """NONE, the code of a refusal, or the one code all partitions were refused with."""
+    match answer:
+        case Reject(code=refused):
+            return refused
+        case PerPartition(refused=refused_each) if refused_each:
+            (only,) = set(refused_each.values())
+            return only
+        case _:
+            return ErrorCode.NONE
+
+
+class Txn:
+    """What clients, partition leaders and operators ask about one id, and how it stands.
+
+    Every request goes through `ask`, which leaves what was answered in `answers`.
+    """
+
+    def __init__(
+        self,
+        config: TxnConfig = TWO_PHASE,
+        *,
+        spares: Iterable[int] | None = None,
+        world: TxnWorld | None = None,
+        transactional_id: TransactionalId = T,
+    ) -> None:
+        self.world = world or TxnWorld(config, spares)
+        self.id = transactional_id
+        self.answers: list[Answer] = []
+
+    @classmethod
+    def idle(cls, client: Identity, *, config: TxnConfig = TWO_PHASE, spares: Iterable[int] = (85,)) -> "Txn":
+        """An id that InitProducerId has just answered with `client`."""
+        txn = cls(config, spares=spares)
+        txn.world.put(
+            TxnEntry(
+                transactional_id=T,
+                phase=Idle(),
+                client=client,
+                superseded=None,
+                timeout_ms=TIMEOUT_MS,
+                transaction_version=config.transaction_version,
+                updated_ms=txn.world.now_ms(),
+            )
+        )
+        return txn
+
+    @classmethod
+    def kept(
+        cls,
+        writer: Identity,
+        client: Identity,
+        *,
+        config: TxnConfig = TWO_PHASE,
+        spares: Iterable[int] = (85,),
+    ) -> "Txn":
+        """A transaction `writer` left open and `client` holds now."""
+        txn = cls.idle(writer, config=config, spares=spares)
+        txn.add(writer)
+        txn.world.put(replace(txn.entry, client=client, superseded=None))
+        return txn
+
+    # ---- requests
+
+    def ask(self, command: Command) -> Answer:
+        answer = self.world.run(self.id, command)
+        self.answers.append(answer)
+        return answer
+
+    def init(
+        self,
+        *,
+        keep: bool = False,
+        two_phase: bool = False,
+        expected: Identity | None = None,
+        timeout_ms: int = TIMEOUT_MS,
+    ) -> Answer:
+        return self.ask(
+            InitProducerId(timeout_ms=timeout_ms, expected=expected, enable_2pc=two_phase, keep_prepared=keep)
+        )
+
+    def add(self, identity: Identity, *partitions: TopicPartition, version: int = 2) -> Answer:
+        """AddPartitionsToTxn by the client: up to version 3 of the request `version` is 0."""
+        return self.ask(
+            AddPartitions(
+                identity=identity, partitions=frozenset(partitions or (P0,)), transaction_version=version
+            )
+        )
+
+    def write(self, identity: Identity, *partitions: TopicPartition) -> Answer:
+        """The first batch of a transaction comes to a partition leader, by Produce 12 or later."""
+        return self.ask(AddImplicitly(identity=identity, partitions=frozenset(partitions or (P0,))))
+
+    def verify(self, identity: Identity, *partitions: TopicPartition) -> Answer:
+        return self.ask(VerifyPartitions(identity=identity, partitions=frozenset(partitions or (P0,))))
+
+    def end(self, identity: Identity, outcome: Outcome, version: int = 2) -> Answer:
+        return self.ask(EndTxn(identity=identity, outcome=outcome, transaction_version=version))
+
+    def commit(self, identity: Identity, version: int = 2) -> Answer:
+        return self.end(identity, Outcome.COMMIT, version)
+
+    def abort(self, identity: Identity, version: int = 2) -> Answer:
+        return self.end(identity, Outcome.ABORT, version)
+
+    def time_out(self) -> Answer:
+        return self.ask(TimeOut())
+
+    def complete(self) -> None:
+        """Every partition gets its marker."""
+        self.world.write_markers(self.id)
+        assert isinstance(self.entry.phase, Idle)
+
+    # ---- how it stands
+
+    @property
+    def entry(self) -> TxnEntry:
+        return self.world.entries[self.id]
+
+    @property
+    def state(self) -> str:
+        return self.entry.state.label
+
+    @property
+    def client(self) -> Identity:
+        return self.entry.client
+
+    @property
+    def writer(self) -> Identity:
+        assert isinstance(self.entry.phase, Ongoing)
+        return self.entry.phase.writer
+
+    @property
+    def marker(self) -> Identity:
+        assert isinstance(self.entry.phase, Decided)
+        return self.entry.phase.marker
+
+    @property
+    def partitions(self) -> Partitions:
+        assert isinstance(self.entry.phase, Ongoing | Decided)
+        return self.entry.phase.partitions
+
+
+def tc_state(txn: Txn) -> tuple[str, int, int, int, int, int]:
+    """The "TC STATE" of KIP-939, as the last record of the log has it.
+
+    State, ProducerId, ProducerEpoch, PrevProducerId, NextProducerId, NextProducerEpoch.
+    """
+    value = last_value(txn.world)
+    return (
+        TxnState(value.transaction_status).label,
+        value.producer_id,
+        value.producer_epoch,
+        value.previous_producer_id,
+        value.next_producer_id,
+        value.next_producer_epoch,
+    )
+
+
+def last_value(world: TxnWorld) -> TransactionLogValue:
+    """The schema version and then Kafka's fields, read without our codec."""
+    *_, record = decode_records(world.log[-1], 0)
+    assert record.value is not None
+    return decode_prefix(TransactionLogValue, record.value, int.from_bytes(record.value[:2], "big"), 2)[0]
+
+
+def unchanged(txn: Txn, before: TxnEntry, records: int) -> bool:
+    """Neither the entry nor the log has moved."""
+    return txn.entry == before and len(txn.world.log) == records
