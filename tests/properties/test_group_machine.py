@@ -21,7 +21,6 @@ from tallystick.broker.group.commands import (
     LeavingMember,
     MemberIdRequired,
     OffsetToCommit,
-    Revive,
     Sync,
 )
 from tallystick.broker.group.events import TransactionEnded
@@ -221,11 +220,8 @@ class GroupMachine(RuleBasedStateMachine):
         replayed = self.world.replayed()
         if live is not None and live.state in (GroupState.STABLE, GroupState.EMPTY):
             assert durable_view(replayed.get(GROUP)) == durable_view(live)
-        self.world.groups = replayed
-        self.world.parked.clear()
         self.generation = replayed[GROUP].generation if GROUP in replayed else 0
-        for group_id in list(replayed):
-            self.world.run(group_id, Revive())
+        self.world.restart()
 
     @rule()
     def long_silence(self) -> None:

@@ -37,7 +37,6 @@ from tallystick.broker.group.commands import (
     MemberIdRequired,
     OffsetToCommit,
     PerPartition,
-    Revive,
     Sync,
     Synced,
 )
@@ -199,10 +198,7 @@ class Script:
         self.world.pass_time(int(names[0]))
 
     def do_restart(self, names: list[str], options: dict[str, str]) -> None:
-        self.world.groups = self.world.replayed()
-        self.world.parked.clear()
-        for group_id in list(self.world.groups):
-            self.world.run(group_id, Revive())
+        self.world.restart()
 
     def do_show(self, names: list[str], options: dict[str, str]) -> None:
         group = self.world.groups.get(GROUP)

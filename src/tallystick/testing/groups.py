@@ -7,17 +7,23 @@ and of failing appends use the real driver.
 from collections.abc import Iterable
 from dataclasses import replace
 
-from tallystick.broker.group.apply import apply
-from tallystick.broker.group.codec import Replayed, decode_batches, encode_batch_of, record_count
-from tallystick.broker.group.commands import Answer, Command, Env, Join, Step, Sync
+from tallystick.broker.group.codec import decode_batches, encode_batch_of, record_count
+from tallystick.broker.group.commands import Answer, Command, CommitTxnOffsets, Env, Join, Revive, Step, Sync
 from tallystick.broker.group.decide import decide
-from tallystick.broker.group.events import DurableEvent, TransactionEnded
+from tallystick.broker.group.events import DurableEvent
 from tallystick.broker.group.expiry import due, next_deadline
 from tallystick.broker.group.model import Group, GroupConfig, GroupState, Now, Ticket
+from tallystick.broker.group.table import GroupTable
 from tallystick.kernel.check import check
 from tallystick.kernel.errors import Reject
-from tallystick.kernel.ids import GroupId, Offset, TimestampMs, TopicPartition
-from tallystick.protocol.records import patch_offset_and_epoch
+from tallystick.kernel.ids import GroupId, Identity, Offset, TimestampMs, TopicPartition
+from tallystick.protocol.records import (
+    ControlType,
+    Marker,
+    encode_marker,
+    patch_offset_and_epoch,
+    read_header,
+)
 
 START_MS = 1_700_000_000_000
 
@@ -32,7 +38,7 @@ class GroupWorld:
 
     def __init__(self, config: GroupConfig | None = None) -> None:
         self.config = config or GroupConfig()
-        self.groups: dict[GroupId, Group] = {}
+        self.table = GroupTable({})
         self.log: list[bytes] = []
         self.log_end_offset = 0
         self.answers: list[tuple[Ticket, Answer]] = []
@@ -40,6 +46,10 @@ class GroupWorld:
         self.elapsed_ms = 0
         self._tickets = 0
         self._spares = 0
+
+    @property
+    def groups(self) -> dict[GroupId, Group]:
+        return self.table.groups
 
     def ticket(self) -> Ticket:
         self._tickets += 1
@@ -60,13 +70,12 @@ class GroupWorld:
             step.append == tuple(event for event in step.then_apply if isinstance(event, DurableEvent)),
             "everything durable is appended, in order",
         )
-        at = self.append(step.append) if step.append else None
-        group = self.groups.get(group_id)
+        producer = command.identity if isinstance(command, CommitTxnOffsets) else None
+        at = self.append(step.append, producer) if step.append else None
         for event in step.then_apply:
-            group = apply(group, event, at)
+            self.table.apply(group_id, event, at)
             if at is not None and isinstance(event, DurableEvent):
                 at = Offset(at + record_count(event))
-        self._keep(group_id, group)
         own = command.ticket if isinstance(command, Join | Sync) else None
         if step.then_reply is None:
             check(own is not None, f"{command} was neither answered nor parked")
@@ -80,21 +89,24 @@ class GroupWorld:
             self.answers.append((send.ticket, send.answer))
         return step.then_reply
 
-    def append(self, events: Iterable[DurableEvent]) -> Offset:
+    def append(self, events: Iterable[DurableEvent], producer: Identity | None = None) -> Offset:
         """Put events into the log as the driver does; returns the first offset."""
-        at = Offset(self.log_end_offset)
         durable = tuple(events)
-        batch = bytearray(encode_batch_of(durable, self.now().wall_ms))
-        patch_offset_and_epoch(batch, 0, at, 0)
-        self.log.append(bytes(batch))
-        self.log_end_offset += sum(record_count(event) for event in durable)
-        return at
+        return self._place(encode_batch_of(durable, self.now().wall_ms, producer))
 
-    def _keep(self, group_id: GroupId, group: Group | None) -> None:
-        if group is None:
-            self.groups.pop(group_id, None)
-        else:
-            self.groups[group_id] = group
+    def end_transaction(self, producer: Identity, outcome: ControlType) -> None:
+        """Append an end marker and apply it, in the order of the log as everything here."""
+        marker = Marker(type=outcome, coordinator_epoch=0)
+        self._place(encode_marker(marker, producer, timestamp_ms=self.now().wall_ms))
+        for entry in decode_batches(self.log[-1]):
+            self.table.replay(entry)
+
+    def _place(self, batch: bytes) -> Offset:
+        at, placed = Offset(self.log_end_offset), bytearray(batch)
+        patch_offset_and_epoch(placed, 0, at, 0)
+        self.log.append(bytes(placed))
+        self.log_end_offset += read_header(placed).record_count
+        return at
 
     def pass_time(self, by_ms: int) -> None:
         """Let time pass from deadline to deadline, each one acted on when it comes."""
@@ -118,26 +130,21 @@ class GroupWorld:
 
     def replayed(self) -> dict[GroupId, Group]:
         """What a restart would find in the log."""
-        groups: dict[GroupId, Group] = {}
+        return self._replayed().groups
+
+    def restart(self) -> None:
+        """Lose what only memory had; parked requests break with their connections."""
+        self.table = self._replayed()
+        self.parked.clear()
+        for group_id in list(self.groups):
+            self.run(group_id, Revive())
+
+    def _replayed(self) -> GroupTable:
+        table = GroupTable({})
         for batch in self.log:
             for entry in decode_batches(batch):
-                replay_entry(groups, entry)
-        return groups
-
-
-def replay_entry(groups: dict[GroupId, Group], entry: Replayed) -> None:
-    """Apply one event found in the log; a marker concerns every group its producer has offsets in."""
-    event = entry.event
-    if isinstance(event, TransactionEnded):
-        touched = [g.group_id for g in groups.values() if event.producer_id in g.pending_offsets]
-    else:
-        touched = [event.group_id]
-    for group_id in touched:
-        group = apply(groups.get(group_id), event, entry.at)
-        if group is None:
-            groups.pop(group_id, None)
-        else:
-            groups[group_id] = group
+                table.replay(entry)
+        return table
 
 
 def durable_view(group: Group | None) -> object:

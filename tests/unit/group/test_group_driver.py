@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
-from dataclasses import dataclass
 from functools import wraps
 from itertools import count
 from typing import Any
@@ -32,6 +31,7 @@ from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import GroupId, MemberId, Offset, TopicPartition
 from tallystick.protocol.records import patch_offset_and_epoch, read_header
 from tallystick.storage.fs import LogFull
+from tallystick.storage.log import NO_GUARD, AppendOrigin, AppendResult, TxnGuard
 from tallystick.testing import FakeClock
 
 G = GroupId("g")
@@ -53,9 +53,22 @@ def on_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., N
     return run
 
 
-@dataclass
-class Appended:
-    base_offset: int
+class Gate:
+    """Holds durability back while it is closed."""
+
+    def __init__(self) -> None:
+        self.closed = False
+        self.waiting: list[asyncio.Future[None]] = []
+
+    def clear(self) -> None:
+        self.closed = True
+
+    def set(self) -> None:
+        self.closed = False
+        for future in self.waiting:
+            if not future.done():
+                future.set_result(None)
+        self.waiting.clear()
 
 
 class MemoryPartition:
@@ -63,26 +76,37 @@ class MemoryPartition:
 
     def __init__(self) -> None:
         self.batches: list[bytes] = []
+        self.guards: list[TxnGuard] = []
         self.end = 0
-        self.gate = asyncio.Event()
-        self.gate.set()
+        self.gate = Gate()
         self.refusal: Reject | None = None
         self.failure: Exception | None = None
         self.full = False
 
-    async def append_durably(self, batch: bytes) -> Appended | Reject:
+    def append(
+        self, batches: bytes, origin: AppendOrigin = AppendOrigin.CLIENT, guard: TxnGuard = NO_GUARD
+    ) -> AppendResult | Reject:
+        assert origin is AppendOrigin.COORDINATOR
         if self.refusal is not None:
             return self.refusal
         if self.full:
             raise LogFull("/data", "no space left")
-        placed = bytearray(batch)
+        placed = bytearray(batches)
         patch_offset_and_epoch(placed, 0, self.end, 0)
-        at, self.end = self.end, self.end + read_header(batch).record_count
+        at, self.end = self.end, self.end + read_header(batches).record_count
         self.batches.append(bytes(placed))
-        await self.gate.wait()
+        self.guards.append(guard)
+        return AppendResult(Offset(at), Offset(self.end - 1), -1, Offset(0))
+
+    def durable(self, offset: Offset) -> "asyncio.Future[None] | None":
+        if self.failure is None and not self.gate.closed:
+            return None
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if self.failure is not None:
-            raise self.failure
-        return Appended(at)
+            future.set_exception(self.failure)
+        else:
+            self.gate.waiting.append(future)
+        return future
 
     def read_all(self, max_bytes: int) -> Iterator[bytes]:
         yield from self.batches

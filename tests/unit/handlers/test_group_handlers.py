@@ -23,6 +23,7 @@ from tallystick.broker.handlers import HANDLERS
 from tallystick.broker.metadata import Topic
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
+from tallystick.kernel.ids import Offset
 from tallystick.protocol import decode, encode
 from tallystick.protocol.apis import API, ApiKey
 from tallystick.protocol.messages.delete_groups import DeleteGroupsRequest
@@ -48,16 +49,12 @@ from tallystick.protocol.messages.offset_fetch import (
     OffsetFetchRequestTopic,
 )
 from tallystick.protocol.messages.sync_group import SyncGroupRequest, SyncGroupRequestAssignment
-from tallystick.protocol.records import patch_offset_and_epoch, read_header
+from tallystick.protocol.records import read_header
+from tallystick.storage.log import NO_GUARD, AppendOrigin, AppendResult, TxnGuard
 from tallystick.testing import FakeClock
 
 TOPIC = Topic("t", UUID(int=5), 2)
 UNKNOWN_ID = UUID(int=9)
-
-
-@dataclass
-class Placed:
-    base_offset: int
 
 
 class MemoryOffsets:
@@ -79,10 +76,14 @@ class MemoryOffsets:
     async def partition(self, index: int) -> "MemoryOffsets":
         return self
 
-    async def append_durably(self, batch: bytes) -> Placed:
-        patch_offset_and_epoch(bytearray(batch), 0, self.end, 0)
-        at, self.end = self.end, self.end + read_header(batch).record_count
-        return Placed(at)
+    def append(
+        self, batches: bytes, origin: AppendOrigin = AppendOrigin.CLIENT, guard: TxnGuard = NO_GUARD
+    ) -> AppendResult:
+        at, self.end = self.end, self.end + read_header(batches).record_count
+        return AppendResult(Offset(at), Offset(self.end - 1), -1, Offset(0))
+
+    def durable(self, offset: Offset) -> None:
+        return None
 
     def read_all(self, max_bytes: int) -> Iterator[bytes]:
         return iter(())
@@ -102,6 +103,7 @@ class OneTopic:
 @dataclass
 class NodeConfig:
     node_id: int = 1
+    delete_open_transactions: bool = False
 
 
 class GroupsOnly:

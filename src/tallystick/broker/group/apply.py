@@ -316,7 +316,11 @@ def _committed(group: Group, event: OffsetsCommitted, at: Offset | None) -> Grou
 def _offsets_deleted(group: Group, partitions: tuple[TopicPartition, ...]) -> Group:
     """A deletion is a later word on the partition than what is pending, so that goes, too."""
     gone = frozenset(partitions)
-    pending = {producer_id: _without(offsets, gone) for producer_id, offsets in group.pending_offsets.items()}
+    pending = {
+        producer_id: left
+        for producer_id, offsets in group.pending_offsets.items()
+        if (left := _without(offsets, gone))
+    }
     return replace(group, offsets=_without(group.offsets, gone), pending_offsets=pending)
 
 

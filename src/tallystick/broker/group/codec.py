@@ -25,6 +25,7 @@ from tallystick.broker.group.events import (
 from tallystick.broker.group.model import CommittedOffset, Generation, InstanceId
 from tallystick.kernel.ids import (
     GroupId,
+    Identity,
     LeaderEpoch,
     MemberId,
     Offset,
@@ -84,13 +85,26 @@ def record_count(event: DurableEvent) -> int:
             assert_never(event)
 
 
-def encode_batch_of(events: Sequence[DurableEvent], now_ms: TimestampMs) -> bytes:
-    """One batch of all events, so that they are there after a crash together or not at all."""
+def encode_batch_of(
+    events: Sequence[DurableEvent], now_ms: TimestampMs, producer: Identity | None = None
+) -> bytes:
+    """One batch of all events, so that they are there after a crash together or not at all.
+
+    Args:
+        producer: whose transaction the batch is part of. Its sequence number is 0 every time, as in Kafka:
+            nobody counts them here.
+    """
     records = [
         Record(offset=index, timestamp_ms=now_ms, key=key, value=value)
         for index, (key, value) in enumerate(pair for event in events for pair in encode_event(event))
     ]
-    return encode_batch(records, BatchMeta())
+    return encode_batch(records, BatchMeta() if producer is None else _meta_of(producer))
+
+
+def _meta_of(producer: Identity) -> BatchMeta:
+    return BatchMeta(
+        producer_id=producer.producer_id, epoch=producer.epoch, base_sequence=0, transactional=True
+    )
 
 
 def encode_event(event: DurableEvent) -> Iterator[tuple[bytes, bytes | None]]:

@@ -10,7 +10,7 @@ from tallystick.broker.group.events import DurableEvent, Event
 from tallystick.broker.group.model import Generation, GroupConfig, InstanceId, Now, ProtocolChoice, Ticket
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
-from tallystick.kernel.ids import GroupId, LeaderEpoch, MemberId, Offset, TopicPartition
+from tallystick.kernel.ids import GroupId, Identity, LeaderEpoch, MemberId, Offset, TopicPartition
 from tallystick.kernel.value import frozen
 
 # ---- commands
@@ -94,10 +94,30 @@ class CommitOffsets:
 
 
 @frozen(kw_only=True)
+class CommitTxnOffsets:
+    """TxnOffsetCommit: offsets that count from when the transaction of `identity` commits (KIP-98).
+
+    Nothing of generation, member and instance given: a client from before KIP-447, which has no field for
+    them, or a consumer without a group.
+    """
+
+    identity: Identity
+    member_id: MemberId | None = None
+    instance_id: InstanceId | None = None
+    generation: int | None = None
+    offsets: Mapping[TopicPartition, OffsetToCommit]
+    knows_group_id_not_found: bool = True  # version 6 and later
+
+
+@frozen(kw_only=True)
 class DeleteOffsets:
-    """OffsetDelete: by an administrator, of topics nobody in the group subscribes to."""
+    """OffsetDelete: by an administrator, of topics nobody in the group subscribes to.
+
+    discards_pending  offsets of open transactions, too (delete.open.transactions)
+    """
 
     partitions: tuple[TopicPartition, ...]
+    discards_pending: bool = False
 
 
 @frozen(kw_only=True)
@@ -109,7 +129,9 @@ class ForgetPartitions:
 
 @frozen(kw_only=True)
 class DeleteGroup:
-    pass
+    """DeleteGroups. `discards_pending`: offsets of open transactions, too (delete.open.transactions)."""
+
+    discards_pending: bool = False
 
 
 @frozen(kw_only=True)
@@ -135,6 +157,11 @@ class SyncPhaseTimedOut:
 
 
 @frozen(kw_only=True)
+class Settle:
+    """Answered when everything asked for before is applied: what a stable read waits for (KIP-447)."""
+
+
+@frozen(kw_only=True)
 class Revive:
     """Replay found this group; bring it to life."""
 
@@ -146,10 +173,12 @@ Command = (
     | Heartbeat
     | Leave
     | CommitOffsets
+    | CommitTxnOffsets
     | DeleteOffsets
     | ForgetPartitions
     | DeleteGroup
     | ExpireOffsets
+    | Settle
     | Revive
     | Timeout
 )
@@ -207,7 +236,7 @@ class Left:
 
 @frozen(kw_only=True)
 class PerPartition:
-    """Outcome of OffsetCommit and OffsetDelete: the partitions refused, and why."""
+    """Outcome of OffsetCommit, TxnOffsetCommit and OffsetDelete: the partitions refused, and why."""
 
     refused: Mapping[TopicPartition, ErrorCode] = field(default_factory=lambda: MappingProxyType({}))
 

@@ -3,8 +3,10 @@
 from typing import assert_never
 
 from tallystick.broker.group.commands import (
+    DONE,
     Command,
     CommitOffsets,
+    CommitTxnOffsets,
     DeleteGroup,
     DeleteOffsets,
     Env,
@@ -16,6 +18,7 @@ from tallystick.broker.group.commands import (
     Leave,
     Revive,
     SessionTimedOut,
+    Settle,
     Step,
     Sync,
     SyncPhaseTimedOut,
@@ -31,6 +34,7 @@ from tallystick.broker.group.leave import (
 from tallystick.broker.group.model import Group
 from tallystick.broker.group.offsets import (
     decide_commit,
+    decide_commit_in_transaction,
     decide_delete_group,
     decide_delete_offsets,
     decide_expire,
@@ -60,14 +64,18 @@ def decide(group: Group | None, command: Command, env: Env) -> Step | Reject:
             return decide_leave(group, command, env)
         case CommitOffsets():
             return decide_commit(group, command, env)
+        case CommitTxnOffsets():
+            return decide_commit_in_transaction(group, command, env)
         case DeleteOffsets():
             return decide_delete_offsets(group, command, env)
         case ForgetPartitions():
             return decide_forget(group, command)
         case DeleteGroup():
-            return decide_delete_group(group, env)
+            return decide_delete_group(group, command, env)
         case ExpireOffsets():
             return decide_expire(group, env)
+        case Settle():
+            return Step(then_reply=DONE)
         case Revive():
             return decide_revive(group, env)
         case SessionTimedOut():

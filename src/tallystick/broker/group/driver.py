@@ -11,12 +11,11 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, Protocol
 from uuid import uuid4
 
-from tallystick.broker.group.apply import apply
 from tallystick.broker.group.codec import (
-    Replayed,
     decode_batches,
     encode_batch_of,
     partition_of,
@@ -26,11 +25,13 @@ from tallystick.broker.group.commands import (
     Answer,
     Command,
     CommitOffsets,
+    CommitTxnOffsets,
     Env,
     ExpireOffsets,
     ForgetPartitions,
     Join,
     Revive,
+    Settle,
     Step,
 )
 from tallystick.broker.group.decide import decide
@@ -40,15 +41,17 @@ from tallystick.broker.group.events import (
     GroupStored,
     RebalancePrepared,
     SessionExtended,
-    TransactionEnded,
 )
 from tallystick.broker.group.expiry import due, next_deadline
+from tallystick.broker.group.log_order import Durable, LogOrder
 from tallystick.broker.group.model import Group, GroupConfig, Now, Ticket
+from tallystick.broker.group.table import GroupTable
 from tallystick.kernel.clock import Clock
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
-from tallystick.kernel.ids import GroupId, Offset
+from tallystick.kernel.ids import GroupId, Offset, ProducerId
 from tallystick.storage.fs import LogFull
+from tallystick.storage.log import NO_GUARD, AppendOrigin, AppendResult, TxnGuard
 
 log = logging.getLogger("tallystick.groups")
 
@@ -77,21 +80,20 @@ _REFUSED_AS: Final = {
 }
 
 
-class Appended(Protocol):
-    """Where a batch went."""
-
-    @property
-    def base_offset(self) -> int: ...
-
-
 class OffsetsPartition(Protocol):
     """What the coordinator needs of one partition of `__consumer_offsets`."""
 
-    async def append_durably(self, batch: bytes) -> Appended | Reject:
-        """Append one batch and wait until power loss cannot take it, as far as flush.policy promises.
+    def append(
+        self, batches: bytes, origin: AppendOrigin = ..., guard: TxnGuard = ...
+    ) -> AppendResult | Reject:
+        """Append one batch.
 
         A Reject and LogFull mean that nothing was written; another exception, that nobody knows.
         """
+        ...
+
+    def durable(self, offset: Offset) -> Durable | None:
+        """Done when power loss cannot take the record any more, as far as flush.policy promises."""
         ...
 
     def read_all(self, max_bytes: int) -> Iterator[bytes]:
@@ -125,9 +127,24 @@ AnswerFuture = asyncio.Future[Answer]
 
 @dataclass(slots=True)
 class _Waiting:
+    """A command, who waits for its answer, and for a transactional one what its append has to show."""
+
     command: Command
     future: AnswerFuture
     since_ms: int
+    guard: TxnGuard = NO_GUARD
+
+
+@dataclass(slots=True)
+class _Shard:
+    """One partition of `__consumer_offsets`: its groups, and what was appended and is not applied yet."""
+
+    table: GroupTable
+    order: LogOrder
+
+
+# Commands and their Steps whose records become one batch.
+_Part = list[tuple[_Waiting, Step]]
 
 
 @dataclass(slots=True)
@@ -157,6 +174,8 @@ class GroupCoordinator:
         self._clock = clock
         self._new_id = new_id
         self._groups: dict[GroupId, Group] = {}
+        self._in_memory = GroupTable(self._groups)  # for what no log has
+        self._shards: dict[int, _Shard] = {}
         self._lanes: dict[GroupId, _Lane] = {}
         self._parked: dict[Ticket, AnswerFuture] = {}
         self._tickets = 0
@@ -215,7 +234,7 @@ class GroupCoordinator:
     async def _load(self, existing: Sequence[OffsetsPartition]) -> None:
         for index, partition in enumerate(existing):
             try:
-                await self._replay(partition)
+                await self._replay(index, partition)
             except Exception as exc:
                 # Unreadable, or impossible: either way the others must not wait for it.
                 log.exception(
@@ -225,17 +244,28 @@ class GroupCoordinator:
             finally:
                 self._loading.discard(index)
 
-    async def _replay(self, partition: OffsetsPartition) -> None:
+    async def _replay(self, index: int, partition: OffsetsPartition) -> None:
         """Apply the log to nothing; the groups found are announced when all of it is applied."""
-        groups: dict[GroupId, Group] = {}
+        table = GroupTable({})
         for piece in partition.read_all(REPLAY_CHUNK_BYTES):
             for number, entry in enumerate(decode_batches(piece)):
-                _replay_entry(groups, entry)
+                table.replay(entry)
                 if number % REPLAYED_PER_SLICE == 0:
                     await asyncio.sleep(0)
-        self._groups.update(groups)
-        for group_id in groups:
+        found, table.groups = table.groups, self._groups
+        self._groups.update(found)
+        self._shards[index] = self._new_shard(index, table)
+        for group_id in found:
             self._submit(group_id, Revive())
+
+    def _new_shard(self, index: int, table: GroupTable) -> _Shard:
+        return _Shard(table, LogOrder(partial(self._report_loss, index)))
+
+    def _shard(self, index: int) -> _Shard:
+        shard = self._shards.get(index)
+        if shard is None:
+            shard = self._shards[index] = self._new_shard(index, GroupTable(self._groups))
+        return shard
 
     # ---- commands
 
@@ -270,11 +300,16 @@ class GroupCoordinator:
 
     async def settled(self, group_id: GroupId) -> Group | Reject | None:
         """The group with everything applied that was asked for before, for a stable read (KIP-447)."""
-        while (lane := self._lanes.get(group_id)) is not None and lane.task is not None:
-            done, _ = await asyncio.wait([lane.task], timeout=self.config.offset_commit_timeout_ms / 1_000)
-            if not done:
-                return SLOW
+        if group_id in self._lanes:
+            answer = await self._submit(group_id, Settle())
+            if isinstance(answer, Reject):
+                return answer
         return self.group(group_id)
+
+    def pending_producers(self, group_id: GroupId) -> frozenset[ProducerId]:
+        """Whose open transactions have offsets of the group."""
+        group = self._groups.get(group_id)
+        return frozenset() if group is None else frozenset(group.pending_offsets)
 
     async def execute(self, group_id: GroupId, command: Command) -> Answer:
         """Run one command. Returns when it is durable and applied, or refused, or its time came.
@@ -284,19 +319,66 @@ class GroupCoordinator:
         unavailable = self._unavailable(group_id)
         return unavailable or await self._submit(group_id, command)
 
+    async def commit_transactional(
+        self, group_id: GroupId, command: CommitTxnOffsets, guard: TxnGuard
+    ) -> Answer:
+        """Append offsets as part of a transaction; they are pending until `write_marker` ends it.
+
+        Order: the transaction includes the group's partition, and `guard` shows that to the log.
+        """
+        unavailable = self._unavailable(group_id)
+        return unavailable or await self._submit(group_id, command, guard)
+
+    async def write_marker(self, index: int, batch: bytes, guard: TxnGuard) -> AppendResult | Reject:
+        """Append an end marker to a partition, and end the transaction in the groups there.
+
+        It takes no lane: all it changes is offsets that are pending, and no Step rests on those (ADR 0088).
+        A caller that is cancelled does not undo it.
+
+        Order: on return the marker is durable, and applied after everything that is before it in the
+            partition's log, and before everything behind it [GRP-7].
+        Rejects with: COORDINATOR_LOAD_IN_PROGRESS, NOT_COORDINATOR, COORDINATOR_NOT_AVAILABLE,
+            UNKNOWN_TOPIC_OR_PARTITION when there is no such partition, and what the log says.
+        """
+        refused = self._partition_unavailable(index)
+        if refused is not None:
+            return refused
+        existing = self._topic.existing()
+        if index >= len(existing):
+            return Reject(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no __consumer_offsets-{index}")
+        shard = self._shard(index)
+
+        def end_transaction(_: Offset) -> None:
+            for entry in decode_batches(batch):
+                shard.table.replay(entry)
+
+        try:
+            appended = self._append_in_turn(index, existing[index], batch, guard, end_transaction)
+        except Exception as exc:
+            self._report_loss(index, exc)
+            return LOST
+        if isinstance(appended, Reject):
+            return appended
+        result, applied = appended
+        return result if await applied else LOST
+
     def _unavailable(self, group_id: GroupId) -> Reject | None:
         if self._stopped:
             return STOPPED
         if not self._loading and not self._lost:
             return None
-        index = self.partition_of(group_id)
+        return self._partition_unavailable(self.partition_of(group_id))
+
+    def _partition_unavailable(self, index: int) -> Reject | None:
+        if self._stopped:
+            return STOPPED
         if index in self._loading:
             return LOADING
         return LOST if index in self._lost else None
 
-    def _submit(self, group_id: GroupId, command: Command) -> AnswerFuture:
+    def _submit(self, group_id: GroupId, command: Command, guard: TxnGuard = NO_GUARD) -> AnswerFuture:
         future: AnswerFuture = asyncio.get_running_loop().create_future()
-        waiting = _Waiting(command, future, self._clock.monotonic_ms())
+        waiting = _Waiting(command, future, self._clock.monotonic_ms(), guard)
         lane = self._lanes.get(group_id)
         if lane is None:
             self._run(group_id, waiting)
@@ -316,76 +398,108 @@ class GroupCoordinator:
             else:
                 self._decide(group_id, waiting)
         except Exception as exc:
-            log.exception("group %s: %s", group_id, exc)
             _answer(waiting.future, LOST)
-            self._lose(self.partition_of(group_id))
+            self._report_loss(self.partition_of(group_id), exc)
 
     def _decide(self, group_id: GroupId, waiting: _Waiting) -> None:
         """Decide; carry out at once, or take the lane until the records are durable [GRP-1]."""
+        step = self._decided(group_id, waiting)
+        if step is not None:
+            self._take_lane(group_id, [[(waiting, step)]])
+
+    def _decided(self, group_id: GroupId, waiting: _Waiting) -> Step | None:
+        """The Step, if it has records to append; else it is carried out."""
         env = Env(group_id=group_id, config=self.config, now=self._now(), spare_id=self._new_id())
         step = decide(self._groups.get(group_id), waiting.command, env)
         if isinstance(step, Reject):
             _answer(waiting.future, step)
-        elif step.append:
-            self._take_lane(group_id, [waiting], [step])
-        else:
-            self._finish(group_id, waiting, step, None)
-
-    def _take_lane(self, group_id: GroupId, waiting: list[_Waiting], steps: list[Step]) -> None:
-        lane = _Lane(waiting)
-        self._lanes[group_id] = lane
-        lane.task = self._spawn(self._append(group_id, lane, steps))
-        self._wake(group_id, waiting[0].since_ms + self.config.offset_commit_timeout_ms)
+            return None
+        if step.append:
+            return step
+        self._finish(group_id, waiting, step, None)
+        return None
 
     def _decide_commits(self, group_id: GroupId, commits: list[_Waiting]) -> None:
-        """Commits that queued behind an append share the next one: no decision about a commit depends on
-        another commit, and one sync serves them all."""
-        waiting, steps = [], []
+        """Commits that queued behind an append share the next sync: no decision about a commit depends on
+        another commit. Plain ones share a batch; a batch of a transaction is its producer's alone."""
+        parts: list[_Part] = []
         for commit in commits:
-            env = Env(group_id=group_id, config=self.config, now=self._now(), spare_id=self._new_id())
-            step = decide(self._groups.get(group_id), commit.command, env)
-            if isinstance(step, Reject):
-                _answer(commit.future, step)
-            elif step.append:
-                waiting.append(commit)
-                steps.append(step)
+            step = self._decided(group_id, commit)
+            if step is None:
+                continue
+            plain = isinstance(commit.command, CommitOffsets)
+            if plain and parts and isinstance(parts[-1][0][0].command, CommitOffsets):
+                parts[-1].append((commit, step))
             else:
-                self._finish(group_id, commit, step, None)
-        if steps:
-            self._take_lane(group_id, waiting, steps)
+                parts.append([(commit, step)])
+        if parts:
+            self._take_lane(group_id, parts)
 
-    async def _append(self, group_id: GroupId, lane: _Lane, steps: list[Step]) -> None:
+    def _take_lane(self, group_id: GroupId, parts: list[_Part]) -> None:
+        lane = _Lane([waiting for part in parts for waiting, _ in part])
+        self._lanes[group_id] = lane
+        lane.task = self._spawn(self._append(group_id, lane, parts))
+        self._wake(group_id, lane.current[0].since_ms + self.config.offset_commit_timeout_ms)
+
+    async def _append(self, group_id: GroupId, lane: _Lane, parts: list[_Part]) -> None:
         index = self.partition_of(group_id)
         try:
-            events = tuple(event for step in steps for event in step.append)
-            batch = encode_batch_of(events, self._clock.now_ms())
-            appended = await self._append_to(index, batch)
+            partition = await self._topic.partition(index)
             if self._lanes.get(group_id) is not lane:
                 return  # the partition was lost meanwhile; whoever waited knows
-            if isinstance(appended, Reject):
-                code = _REFUSED_AS.get(appended.code, appended.code)
-                for waiting in lane.current:
-                    _answer(waiting.future, Reject(code, appended.reason))
-            else:
-                at = Offset(appended.base_offset)
-                for waiting, step in zip(lane.current, steps, strict=True):
-                    self._finish(group_id, waiting, step, at)
-                    at = Offset(at + sum(map(record_count, step.append)))
-            self._release(group_id, lane)
+            # All of them before the first wait, so that they share a sync.
+            applied = [self._append_part(group_id, part, partition) for part in parts]
+            for turn in applied:
+                if turn is not None and not await turn:
+                    return
+            if self._lanes.get(group_id) is lane:
+                self._release(group_id, lane)
         except Exception as exc:
-            # Durable or not? Unknown, or an invariant is broken. Nothing more is decided on this
-            # state; a restart replays what is there.
-            log.exception("__consumer_offsets-%d: its groups are offline: %s", index, exc)
-            self._lose(index)
+            self._report_loss(index, exc)
 
-    async def _append_to(self, index: int, batch: bytes) -> Appended | Reject:
-        partition = await self._topic.partition(index)
+    def _append_part(
+        self, group_id: GroupId, part: _Part, partition: OffsetsPartition | Reject
+    ) -> "asyncio.Future[bool] | None":
+        """Append one batch, to be finished in turn. None: it was refused, and so are its commands."""
+        index, (first, _) = self.partition_of(group_id), part[0]
+        producer = first.command.identity if isinstance(first.command, CommitTxnOffsets) else None
+        events = tuple(event for _, step in part for event in step.append)
+        appended: tuple[AppendResult, asyncio.Future[bool]] | Reject
         if isinstance(partition, Reject):
-            return partition
+            appended = partition
+        else:
+            batch = encode_batch_of(events, self._clock.now_ms(), producer)
+            finish = partial(self._finish_part, group_id, part)
+            appended = self._append_in_turn(index, partition, batch, first.guard, finish)
+        if not isinstance(appended, Reject):
+            return appended[1]
+        code = _REFUSED_AS.get(appended.code, appended.code)
+        for waiting, _ in part:
+            _answer(waiting.future, Reject(code, appended.reason))
+        return None
+
+    def _append_in_turn(
+        self,
+        index: int,
+        partition: OffsetsPartition,
+        batch: bytes,
+        guard: TxnGuard,
+        apply: Callable[[Offset], None],
+    ) -> "tuple[AppendResult, asyncio.Future[bool]] | Reject":
+        """Append now, apply when it is this append's turn [GRP-7]. Raises: StorageFailure."""
         try:
-            return await partition.append_durably(batch)
+            result = partition.append(batch, AppendOrigin.COORDINATOR, guard)
         except LogFull as exc:
             return Reject(ErrorCode.KAFKA_STORAGE_ERROR, str(exc))
+        if isinstance(result, Reject):
+            return result
+        turn = partial(apply, Offset(result.base_offset))
+        return result, self._shard(index).order.apply_in_turn(partition.durable(result.last_offset), turn)
+
+    def _finish_part(self, group_id: GroupId, part: _Part, at: Offset) -> None:
+        for waiting, step in part:
+            self._finish(group_id, waiting, step, at)
+            at = Offset(at + sum(map(record_count, step.append)))
 
     def _release(self, group_id: GroupId, lane: _Lane) -> None:
         """Give up the lane and decide what queued behind it, until one of those takes it again."""
@@ -404,15 +518,11 @@ class GroupCoordinator:
 
     def _finish(self, group_id: GroupId, waiting: _Waiting, step: Step, at: Offset | None) -> None:
         """Apply, then reply, then send [GRP-1]."""
-        group = self._groups.get(group_id)
+        table = self._in_memory if at is None else self._shard(self.partition_of(group_id)).table
         for event in step.then_apply:
-            group = apply(group, event, at)
+            table.apply(group_id, event, at)
             if at is not None and isinstance(event, DurableEvent):
                 at = Offset(at + record_count(event))
-        if group is None:
-            self._groups.pop(group_id, None)
-        else:
-            self._groups[group_id] = group
         if step.then_reply is not None:
             _answer(waiting.future, step.then_reply)
         else:
@@ -434,9 +544,16 @@ class GroupCoordinator:
         else:
             self._parked[ticket] = future
 
+    def _report_loss(self, index: int, cause: Exception) -> None:
+        """An append is durable or not, nobody knows; or an invariant is broken. Nothing more is decided on
+        this state; a restart replays what is there."""
+        log.error("__consumer_offsets-%d: its groups are offline: %s", index, cause, exc_info=cause)
+        self._lose(index)
+
     def _lose(self, index: int) -> None:
         """A partition is gone: nobody waits for it any longer."""
         self._lost.add(index)
+        self._shard(index).order.close()
         gone = [name for name in self._groups if self.partition_of(name) == index]
         gone += [name for name in self._lanes if self.partition_of(name) == index]
         for group_id in gone:
@@ -527,10 +644,12 @@ class GroupCoordinator:
 def _commits(first: _Waiting, queue: deque[_Waiting]) -> list[_Waiting]:
     """`first` and, if it is a commit, the commits right behind it, taken out of the queue."""
     taken, partitions = [first], 0
-    while isinstance(taken[-1].command, CommitOffsets) and queue:
+    while isinstance(taken[-1].command, CommitOffsets | CommitTxnOffsets) and queue:
         following = queue[0].command
+        if not isinstance(following, CommitOffsets | CommitTxnOffsets):
+            break
         partitions += len(taken[-1].command.offsets)
-        if not isinstance(following, CommitOffsets) or partitions + len(following.offsets) > COMMITTED_MAX:
+        if partitions + len(following.offsets) > COMMITTED_MAX:
             break
         waiting = queue.popleft()
         if not waiting.future.done():
@@ -556,17 +675,3 @@ def _report(group_id: GroupId, command: Command, step: Step) -> None:
                 log.info("group %s: generation %d stored, %d members", group_id, generation, len(members))
             case _:
                 pass
-
-
-def _replay_entry(groups: dict[GroupId, Group], entry: Replayed) -> None:
-    event = entry.event
-    if isinstance(event, TransactionEnded):
-        touched = [g.group_id for g in groups.values() if event.producer_id in g.pending_offsets]
-    else:
-        touched = [event.group_id]
-    for group_id in touched:
-        group = apply(groups.get(group_id), event, entry.at)
-        if group is None:
-            groups.pop(group_id, None)
-        else:
-            groups[group_id] = group

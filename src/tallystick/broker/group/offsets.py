@@ -6,9 +6,12 @@ from types import MappingProxyType
 from tallystick.broker.group.commands import (
     DONE,
     CommitOffsets,
+    CommitTxnOffsets,
+    DeleteGroup,
     DeleteOffsets,
     Env,
     ForgetPartitions,
+    OffsetToCommit,
     PerPartition,
     Step,
 )
@@ -42,28 +45,61 @@ def decide_commit(group: Group | None, command: CommitOffsets, env: Env) -> Step
     Rejects with: ILLEGAL_GENERATION, GROUP_ID_NOT_FOUND, UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID,
         REBALANCE_IN_PROGRESS; per partition OFFSET_METADATA_TOO_LARGE.
     """
-    refusal = _check_commit(group, command, env)
+    if group is not None and group.state is not GroupState.EMPTY and _is_anonymous(command):
+        return Reject(
+            ErrorCode.UNKNOWN_MEMBER_ID, f"group {group.group_id} has members, and the commit names none"
+        )
+    refusal = _check_committer(group, command, env)
     if refusal is not None:
         return refusal
-    most = env.config.offset_metadata_max_bytes
-    refused = {
-        partition: ErrorCode.OFFSET_METADATA_TOO_LARGE
-        for partition, wanted in command.offsets.items()
-        # Kafka compares UTF-16 units, whatever the setting's name says.
-        if len(wanted.metadata) > most or len(wanted.metadata.encode("utf-16-le")) // 2 > most
-    }
+    if group is not None and group.state is GroupState.COMPLETING_REBALANCE:
+        # It joined the new generation and still commits for the old one: the assignment may say otherwise.
+        return REBALANCING
+    refused = _too_long(command.offsets, env)
     events: list[DurableEvent] = []
     if len(refused) < len(command.offsets):
-        offsets = _offsets_to_store(command, refused, env.now.wall_ms)
+        offsets = _offsets_to_store(command.offsets, refused, env, command.retention_ms)
         events.append(OffsetsCommitted(group_id=env.group_id, offsets=offsets))
     return Step(
         append=tuple(events),
         then_apply=(*events, *_session_extended(group, command, env)),
-        then_reply=PerPartition(refused=MappingProxyType(refused)),
+        then_reply=PerPartition(refused=refused),
     )
 
 
-def _check_commit(group: Group | None, command: CommitOffsets, env: Env) -> Reject | None:
+def decide_commit_in_transaction(group: Group | None, command: CommitTxnOffsets, env: Env) -> Step | Reject:
+    """Have offsets wait for the end of a transaction.
+
+    Whoever names its member and generation is held to them, so that a member that was replaced cannot
+    commit for partitions that are another's now. A rebalance that is going on is no reason to refuse: the
+    generation tells who may commit, and until it changes the member's partitions are its own.
+
+    Source: KIP-447 "Fencing zombie"; ClassicGroup.validateOffsetCommit.
+    Rejects with: ILLEGAL_GENERATION, GROUP_ID_NOT_FOUND, UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID; per
+        partition OFFSET_METADATA_TOO_LARGE.
+    """
+    refusal = None if group is not None and _is_anonymous(command) else _check_committer(group, command, env)
+    if refusal is not None:
+        return refusal
+    refused = _too_long(command.offsets, env)
+    if len(refused) == len(command.offsets):
+        return Step(then_reply=PerPartition(refused=refused))
+    pending = OffsetsCommitted(
+        group_id=env.group_id,
+        offsets=_offsets_to_store(command.offsets, refused, env),
+        producer_id=command.identity.producer_id,
+    )
+    return Step(append=(pending,), then_apply=(pending,), then_reply=PerPartition(refused=refused))
+
+
+def _is_anonymous(command: CommitOffsets | CommitTxnOffsets) -> bool:
+    return command.generation is None and command.member_id is None and command.instance_id is None
+
+
+def _check_committer(
+    group: Group | None, command: CommitOffsets | CommitTxnOffsets, env: Env
+) -> Reject | None:
+    """May whoever commits do so for this generation? Without a group, or members, anybody without one may."""
     if group is None:
         if command.generation is None:
             return None  # a simple group comes into being
@@ -73,26 +109,35 @@ def _check_commit(group: Group | None, command: CommitOffsets, env: Env) -> Reje
         return Reject(code, f"group {env.group_id} does not exist")
     if command.generation is None and group.state is GroupState.EMPTY:
         return None
-    if command.generation is None and command.member_id is None and command.instance_id is None:
-        return Reject(
-            ErrorCode.UNKNOWN_MEMBER_ID, f"group {group.group_id} has members, and the commit names none"
-        )
     # No id at all is the id of nobody, unless the instance it claims has another: then it is fenced.
     member = check_member(group, command.member_id or MemberId(""), command.instance_id)
     if isinstance(member, Reject):
         return member
-    refusal = check_generation(group, -1 if command.generation is None else command.generation)
-    if refusal is not None:
-        return refusal
-    # It joined the new generation and still commits for the old one: the assignment may say otherwise.
-    return REBALANCING if group.state is GroupState.COMPLETING_REBALANCE else None
+    return check_generation(group, -1 if command.generation is None else command.generation)
+
+
+def _too_long(
+    offsets: Mapping[TopicPartition, OffsetToCommit], env: Env
+) -> Mapping[TopicPartition, ErrorCode]:
+    most = env.config.offset_metadata_max_bytes
+    refused = {
+        partition: ErrorCode.OFFSET_METADATA_TOO_LARGE
+        for partition, wanted in offsets.items()
+        # Kafka compares UTF-16 units, whatever the setting's name says.
+        if len(wanted.metadata) > most or len(wanted.metadata.encode("utf-16-le")) // 2 > most
+    }
+    return MappingProxyType(refused)
 
 
 def _offsets_to_store(
-    command: CommitOffsets, refused: Mapping[TopicPartition, ErrorCode], now_ms: TimestampMs
+    offsets: Mapping[TopicPartition, OffsetToCommit],
+    refused: Mapping[TopicPartition, ErrorCode],
+    env: Env,
+    retention_ms: int | None = None,
 ) -> Mapping[TopicPartition, CommittedOffset]:
     """What the record will hold: one with an expiry of its own has no room for epoch and topic id."""
-    expire_ms = None if command.retention_ms is None else TimestampMs(now_ms + command.retention_ms)
+    now_ms = env.now.wall_ms
+    expire_ms = None if retention_ms is None else TimestampMs(now_ms + retention_ms)
     return {
         partition: CommittedOffset(
             offset=wanted.offset,
@@ -102,7 +147,7 @@ def _offsets_to_store(
             expire_timestamp_ms=expire_ms,
             topic_id=wanted.topic_id if expire_ms is None else None,
         )
-        for partition, wanted in command.offsets.items()
+        for partition, wanted in offsets.items()
         if partition not in refused
     }
 
@@ -120,19 +165,23 @@ def _session_extended(group: Group | None, command: CommitOffsets, env: Env) -> 
 def decide_delete_offsets(group: Group | None, command: DeleteOffsets, env: Env) -> Step | Reject:
     """Delete offsets of topics that no member subscribes to.
 
+    An offset of an open transaction is part of what its client will commit: it stays, unless the operator
+    has chosen otherwise. Kafka deletes it (ADR 0088).
+
     Rejects with: GROUP_ID_NOT_FOUND; NON_EMPTY_GROUP for members of a protocol we cannot read;
-        per partition GROUP_SUBSCRIBED_TO_TOPIC.
+        per partition GROUP_SUBSCRIBED_TO_TOPIC, POLICY_VIOLATION.
     """
     if group is None:
         return Reject(ErrorCode.GROUP_ID_NOT_FOUND, f"group {env.group_id} does not exist")
     if group.state is not GroupState.EMPTY and not group.uses_consumer_protocol:
         return Reject(ErrorCode.NON_EMPTY_GROUP, f"group {group.group_id} is {group.state.value}")
     topics = subscribed_topics(group)
-    refused = {
-        partition: ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC
-        for partition in command.partitions
-        if is_subscribed(group, topics, partition.topic)
-    }
+    refused: dict[TopicPartition, ErrorCode] = {}
+    for partition in command.partitions:
+        if is_subscribed(group, topics, partition.topic):
+            refused[partition] = ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC
+        elif group.has_pending_offset(partition) and not command.discards_pending:
+            refused[partition] = ErrorCode.POLICY_VIOLATION
     known = frozenset(group.all_partitions())
     gone = tuple(dict.fromkeys(p for p in command.partitions if p in known and p not in refused))
     return _deletion(group, gone, PerPartition(refused=MappingProxyType(refused)))
@@ -153,15 +202,21 @@ def _deletion(group: Group, gone: tuple[TopicPartition, ...], reply: PerPartitio
     return Step(append=(deleted,), then_apply=(deleted,), then_reply=reply)
 
 
-def decide_delete_group(group: Group | None, env: Env) -> Step | Reject:
-    """Delete an empty group with all its offsets.
+def decide_delete_group(group: Group | None, command: DeleteGroup, env: Env) -> Step | Reject:
+    """Delete an empty group with all its offsets; not while a transaction has some of them open (ADR 0088).
 
-    Rejects with: GROUP_ID_NOT_FOUND, NON_EMPTY_GROUP.
+    Rejects with: GROUP_ID_NOT_FOUND, NON_EMPTY_GROUP, POLICY_VIOLATION.
     """
     if group is None:
         return Reject(ErrorCode.GROUP_ID_NOT_FOUND, f"group {env.group_id} does not exist")
     if group.state is not GroupState.EMPTY:
         return Reject(ErrorCode.NON_EMPTY_GROUP, f"group {group.group_id} is {group.state.value}")
+    if group.pending_offsets and not command.discards_pending:
+        producers = ", ".join(map(str, group.pending_offsets))
+        return Reject(
+            ErrorCode.POLICY_VIOLATION,
+            f"group {group.group_id} has offsets in open transactions of producers {producers}",
+        )
     return _removal(group, tuple(group.all_partitions()))
 
 
