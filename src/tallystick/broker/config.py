@@ -303,7 +303,10 @@ class BrokerConfig:
 
     # ----------------------------------------------------------------------- metrics
     metrics_listener: str | None = setting(
-        None, "HOST:PORT to serve /metrics on, in Prometheus' text form; none when not set.", kind=Kind.STRING
+        None,
+        "HOST:PORT to serve /metrics on, in Prometheus' text form, to whoever connects; port 0 takes a free "
+        "one. Not Kafka's.",
+        none="",
     )
 
     def problems(self) -> Iterator[str]:
@@ -321,6 +324,10 @@ class BrokerConfig:
         if "," in self.log_dirs:
             yield f"log.dirs: {self.log_dirs!r} lists several, one data directory is supported"
         yield from self._listener_problems()
+        try:
+            _ = self.metrics_endpoint
+        except ValueError as exc:
+            yield f"metrics.listener: {exc}"
 
     def _listener_problems(self) -> Iterator[str]:
         listen = None
@@ -342,6 +349,10 @@ class BrokerConfig:
                 f"listeners: {self.listeners} listens everywhere, and clients must be told one address: "
                 "give --advertise HOST:PORT (advertised.listeners)"
             )
+
+    @property
+    def metrics_endpoint(self) -> Endpoint | None:
+        return None if self.metrics_listener is None else Endpoint.parse(self.metrics_listener)
 
     @property
     def listen(self) -> Endpoint:

@@ -1,0 +1,148 @@
+"""Names and text of metrics, read by a parser of the Prometheus authors."""
+
+import math
+import string
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+
+from tallystick.broker.measures import FAMILIES, BrokerMetrics
+from tallystick.broker.metrics import (
+    Family,
+    MetricType,
+    Reading,
+    Registry,
+    Sample,
+    counter,
+    gauge,
+    of_kafka,
+    prometheus_name,
+)
+from tallystick.broker.txn.model import ForcedCause
+from tallystick.kernel.check import InvariantBroken
+
+Parsed = dict[str, dict[tuple[tuple[str, str], ...], float]]
+
+
+def parsed(registry: Registry) -> Parsed:
+    """Every sample by name and labels."""
+    found: Parsed = {}
+    for family in text_string_to_metric_families("".join(registry.scrape())):
+        for sample in family.samples:
+            labels = tuple(sample.labels.items())
+            assert labels not in found.setdefault(sample.name, {}), "a sample is there twice"
+            found[sample.name][labels] = sample.value
+    return found
+
+
+def showing(family: Family, samples: Iterable[Sample]) -> Registry:
+    registry = Registry()
+    registry.read_from(lambda: iter([(family, samples)]))
+    return registry
+
+
+@pytest.mark.parametrize(
+    ("mbean", "name"),
+    [
+        (
+            "kafka.server:type=ReplicaManager,name=PartitionsWithLateTransactionsCount",
+            "kafka_server_replicamanager_partitionswithlatetransactionscount",
+        ),
+        (
+            "kafka.coordinator.transaction:type=TransactionStateManager,name=ActiveTransactionOpenTimeMaxMs",
+            "kafka_coordinator_transaction_transactionstatemanager_activetransactionopentimemaxms",
+        ),
+        ("kafka.server:type=A-b,name=MessagesInPerSec", "kafka_server_a_b_messagesin_total"),
+        (
+            "kafka.server:type=AddPartitionsToTxnManager,name=VerificationFailureRate",
+            "kafka_server_addpartitionstotxnmanager_verificationfailure_total",
+        ),
+    ],
+)
+def test_names_of_kafkas_metrics_are_the_ones_it_is_exported_under(mbean: str, name: str) -> None:
+    assert prometheus_name(mbean) == name
+    made = of_kafka(mbean, "Help.")
+    assert (made.name, made.mbean) == (name, mbean)
+    assert (made.type is MetricType.COUNTER) is name.endswith("_total")
+
+
+def test_names_are_unique_and_every_metric_is_in_the_manual() -> None:
+    names = [family.name for family in FAMILIES]
+    assert len(set(names)) == len(names)
+    manual = (Path(__file__).parents[3] / "docs/operating.md").read_text()
+    assert not [name for name in names if f"`{name}`" not in manual]
+    assert not [f.mbean for f in FAMILIES if f.mbean and f"`{f.mbean}`" not in manual]
+
+
+@given(st.lists(st.tuples(st.text(), st.text()), unique=True), st.text(string.printable))
+def test_any_label_value_and_help_come_back(labels: list[tuple[str, str]], text: str) -> None:
+    family = gauge("things", text, ("a", "b"))
+    registry = showing(family, [(values, n) for n, values in enumerate(labels)])
+    assert parsed(registry).get("tallystick_things", {}) == {
+        (("a", a), ("b", b)): n for n, (a, b) in enumerate(labels)
+    }
+
+
+@pytest.mark.parametrize("value", [0, 2**62, -1, 0.5, 1e300, math.inf, math.nan])
+def test_any_number_comes_back(value: float) -> None:
+    got = parsed(showing(gauge("things", "Help."), [((), value)]))["tallystick_things"][()]
+    assert got == value or (math.isnan(got) and math.isnan(value))
+
+
+def test_help_says_kafkas_name() -> None:
+    family = of_kafka("kafka.server:type=ReplicaManager,name=PartitionCount", "Partitions.")
+    (read,) = text_string_to_metric_families("".join(showing(family, [((), 1)]).scrape()))
+    assert read.documentation == "Partitions. MBean kafka.server:type=ReplicaManager,name=PartitionCount"
+    assert read.type == "gauge"
+
+
+def test_a_counter_shows_what_it_knows_before_it_counts() -> None:
+    registry = Registry()
+    made = registry.counter(counter("ends", "Help.", ("how",)), ("well",), ("badly",))
+    assert parsed(registry)["tallystick_ends_total"] == {(("how", "badly"),): 0, (("how", "well"),): 0}
+    made.add("badly")
+    made.add("badly", by=2)
+    made.add("not at all")
+    assert made.value("badly") == 3
+    assert parsed(registry)["tallystick_ends_total"][(("how", "not at all"),)] == 1
+
+
+def test_what_the_broker_counts() -> None:
+    metrics = BrokerMetrics()
+    metrics.verification_failures.add()
+    metrics.forced(ForcedCause.TIMED_OUT)
+    metrics.topic_deletion_refused()
+    metrics.records_deletion_refused()
+    shown = parsed(metrics.registry)
+    assert shown["kafka_server_addpartitionstotxnmanager_verificationfailure_total"] == {(): 1}
+    assert shown["tallystick_forced_outcomes_total"] == {
+        (("cause", "terminated"),): 0,
+        (("cause", "timed_out"),): 1,
+        (("cause", "marker"),): 0,
+    }
+    assert shown["tallystick_deletions_refused_total"] == {(("of", "topic"),): 1, (("of", "records"),): 1}
+
+
+def test_a_long_text_comes_in_pieces_and_a_source_at_work_in_empty_ones() -> None:
+    family = gauge("things", "Help.", ("n",))
+
+    def source() -> Iterator[Reading | None]:
+        yield None
+        yield family, (((str(n),), n) for n in range(10_000))
+
+    registry = Registry()
+    registry.read_from(source)
+    pieces = list(registry.scrape())
+    assert pieces[0] == ""
+    assert max(piece.count("\n") for piece in pieces) < 300
+    assert len(parsed(registry)["tallystick_things"]) == 10_000
+
+
+@pytest.mark.parametrize("name", ["Upper", "has-dash", "", "1st"])
+def test_a_name_that_prometheus_refuses_is_a_mistake_of_ours(name: str) -> None:
+    with pytest.raises(InvariantBroken):
+        Family(name=name, type=MetricType.GAUGE, help="")
