@@ -382,6 +382,7 @@ def storage_config(topic: str, config: TopicConfig, broker: BrokerConfig) -> Log
         min_cleanable_dirty_ratio=config.min_cleanable_dirty_ratio,
         file_delete_delay_ms=config.file_delete_delay_ms,
         producer_id_expiration_ms=broker.producer_id_expiration_ms,
+        verification_required=broker.transaction_partition_verification_enable,
         internal=topic in INTERNAL,
     )
 

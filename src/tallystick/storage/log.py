@@ -105,10 +105,16 @@ class LogHooks:
 
 @dataclass(frozen=True, slots=True)
 class TxnGuard:
-    """What the caller knows of the transaction a batch or marker belongs to. Source: KIP-890."""
+    """What the caller knows of the transaction a batch or marker belongs to. Source: KIP-890, KIP-664.
+
+    verification         for the first batch: the coordinator was asked with it
+    transaction_version  for a marker: whose rules its epoch follows
+    txn_start_offset     for a marker of no coordinator: the one transaction it may end
+    """
 
     verification: Verification | None = None
     transaction_version: int = 2
+    txn_start_offset: int | None = None
 
 
 @dataclass(slots=True)
@@ -258,7 +264,9 @@ class Log:
             marker = read_marker(data)
             if marker is None:
                 return None
-            verdict = self.producer_state.check_marker(header, marker, guard.transaction_version)
+            verdict = self.producer_state.check_marker(
+                header, marker, guard.transaction_version, txn_start_offset=guard.txn_start_offset
+            )
             return verdict if isinstance(verdict, Reject) else None
         found = self.producer_state.check(header, origin, guard.verification)
         if isinstance(found, Duplicate):

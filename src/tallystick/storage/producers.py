@@ -106,7 +106,7 @@ class Verification:
         """Remember the lowest sequence asked for: a later batch must not overtake it into the log."""
         if epoch > self.epoch:
             self.epoch, self.lowest_sequence = epoch, sequence
-        elif epoch == self.epoch and sequence < self.lowest_sequence:
+        elif epoch == self.epoch and _is_before(sequence, self.lowest_sequence):
             self.lowest_sequence = sequence
 
 
@@ -156,7 +156,8 @@ class ProducerStates:
     """All producers of one partition. Owned by its log, used by one thread.
 
     `verification_required` is Kafka's `transaction.partition.verification.enable`: the first
-    transactional batch must then present the Verification that `begin_verification` gave.
+    transactional batch must then present the Verification that `begin_verification` gave. Whoever presents
+    one presents the right one, required or not [PRD-7].
     """
 
     __slots__ = ("_decided", "_open", "_states", "_verifications", "verification_required")
@@ -261,8 +262,9 @@ class ProducerStates:
         in_transaction = state is not None and state.txn_first_offset is not None
         current = in_transaction and state is not None and state.epoch == header.producer_epoch
         expected = self._verifications.get(header.producer_id)
-        unverified = verification is None or verification is not expected
-        if self.verification_required and transactional and not current and unverified:
+        asked = self.verification_required or verification is not None
+        verified = verification is not None and verification is expected
+        if asked and transactional and not current and not verified:
             return Reject(
                 ErrorCode.INVALID_TXN_STATE,
                 f"producer {header.producer_id} has no transaction open here at epoch"
@@ -314,7 +316,12 @@ class ProducerStates:
     # -- markers ------------------------------------------------------------------------------------
 
     def check_marker(
-        self, header: BatchHeader, marker: Marker, transaction_version: int
+        self,
+        header: BatchHeader,
+        marker: Marker,
+        transaction_version: int,
+        *,
+        txn_start_offset: int | None = None,
     ) -> Accepted | Reject:
         """Whether a marker, not yet in the log, may be appended.
 
@@ -322,9 +329,14 @@ class ProducerStates:
         a repetition if nothing is open, and is written again; with the epochs used up there is no
         newer one. Source: KIP-890 part 2; KIP-1228; KAFKA-19999.
 
-        Rejects with INVALID_PRODUCER_EPOCH, TRANSACTION_COORDINATOR_FENCED.
+        Args:
+            txn_start_offset: the marker is for the transaction that began there and for no other one, and
+                has its epoch (KIP-664); None: whatever is open.
+        Rejects with INVALID_PRODUCER_EPOCH, TRANSACTION_COORDINATOR_FENCED, INVALID_TXN_STATE.
         """
         state = self._states.get(header.producer_id)
+        if txn_start_offset is not None:
+            return _check_guarded(header, state, txn_start_offset)
         if state is None:
             return ACCEPTED
         epoch = header.producer_epoch
@@ -358,7 +370,8 @@ class ProducerStates:
             state = self._states[producer_id] = ProducerState(producer_id, header.producer_epoch)
         elif state.epoch != header.producer_epoch:
             _begin_epoch(state, header.producer_epoch)
-        state.coordinator_epoch = marker.coordinator_epoch
+        if marker.coordinator_epoch >= 0:
+            state.coordinator_epoch = marker.coordinator_epoch
         state.last_timestamp_ms = timestamp_ms
         self._verifications.pop(producer_id, None)
         first_offset, state.txn_first_offset = state.txn_first_offset, None
@@ -503,6 +516,33 @@ def _begin_epoch(state: ProducerState, epoch: int) -> None:
     state.next_sequence = 0
 
 
+def _check_guarded(
+    header: BatchHeader, state: ProducerState | None, txn_start_offset: int
+) -> Accepted | Reject:
+    # KIP-664: "The partition leader will accept the request only if there is an open transaction beginning
+    # at the offset specified in the request. Additionally we require the producer epoch in the request to
+    # exactly match the latest value." No coordinator epoch is compared: no coordinator sent it.
+    if state is None or state.txn_first_offset != txn_start_offset:
+        found = None if state is None else state.txn_first_offset
+        return Reject(
+            ErrorCode.INVALID_TXN_STATE,
+            f"no transaction of producer {header.producer_id} begins at offset {txn_start_offset};"
+            f" {'none is open' if found is None else f'the open one begins at {found}'}",
+        )
+    if header.producer_epoch != state.epoch:
+        return Reject(
+            ErrorCode.INVALID_PRODUCER_EPOCH,
+            f"the transaction of producer {header.producer_id} at offset {txn_start_offset} has epoch"
+            f" {state.epoch}, not {header.producer_epoch}",
+        )
+    return ACCEPTED
+
+
+def _is_before(sequence: int, other: int) -> bool:
+    """Of two numbers of batches under way at one time, which are never far apart: 2147483647 is before 0."""
+    return 0 < (other - sequence) & INT32_MAX < 2**30
+
+
 def _find_duplicate(header: BatchHeader, state: ProducerState) -> Duplicate | None:
     if header.producer_epoch != state.epoch or header.base_sequence < 0:
         return None
@@ -522,7 +562,7 @@ def _check_sequence(
         if verification.supports_epoch_bump and sequence != 0 and (state is None or not state.batches):
             # KAFKA-18202: here a first sequence that is not 0 means that an earlier batch was lost.
             return _out_of_order(header, "0, the first of this producer here")
-        if sequence > verification.lowest_sequence:
+        if _is_before(verification.lowest_sequence, sequence):
             return _out_of_order(header, f"at most {verification.lowest_sequence}, seen before")
     if state is None:
         return None

@@ -4,6 +4,7 @@ import pytest
 
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
+from tallystick.kernel.ids import INT32_MAX
 from tallystick.kernel.limits import EPOCH_MAX
 from tallystick.protocol.records.batch import BatchHeader
 from tallystick.protocol.records.control import ControlType, Marker
@@ -259,3 +260,60 @@ def test_a_stale_epoch_comes_before_a_missing_verification() -> None:
     answer = states.begin_verification(header(1, 3), supports_epoch_bump=True, now_ms=0)
     assert isinstance(answer, Reject)
     assert answer.code is ErrorCode.INVALID_PRODUCER_EPOCH
+
+
+def test_whoever_shows_a_guard_shows_the_right_one_required_or_not() -> None:
+    """[PRD-7] Produce 12+ asks even where older clients are not verified; its late write is refused, too."""
+    states = ProducerStates()
+    batch = header(1)
+    late = begin(states, batch)
+    end(states, 1, 10, epoch=0)
+    assert refusal(states, batch, late) is ErrorCode.INVALID_TXN_STATE
+    assert refusal(states, batch) is ErrorCode.NONE
+
+
+def test_the_lowest_sequence_is_the_one_before_the_wrap() -> None:
+    """Two first batches around 2147483647: the later one has the smaller number."""
+    states = ProducerStates(verification_required=True)
+    guard = begin(states, header(1, 0, INT32_MAX), bump=False)
+    assert begin(states, header(1, 0, 0), bump=False) is guard
+    assert refusal(states, header(1, 0, 0), guard) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert refusal(states, header(1, 0, INT32_MAX), guard) is ErrorCode.NONE
+
+
+# -- markers of administrators (KIP-664) -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("pid", "epoch", "start", "expected"),
+    [
+        (1, 4, 10, ErrorCode.NONE),
+        (1, 4, 9, ErrorCode.INVALID_TXN_STATE),
+        (1, 4, 11, ErrorCode.INVALID_TXN_STATE),
+        (2, 4, 10, ErrorCode.INVALID_TXN_STATE),  # of another producer
+        (3, 4, 10, ErrorCode.INVALID_TXN_STATE),  # of one that is not known here
+        (1, 3, 10, ErrorCode.INVALID_PRODUCER_EPOCH),
+        (1, 5, 10, ErrorCode.INVALID_PRODUCER_EPOCH),
+    ],
+)
+def test_a_guarded_marker_ends_one_transaction_and_no_other(
+    pid: int, epoch: int, start: int, expected: ErrorCode
+) -> None:
+    """KIP-664: "only if there is an open transaction beginning at the offset specified"; the epoch exact."""
+    states = ProducerStates()
+    end(states, 1, 1, epoch=3, coordinator=8)
+    write(states, 1, 10, epoch=4)
+    write(states, 2, 11, epoch=4)
+    answer = states.check_marker(
+        header(pid, epoch), Marker(type=ControlType.ABORT, coordinator_epoch=-1), 2, txn_start_offset=start
+    )
+    assert (answer.code if isinstance(answer, Reject) else ErrorCode.NONE) is expected
+
+
+def test_a_marker_of_no_coordinator_does_not_make_the_coordinator_older() -> None:
+    states = ProducerStates()
+    end(states, 1, 1, coordinator=8)
+    write(states, 1, 10)
+    end(states, 1, 11, coordinator=-1)
+    assert states.active[1].coordinator_epoch == 8
+    assert asked(states, 1, 0, version=1, coordinator=7) is ErrorCode.TRANSACTION_COORDINATOR_FENCED
