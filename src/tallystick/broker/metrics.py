@@ -11,7 +11,6 @@ written for Kafka works. Everything else is ours and begins with `tallystick_`. 
 Source: Prometheus "Exposition formats", text format 0.0.4.
 """
 
-import re
 from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
 from typing import Final
@@ -23,9 +22,7 @@ CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 # Samples in one piece of the text.
 _PIECE_SAMPLES: Final = 256
 
-_NAME: Final = re.compile(r"[a-z][a-z0-9_]*")
-_METER: Final = re.compile(r"(PerSec|Rate)$")
-_NOT_IN_NAMES: Final = re.compile(r"[^a-z0-9]+")
+_METERS: Final = ("PerSec", "Rate")
 _ESCAPES: Final = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 Sample = tuple[tuple[str, ...], float]  # values of the labels, value
@@ -51,7 +48,8 @@ class Family:
     labels: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        check(_NAME.fullmatch(self.name) is not None, f"{self.name!r} is no name of a metric")
+        legal = self.name.isascii() and self.name.isidentifier() and self.name.islower()
+        check(legal, f"{self.name!r} is no name of a metric")
         total = self.name.endswith("_total")
         check(total is (self.type is MetricType.COUNTER), f"{self.name}: counters, and only they, are totals")
 
@@ -62,13 +60,16 @@ def prometheus_name(mbean: str) -> str:
     A meter of Kafka's is a counter here, whose rate the reader takes: `…PerSec` and `…Rate` become `…_total`.
     """
     domain, _, keys = mbean.partition(":")
-    words = [domain, *(pair.partition("=")[2] for pair in keys.split(","))]
-    return _NOT_IN_NAMES.sub("_", _METER.sub("_total", "_".join(words)).lower())
+    name = "_".join([domain, *(pair.partition("=")[2] for pair in keys.split(","))])
+    for meter in _METERS:
+        if name.endswith(meter):
+            name = f"{name.removesuffix(meter)}_total"
+    return "".join(letter if letter.isalnum() else "_" for letter in name.lower())
 
 
 def of_kafka(mbean: str, text: str, labels: tuple[str, ...] = ()) -> Family:
     """A metric under Kafka's name; labels are what the MBean has keys for beside type and name."""
-    kind = MetricType.COUNTER if _METER.search(mbean) else MetricType.GAUGE
+    kind = MetricType.COUNTER if mbean.endswith(_METERS) else MetricType.GAUGE
     return Family(name=prometheus_name(mbean), type=kind, help=text, mbean=mbean, labels=labels)
 
 
