@@ -51,7 +51,7 @@ from tallystick.protocol.records import (
     iter_headers,
     read_marker,
 )
-from tallystick.protocol.records.batch import BatchHeader
+from tallystick.protocol.records.batch import MAGIC, BatchHeader
 
 _INT16: Final = struct.Struct(">h")
 
@@ -104,6 +104,26 @@ def encode_batch_of(
 def _meta_of(producer: Identity) -> BatchMeta:
     return BatchMeta(
         producer_id=producer.producer_id, epoch=producer.epoch, base_sequence=0, transactional=True
+    )
+
+
+def header_of(producer: Identity) -> BatchHeader:
+    """What the header of such a batch will say of its producer, before it is known what is in the batch."""
+    meta = _meta_of(producer)
+    return BatchHeader(
+        base_offset=0,
+        batch_length=0,
+        partition_leader_epoch=-1,
+        magic=MAGIC,
+        crc=0,
+        attributes=meta.attributes,
+        last_offset_delta=0,
+        base_timestamp=-1,
+        max_timestamp=-1,
+        producer_id=producer.producer_id,
+        producer_epoch=producer.epoch,
+        base_sequence=meta.base_sequence,
+        record_count=1,
     )
 
 

@@ -290,7 +290,7 @@ class GroupCoordinator:
 
     def group(self, group_id: GroupId) -> Group | Reject | None:
         """The group as of its last durable step, for reading."""
-        return self._unavailable(group_id) or self._groups.get(group_id)
+        return self.unavailable(group_id) or self._groups.get(group_id)
 
     def groups(self) -> tuple[Group, ...] | Reject:
         """All groups; LOADING while some are not known yet."""
@@ -316,7 +316,7 @@ class GroupCoordinator:
 
         A caller that is cancelled does not undo it.
         """
-        unavailable = self._unavailable(group_id)
+        unavailable = self.unavailable(group_id)
         return unavailable or await self._submit(group_id, command)
 
     async def commit_transactional(
@@ -326,7 +326,7 @@ class GroupCoordinator:
 
         Order: the transaction includes the group's partition, and `guard` shows that to the log.
         """
-        unavailable = self._unavailable(group_id)
+        unavailable = self.unavailable(group_id)
         return unavailable or await self._submit(group_id, command, guard)
 
     async def write_marker(self, index: int, batch: bytes, guard: TxnGuard) -> AppendResult | Reject:
@@ -362,7 +362,8 @@ class GroupCoordinator:
         result, applied = appended
         return result if await applied else LOST
 
-    def _unavailable(self, group_id: GroupId) -> Reject | None:
+    def unavailable(self, group_id: GroupId) -> Reject | None:
+        """Why nothing can be asked about the group now; None: it can."""
         if self._stopped:
             return STOPPED
         if not self._loading and not self._lost:
