@@ -14,15 +14,21 @@ from types import MappingProxyType
 
 from tallystick.broker.acl import ALLOW_ALL, Authorizer
 from tallystick.broker.config import BrokerConfig, Endpoint
+from tallystick.broker.coordinator_topic import CoordinatorTopic
 from tallystick.broker.features import Features
 from tallystick.broker.fetch_sessions import FetchSessions
 from tallystick.broker.files import DataDirectory, Disk
 from tallystick.broker.group.driver import GroupCoordinator
 from tallystick.broker.group.model import GroupConfig
+from tallystick.broker.markers import PartitionMarkers
 from tallystick.broker.measures import BrokerMetrics
 from tallystick.broker.metadata import ProducerIds
 from tallystick.broker.offsets_topic import ConsumerOffsetsTopic
 from tallystick.broker.topics import Topics
+from tallystick.broker.transactions_topic import transaction_state_topic
+from tallystick.broker.txn.driver import TransactionCoordinator
+from tallystick.broker.txn.model import TxnConfig
+from tallystick.broker.txn.ports import TxnSettings
 from tallystick.broker.worker import Worker
 from tallystick.kernel.clock import Clock
 from tallystick.kernel.errors import TallystickError
@@ -57,6 +63,7 @@ class Broker:
         self.configured: list[Callable[[BrokerConfig], None]] = []
         self._producer_id_lock = asyncio.Lock()
         self._dynamic: dict[str, dict[str, str]] = {}
+        self._txn_settings: tuple[BrokerConfig, int, TxnSettings] | None = None
 
     # ------------------------------------------------------------------------- life
 
@@ -78,15 +85,24 @@ class Broker:
         self.groups = GroupCoordinator(
             ConsumerOffsetsTopic(self.topics, lambda: self.config), group_config(self.config), self.clock
         )
+        self.transactions = TransactionCoordinator(
+            CoordinatorTopic(self.topics, lambda: transaction_state_topic(self.config)),
+            PartitionMarkers(self.topics, self.groups, self.clock),
+            self.new_producer_id,
+            self._transaction_settings,
+            self.clock,
+        )
 
     async def start(self) -> None:
         """Begin what runs beside the requests: coordinators, syncing, housekeeping."""
         self.files.start()
         self.groups.start()
+        self.transactions.start()
 
     async def stop(self) -> None:
         """Finish what was started, and leave a mark that nothing needs recovery."""
         self.release_waiters()
+        await self.transactions.stop()
         await self.groups.stop()
         self.worker.close()
         self.store.close()
@@ -95,6 +111,7 @@ class Broker:
     def release_waiters(self) -> None:
         """Answer long polls and parked group requests now: the broker is stopping."""
         self.stopping = True
+        self.transactions.release()
         self.groups.release()
         for partition in self.topics.all_partitions():
             partition.advanced()
@@ -136,6 +153,14 @@ class Broker:
         for tell in self.configured:
             tell(config)
 
+    def _transaction_settings(self) -> TxnSettings:
+        """As they are now; every decision asks for them."""
+        version = self.transaction_version
+        known = self._txn_settings
+        if known is None or known[0] is not self.config or known[1] != version:
+            known = self._txn_settings = (self.config, version, transaction_settings(self.config, version))
+        return known[2]
+
     # ------------------------------------------------------------------------- others
 
     @property
@@ -153,6 +178,21 @@ class Broker:
         if producer_id is None:
             raise TallystickError("a block of producer ids was empty")
         return producer_id
+
+
+def transaction_settings(config: BrokerConfig, transaction_version: int) -> TxnSettings:
+    """The transaction coordinator's settings."""
+    return TxnSettings(
+        config=TxnConfig(
+            transaction_max_timeout_ms=config.transaction_max_timeout_ms,
+            transaction_two_phase_commit_enable=config.transaction_two_phase_commit_enable,
+            transactional_id_expiration_ms=config.transactional_id_expiration_ms,
+            transaction_version=transaction_version,
+            remember_marker_offsets=config.flush_policy != "ack",
+        ),
+        abort_timed_out_interval_ms=config.transaction_abort_timed_out_transaction_cleanup_interval_ms,
+        remove_expired_interval_ms=config.transaction_remove_expired_transaction_cleanup_interval_ms,
+    )
 
 
 def group_config(config: BrokerConfig) -> GroupConfig:

@@ -1,0 +1,607 @@
+"""The shell around the transaction machine: appends, waits, answers, keeps time.
+
+It branches on what a Step contains and on the table WHILE_PENDING, never on what a transaction is in. One
+lane per transactional id: from `decide` until its Step is durable and applied no other of the id is decided.
+
+Where appending is all that `flush.policy` promises, a Step is through before `submit` returns: no lane is
+taken, no task is made. Where it waits for the disk, all records of one partition that came meanwhile are on
+the disk with the next sync, whatever ids they are of (ADR 0083).
+
+Nothing waits for ever: a Step that a hanging disk keeps is answered after `answer_timeout_ms`, and so is
+whoever queued behind it; a marker is tried until its partition has it or is gone (`sending.py`).
+"""
+
+import asyncio
+import logging
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
+from typing import Final
+
+from tallystick.broker.txn.apply import apply
+from tallystick.broker.txn.codec import decode_batches, encode_batch_of, partition_of
+from tallystick.broker.txn.commands import (
+    AddImplicitly,
+    Answer,
+    Command,
+    EntryExpired,
+    Env,
+    Expire,
+    MarkersWritten,
+    Step,
+    TimeOut,
+    TxnRecord,
+    WhilePending,
+    while_pending,
+)
+from tallystick.broker.txn.decide import CONCURRENT, decide, refuse_while_pending
+from tallystick.broker.txn.ending import markers_of
+from tallystick.broker.txn.expiry import expired, timed_out
+from tallystick.broker.txn.model import Decided, TxnEntry
+from tallystick.broker.txn.ports import StatePartition, StateTopic, TxnSettings
+from tallystick.broker.txn.sending import MarkerSender, MarkerSink
+from tallystick.kernel.clock import Clock
+from tallystick.kernel.codes import ErrorCode
+from tallystick.kernel.errors import Reject
+from tallystick.kernel.ids import Identity, ProducerId, TransactionalId
+from tallystick.storage.fs import LogFull
+from tallystick.storage.producers import AppendOrigin
+
+_log = logging.getLogger("tallystick.transactions")
+
+REPLAY_CHUNK_BYTES: Final = 256 * 1024
+# About a millisecond of work each; in between the broker serves others.
+REPLAYED_PER_SLICE: Final = 64
+LOOKED_AT_PER_TICK: Final = 512
+ENDED_PER_TICK: Final = 32
+# Producer ids at hand, for decisions that cannot wait for one.
+SPARES: Final = 16
+
+STOPPED: Final = Reject(ErrorCode.COORDINATOR_NOT_AVAILABLE, "the coordinator is stopping")
+LOADING: Final = Reject(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "__transaction_state is being read")
+LOST: Final = Reject(ErrorCode.NOT_COORDINATOR, "the partition of __transaction_state is offline")
+SLOW: Final = Reject(ErrorCode.COORDINATOR_NOT_AVAILABLE, "__transaction_state did not answer in time")
+NO_TOPIC: Final = Reject(ErrorCode.COORDINATOR_NOT_AVAILABLE, "there is no __transaction_state")
+NO_PRODUCER_ID: Final = Reject(ErrorCode.COORDINATOR_NOT_AVAILABLE, "no producer id could be had")
+
+# What a client can do about an append that was refused: look for the coordinator again and retry, or nothing.
+# Source: TransactionStateManager.appendTransactionToLog.
+_REFUSED_AS: Final = {
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.NOT_ENOUGH_REPLICAS: ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND: ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.REQUEST_TIMED_OUT: ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.NOT_LEADER_OR_FOLLOWER: ErrorCode.NOT_COORDINATOR,
+    ErrorCode.KAFKA_STORAGE_ERROR: ErrorCode.NOT_COORDINATOR,
+    ErrorCode.MESSAGE_TOO_LARGE: ErrorCode.UNKNOWN_SERVER_ERROR,
+    ErrorCode.RECORD_LIST_TOO_LARGE: ErrorCode.UNKNOWN_SERVER_ERROR,
+}
+
+
+AnswerFuture = asyncio.Future[Answer]
+
+
+@dataclass(slots=True, eq=False)
+class _Asked:
+    command: Command
+    future: AnswerFuture
+
+
+@dataclass(slots=True, eq=False)
+class _Lane:
+    """A transactional id while its Step is becoming durable.
+
+    current  whom the Step answers
+    queue    what is decided after it
+    """
+
+    current: Sequence[_Asked]
+    queue: deque[_Asked] = field(default_factory=deque)
+
+
+@dataclass(slots=True)
+class _Sweep:
+    """A look at every id every `interval_ms`, a few a tick: `command` for those whose time has come."""
+
+    command: Command
+    is_due: Callable[[TxnEntry], bool]
+    interval_ms: int
+    next_ms: int
+    said: str
+    left: Iterator[TransactionalId] | None = None
+    found: int = 0
+
+
+class TransactionCoordinator:
+    """All transactional ids of this broker. Owned by the event loop's thread; not to be shared.
+
+    Life: create, `start`, `execute` commands, `release`, `stop`.
+    """
+
+    def __init__(
+        self,
+        topic: StateTopic,
+        markers: MarkerSink,
+        new_producer_id: Callable[[], Awaitable[ProducerId]],
+        settings: Callable[[], TxnSettings],
+        clock: Clock,
+    ) -> None:
+        """Args:
+        settings: as they are now; asked at every decision, so it must be cheap.
+        """
+        self._topic = topic
+        self._new_producer_id = new_producer_id
+        self._settings = settings
+        self._clock = clock
+        self._sender = MarkerSender(markers, self, clock)
+        self._entries: dict[TransactionalId, TxnEntry] = {}
+        self._writers: dict[ProducerId, TransactionalId] = {}
+        self._lanes: dict[TransactionalId, _Lane] = {}
+        # Asked for while the markers of the transaction before are on their way; decided again after.
+        self._held: dict[TransactionalId, deque[_Asked]] = {}
+        self._spares: deque[ProducerId] = deque()
+        self._starving: deque[tuple[TransactionalId, Sequence[_Asked]]] = deque()
+        self._restocking: asyncio.Task[None] | None = None
+        self._loading: asyncio.Task[None] | None = None
+        self._lost: set[int] = set()
+        self._stopped = False
+        self._deadlines: deque[tuple[int, _Asked]] = deque()
+        self._sweeps: tuple[_Sweep, ...] = ()
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at_ms = 0
+
+    # ---- life
+
+    def start(self) -> None:
+        """Begin to replay what is there and to keep time. Until all is replayed every id answers LOADING."""
+        self._loop = asyncio.get_running_loop()
+        self._sweeps = self._new_sweeps()
+        existing = self._topic.existing()
+        if existing:
+            self._loading = self._loop.create_task(self._load(existing))
+        self._restock()
+        self._arm(min(sweep.next_ms for sweep in self._sweeps))
+
+    def release(self) -> None:
+        """Refuse what comes, and whatever waits and has not been begun: the broker is stopping."""
+        self._stopped = True
+        waiting = [asked for lane in self._lanes.values() for asked in lane.queue]
+        waiting += [asked for held in self._held.values() for asked in held]
+        waiting += [asked for _, group in self._starving for asked in group]
+        for asked in waiting:
+            _answer(asked, STOPPED)
+
+    async def stop(self) -> None:
+        """Finish what is being appended, end the rest. Markers on their way are sent again after a start."""
+        self.release()
+        self._sender.stop()
+        if self._timer is not None:
+            self._timer.cancel()
+        appending = [asked.future for lane in self._lanes.values() for asked in lane.current]
+        if appending:
+            await asyncio.wait(appending, timeout=self._settings().answer_timeout_ms / 1_000)
+        for lane in self._lanes.values():
+            for asked in lane.current:
+                _answer(asked, STOPPED)
+        tasks = [task for task in (self._loading, self._restocking) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _load(self, existing: Sequence[StatePartition]) -> None:
+        for index, partition in enumerate(existing):
+            try:
+                await self._replay(partition)
+            except Exception as exc:
+                # Unreadable, or impossible: either way the others must not wait for it.
+                _log.exception(
+                    "__transaction_state-%d cannot be replayed, its ids are offline: %s", index, exc
+                )
+                self._lost.add(index)
+        self._loading = None
+        for entry in list(self._entries.values()):
+            self._send_markers(entry)
+
+    async def _replay(self, partition: StatePartition) -> None:
+        """Apply the log to nothing; the entries found are announced when all of it is applied."""
+        entries: dict[TransactionalId, TxnEntry] = {}
+        skipped: Counter[int] = Counter()
+        for piece in partition.read_all(REPLAY_CHUNK_BYTES):
+            for number, record in enumerate(decode_batches(piece, skipped)):
+                _replay_record(entries, record)
+                if number % REPLAYED_PER_SLICE == 0:
+                    await asyncio.sleep(0)
+        for entry in entries.values():
+            self._keep(entry.transactional_id, entry)
+        for version, number in skipped.items():
+            _log.warning("%d records of __transaction_state have the unknown key version %d", number, version)
+
+    def _send_markers(self, entry: TxnEntry) -> None:
+        send = markers_of(entry)
+        if send is not None:
+            transactional_id = entry.transactional_id
+            self._sender.send(transactional_id, send, self.coordinator_epoch(transactional_id))
+
+    # ---- reading
+
+    def partition_of(self, transactional_id: TransactionalId) -> int:
+        """The partition of `__transaction_state` that keeps the id."""
+        return _partition_of(transactional_id, self._topic.partition_count)
+
+    def coordinator_epoch(self, transactional_id: TransactionalId) -> int:
+        """Signs markers: the leader epoch of the partition that keeps the id."""
+        partition = self._partition(self.partition_of(transactional_id))
+        return 0 if partition is None else partition.leader_epoch
+
+    def entry(self, transactional_id: TransactionalId) -> TxnEntry | Reject | None:
+        """The entry as of its last durable Step, for reading."""
+        return self._unavailable(transactional_id) or self._entries.get(transactional_id)
+
+    def entries(self) -> tuple[TxnEntry, ...] | Reject:
+        """All entries; LOADING while some are not known yet."""
+        if self._stopped:
+            return STOPPED
+        return LOADING if self._loading is not None else tuple(self._entries.values())
+
+    def find_writer(self, producer_id: ProducerId) -> TxnEntry | None:
+        """The entry whose transaction, or whose last one, this producer id is in the partitions for."""
+        name = self._writers.get(producer_id)
+        return None if name is None else self._entries.get(name)
+
+    def _unavailable(self, transactional_id: TransactionalId) -> Reject | None:
+        if self._stopped:
+            return STOPPED
+        if self._loading is not None:
+            return LOADING
+        return LOST if self._lost and self.partition_of(transactional_id) in self._lost else None
+
+    def _partition(self, index: int) -> StatePartition | None:
+        existing = self._topic.existing()
+        return existing[index] if index < len(existing) else None
+
+    # ---- commands
+
+    async def prepare(self) -> Reject | None:
+        """See to it that transactional ids can be kept here: FindCoordinator's promise."""
+        return STOPPED if self._stopped else await self._topic.ensure()
+
+    async def execute(self, transactional_id: TransactionalId, command: Command) -> Answer:
+        """Run one command. Returns when it is durable and applied, or refused, or its time came.
+
+        A caller that is cancelled does not undo it.
+        """
+        return await self.submit(transactional_id, command)
+
+    def submit(self, transactional_id: TransactionalId, command: Command) -> AnswerFuture:
+        """As `execute`; the future is done already where nothing had to be waited for."""
+        asked = _Asked(command, self._loop.create_future())
+        unavailable = self._unavailable(transactional_id)
+        if unavailable is not None:
+            _answer(asked, unavailable)
+            return asked.future
+        lane = self._lanes.get(transactional_id)
+        if lane is None:
+            self._run(transactional_id, (asked,))
+        else:
+            self._meet(transactional_id, asked, lane)
+        return asked.future
+
+    def _meet(self, transactional_id: TransactionalId, asked: _Asked, lane: _Lane) -> None:
+        """What a command is told that comes while a Step is pending [TXN-5]."""
+        match while_pending(asked.command):
+            case WhilePending.REFUSE | WhilePending.IDENTITY_FIRST:
+                entry = self._entries.get(transactional_id)
+                _answer(asked, refuse_while_pending(entry, asked.command))
+            case WhilePending.PASS:
+                self._run(transactional_id, (asked,))
+            case WhilePending.WAIT | WhilePending.MERGE:
+                lane.queue.append(asked)
+                self._bound(asked)
+
+    def _run(self, transactional_id: TransactionalId, group: Sequence[_Asked]) -> None:
+        """One decision, guarded: a broken invariant ends the shard it was found in, and nothing else."""
+        if not self._spares:
+            for asked in group:
+                self._bound(asked)
+            self._starving.append((transactional_id, group))
+            self._restock()
+            return
+        try:
+            self._decide(transactional_id, group)
+        except Exception as exc:
+            self._lose(self.partition_of(transactional_id), exc)
+            _answer_all(group, LOST)
+
+    def _decide(self, transactional_id: TransactionalId, group: Sequence[_Asked]) -> None:
+        """Decide; then carry out, or take the lane until the records are durable [TXN-1]."""
+        command = _merged(group)
+        settings = self._settings()
+        env = Env(
+            transactional_id=transactional_id,
+            config=settings.config,
+            now_ms=self._clock.now_ms(),
+            spare_id=self._spares[0],
+        )
+        step = decide(self._entries.get(transactional_id), command, env)
+        if isinstance(step, Reject):
+            self._refuse(transactional_id, group, step)
+            return
+        if step.used_spare:
+            self._spares.popleft()
+            if len(self._spares) <= SPARES // 2:
+                self._restock()
+        pending = self._append(transactional_id, step, env) if step.append else None
+        if isinstance(pending, Reject):
+            _answer_all(group, pending)
+        elif pending is None:
+            self._finish(transactional_id, group, step)
+        else:
+            lane = self._lanes[transactional_id] = _Lane(group)
+            for asked in group:
+                self._bound(asked)
+            pending.add_done_callback(partial(self._durable, transactional_id, lane, step))
+
+    def _refuse(self, transactional_id: TransactionalId, group: Sequence[_Asked], why: Reject) -> None:
+        """Tell them; but who may wait for the end of the transaction before is kept until then [TXN-5]."""
+        if why is not CONCURRENT or while_pending(group[0].command) is not WhilePending.MERGE:
+            _answer_all(group, why)
+            return
+        held = self._held.setdefault(transactional_id, deque())
+        for asked in group:
+            held.append(asked)
+            self._bound(asked)
+
+    def _append(
+        self, transactional_id: TransactionalId, step: Step, env: Env
+    ) -> "asyncio.Future[None] | Reject | None":
+        """Append a Step's records in one batch. Returns what the Step must wait for, if anything."""
+        partition = self._partition(self.partition_of(transactional_id))
+        if partition is None:
+            return NO_TOPIC
+        batch = encode_batch_of(step.append, env.now_ms, env.config.transaction_version)
+        try:
+            appended = partition.append(batch, AppendOrigin.COORDINATOR)
+        except LogFull as exc:
+            appended = Reject(ErrorCode.KAFKA_STORAGE_ERROR, str(exc))
+        if isinstance(appended, Reject):
+            return Reject(_REFUSED_AS.get(appended.code, appended.code), appended.reason)
+        return partition.durable(appended.last_offset) if step.needs_durable else None
+
+    def _durable(
+        self, transactional_id: TransactionalId, lane: _Lane, step: Step, synced: "asyncio.Future[None]"
+    ) -> None:
+        if self._lanes.get(transactional_id) is not lane:
+            return  # the partition was lost meanwhile; whoever waited knows
+        try:
+            synced.result()
+            del self._lanes[transactional_id]
+            self._finish(transactional_id, lane.current, step)
+        except (Exception, asyncio.CancelledError) as exc:
+            self._lose(self.partition_of(transactional_id), exc)
+            _answer_all((*lane.current, *lane.queue), LOST)
+        else:
+            self._drain(transactional_id, lane.queue)
+
+    def _finish(self, transactional_id: TransactionalId, group: Sequence[_Asked], step: Step) -> None:
+        """Apply, then reply, then send [TXN-1]."""
+        if step.then_apply:
+            entry = self._entries.get(transactional_id)
+            for event in step.then_apply:
+                entry = apply(entry, event)
+            self._keep(transactional_id, entry)
+        _answer_all(group, step.then_reply)
+        if step.then_send is not None:
+            self._sender.send(transactional_id, step.then_send, self.coordinator_epoch(transactional_id))
+        elif step.append and transactional_id in self._held:
+            self._drain(transactional_id, self._held.pop(transactional_id))
+
+    def _drain(self, transactional_id: TransactionalId, queue: deque[_Asked]) -> None:
+        """Decide what waits, in order, until one of them takes the lane."""
+        while queue:
+            lane = self._lanes.get(transactional_id)
+            if lane is not None:
+                lane.queue.extend(queue)
+                return
+            group = _next_group(queue)
+            if group:
+                self._run(transactional_id, group)
+
+    def _keep(self, transactional_id: TransactionalId, entry: TxnEntry | None) -> None:
+        """The only place that changes what is known."""
+        before = self._entries.get(transactional_id)
+        if before is not None:
+            self._writers.pop(before.shown.producer_id, None)
+        if entry is None:
+            self._entries.pop(transactional_id, None)
+        else:
+            self._entries[transactional_id] = entry
+            self._writers[entry.shown.producer_id] = transactional_id
+
+    def _lose(self, index: int, exc: BaseException) -> None:
+        """Durable or not? Unknown, or an invariant is broken. Nothing more is decided on this partition's
+        state; a restart replays what is there. Nobody waits for it any longer."""
+        _log.error("__transaction_state-%d: its ids are offline: %r", index, exc, exc_info=exc)
+        self._lost.add(index)
+        for name in [name for name in self._entries if self.partition_of(name) == index]:
+            self._keep(name, None)
+        for name in [name for name in self._lanes if self.partition_of(name) == index]:
+            lane = self._lanes.pop(name)
+            _answer_all((*lane.current, *lane.queue), LOST)
+        for name in [name for name in self._held if self.partition_of(name) == index]:
+            _answer_all(self._held.pop(name), LOST)
+
+    # ---- producer ids
+
+    def _restock(self) -> None:
+        if self._restocking is None and not self._stopped:
+            self._restocking = self._loop.create_task(self._take_spares())
+
+    async def _take_spares(self) -> None:
+        """Fill up the spare producer ids, and decide what could not be decided without, in order."""
+        try:
+            while self._starving or len(self._spares) < SPARES:
+                self._spares.append(await self._new_producer_id())
+                while self._starving and self._spares:
+                    transactional_id, group = self._starving.popleft()
+                    self._drain(transactional_id, deque(group))
+        except Exception as exc:
+            _log.exception("no producer ids: %s", exc)
+            for _, group in self._starving:
+                _answer_all(group, NO_PRODUCER_ID)
+            self._starving.clear()
+        self._restocking = None
+
+    # ---- markers
+
+    def markers_written(self, transactional_id: TransactionalId, command: MarkersWritten) -> AnswerFuture:
+        return self.submit(transactional_id, command)
+
+    def is_decided(self, transactional_id: TransactionalId, marker: Identity) -> bool:
+        entry = self._entries.get(transactional_id)
+        return entry is not None and isinstance(entry.phase, Decided) and entry.phase.marker == marker
+
+    def wake_at(self, at_ms: int) -> None:
+        self._arm(at_ms)
+
+    # ---- time
+
+    def _bound(self, asked: _Asked) -> None:
+        """See to it that it is answered in time, whatever happens."""
+        deadlines = self._deadlines
+        while deadlines and deadlines[0][1].future.done():
+            deadlines.popleft()
+        at_ms = self._clock.monotonic_ms() + self._settings().answer_timeout_ms
+        deadlines.append((at_ms, asked))
+        self._arm(at_ms)
+
+    def _arm(self, at_ms: int) -> None:
+        """One timer for everything, set to the earliest thing to happen."""
+        if self._stopped or (self._timer is not None and self._timer_at_ms <= at_ms):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        wait_ms = max(at_ms - self._clock.monotonic_ms(), 0)
+        self._timer_at_ms = at_ms
+        self._timer = self._loop.call_later(wait_ms / 1_000, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._arm(self.tick())
+
+    def tick(self) -> int:
+        """Let everything happen whose time has come.
+
+        Returns: monotonic milliseconds of the next thing to happen.
+        """
+        now_ms = self._clock.monotonic_ms()
+        while self._deadlines and self._deadlines[0][0] <= now_ms:
+            _, asked = self._deadlines.popleft()
+            # One that is being appended may still happen; what queues or is held must not, and will not.
+            merges = while_pending(asked.command) is WhilePending.MERGE
+            _answer(asked, CONCURRENT if merges else SLOW)
+        self._sender.retry_due(now_ms)
+        for sweep in self._sweeps:
+            self._sweep(sweep, now_ms)
+        if any(sweep.left is not None for sweep in self._sweeps):
+            return now_ms
+        next_ms = min(sweep.next_ms for sweep in self._sweeps)
+        return min(self._deadlines[0][0], next_ms) if self._deadlines else next_ms
+
+    def _new_sweeps(self) -> tuple[_Sweep, ...]:
+        now_ms, settings = self._clock.monotonic_ms(), self._settings()
+        aborting, removing = settings.abort_timed_out_interval_ms, settings.remove_expired_interval_ms
+        return (
+            _Sweep(
+                TimeOut(),
+                lambda entry: timed_out(entry, self._clock.now_ms()),
+                aborting,
+                now_ms + aborting,
+                "have a transaction that is open for longer than its timeout, which is aborted",
+            ),
+            _Sweep(
+                Expire(),
+                lambda entry: expired(entry, self._clock.now_ms(), self._settings().config),
+                removing,
+                now_ms + removing,
+                "have not been used for transactional.id.expiration.ms, and are forgotten",
+            ),
+        )
+
+    def _sweep(self, sweep: _Sweep, now_ms: int) -> None:
+        """All ids get their turn, a few a tick."""
+        if sweep.left is None:
+            if now_ms < sweep.next_ms:
+                return
+            sweep.left, sweep.next_ms, sweep.found = iter(tuple(self._entries)), now_ms + sweep.interval_ms, 0
+        found = 0
+        for _ in range(LOOKED_AT_PER_TICK):
+            name = next(sweep.left, None)
+            if name is None:
+                self._swept(sweep)
+                return
+            entry = self._entries.get(name)
+            if entry is not None and name not in self._lanes and sweep.is_due(entry):
+                sweep.found += 1
+                self.submit(name, sweep.command)
+                found += 1
+                if found == ENDED_PER_TICK:
+                    return
+
+    def _swept(self, sweep: _Sweep) -> None:
+        sweep.left = None
+        if sweep.found:
+            _log.info("%d transactional ids %s", sweep.found, sweep.said)
+
+
+def _next_group(queue: deque[_Asked]) -> list[_Asked]:
+    """What is decided next: one command; or several that differ in nothing but their partitions."""
+    group: list[_Asked] = []
+    while queue:
+        asked = queue[0]
+        if asked.future.done():
+            queue.popleft()  # its time came while it queued: it was answered, so it must not happen
+        elif not group or _may_merge(group[0].command, asked.command):
+            group.append(queue.popleft())
+        else:
+            break
+    return group
+
+
+def _may_merge(first: Command, other: Command) -> bool:
+    return (
+        isinstance(first, AddImplicitly)
+        and isinstance(other, AddImplicitly)
+        and first.identity == other.identity
+    )
+
+
+def _merged(group: Sequence[_Asked]) -> Command:
+    """The one command that does what all of the group ask for."""
+    first = group[0].command
+    if len(group) == 1 or not isinstance(first, AddImplicitly):
+        return first
+    wanted = [asked.command.partitions for asked in group if isinstance(asked.command, AddImplicitly)]
+    return replace(first, partitions=frozenset().union(*wanted))
+
+
+def _answer(asked: _Asked, answer: Answer) -> None:
+    if not asked.future.done():
+        asked.future.set_result(answer)
+
+
+def _answer_all(group: Sequence[_Asked], answer: Answer) -> None:
+    for asked in group:
+        _answer(asked, answer)
+
+
+def _replay_record(entries: dict[TransactionalId, TxnEntry], record: TxnRecord) -> None:
+    name = record.transactional_id if isinstance(record, EntryExpired) else record.entry.transactional_id
+    entry = apply(entries.get(name), record)
+    if entry is None:
+        entries.pop(name, None)
+    else:
+        entries[name] = entry
+
+
+_partition_of = lru_cache(maxsize=1 << 14)(partition_of)

@@ -1,0 +1,67 @@
+"""What the transaction coordinator is given: its topic and its settings."""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from tallystick.broker.txn.model import TxnConfig
+from tallystick.kernel.errors import Reject
+from tallystick.kernel.ids import Offset
+from tallystick.kernel.value import frozen
+from tallystick.storage.producers import AppendOrigin
+
+
+@frozen(kw_only=True)
+class TxnSettings:
+    """Settings of the coordinator: the machine's, and the shell's own.
+
+    answer_timeout_ms  the longest that anybody waits here, as offsets.commit.timeout.ms is for groups
+    """
+
+    config: TxnConfig = TxnConfig()
+    abort_timed_out_interval_ms: int = 10_000
+    remove_expired_interval_ms: int = 3_600_000
+    answer_timeout_ms: int = 5_000
+
+
+class Appended(Protocol):
+    """Where a batch went."""
+
+    @property
+    def last_offset(self) -> Offset: ...
+
+
+class StatePartition(Protocol):
+    """What the coordinator needs of one partition of `__transaction_state`."""
+
+    @property
+    def leader_epoch(self) -> int: ...
+
+    def append(self, batches: bytes, origin: AppendOrigin) -> Appended | Reject:
+        """Append one batch. A Reject and LogFull: nothing was written; another exception: nobody knows."""
+        ...
+
+    def durable(self, offset: Offset) -> "asyncio.Future[None] | None":
+        """Done when power loss cannot take the record, as far as flush.policy promises; None: it is so."""
+        ...
+
+    def read_all(self, max_bytes: int) -> Iterator[bytes]:
+        """Everything in the log now, in order, in pieces of whole batches."""
+        ...
+
+
+class StateTopic(Protocol):
+    """`__transaction_state` as a whole."""
+
+    @property
+    def partition_count(self) -> int:
+        """An id's partition depends on it, so it is the topic's own once there is a topic."""
+        ...
+
+    def existing(self) -> Sequence[StatePartition]:
+        """All partitions, by index; empty when there is no topic yet."""
+        ...
+
+    async def ensure(self) -> Reject | None:
+        """Make the topic unless it is there."""
+        ...
