@@ -1,0 +1,206 @@
+"""Regular expressions from outside, in time that is linear in the text, whatever the pattern.
+
+Python's `re` goes back and tries again: `(a+)+b` takes minutes over thirty characters, and the event loop
+with it. Here a pattern becomes an automaton (Thompson 1968) whose sets of states are made when they are met
+and kept, so that a character costs one look-up; a pattern whose sets never repeat is ended by a budget.
+
+Source: R. Cox, "Regular Expression Matching Can Be Simple And Fast" (2007).
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Final, assert_never
+
+from tallystick.kernel.regex_syntax import (
+    Assertion,
+    BadPattern,
+    Characters,
+    Choice,
+    Node,
+    Repeat,
+    Sequence,
+    parse,
+)
+from tallystick.kernel.value import frozen
+
+PROGRAM_MAX: Final = 2_000
+# Instructions looked at for one pattern, over all the texts: about a third of a second.
+WORK_MAX: Final = 2_000_000
+# Transitions kept; then the collection begins anew.
+CACHE_MAX: Final = 10_000
+
+
+class Side(Enum):
+    """What is on one side of a place, as far as assertions ask."""
+
+    EDGE = auto()
+    NEWLINE = auto()
+    WORD = auto()
+    OTHER = auto()
+
+
+def _side(char: str) -> Side:
+    if char == "\n":
+        return Side.NEWLINE
+    return Side.WORD if char.isascii() and (char.isalnum() or char == "_") else Side.OTHER
+
+
+@frozen
+class _Read:
+    """Take one character of `what`, go on at `to`."""
+
+    what: Characters
+    to: int
+
+
+@frozen
+class _Jump:
+    """Go on at any of `to`."""
+
+    to: tuple[int, ...]
+
+
+@frozen
+class _Check:
+    what: Assertion
+    to: int
+
+
+_Instruction = _Read | _Jump | _Check | None  # None: matched, if the text ends here
+
+
+@dataclass(slots=True)
+class _State:
+    """Where the automaton may be, with what it has read last; `after` is filled as texts need it."""
+
+    places: frozenset[int]
+    before: Side
+    after: "dict[str, _State]" = field(default_factory=dict)
+    accepts: bool | None = None
+
+
+class Pattern:
+    """One pattern, compiled; learns from what it reads, so one thread has it."""
+
+    def __init__(self, text: str) -> None:
+        """Raises: BadPattern."""
+        self._program: list[_Instruction] = [None]
+        self._emitted = 0
+        start = self._emit(parse(text), 0)
+        self._text = text
+        self._states: dict[tuple[frozenset[int], Side], _State] = {}
+        self._cached = 0
+        self._first = self._state(frozenset({start}), Side.EDGE)
+        self.work = 0
+
+    def matches(self, text: str) -> bool:
+        """Is the whole text one the pattern stands for? Raises: BadPattern, when it has cost too much."""
+        state = self._first
+        for char in text:
+            state = state.after.get(char) or self._step(state, char)
+            if not state.places:
+                return False
+        if state.accepts is None:
+            state.accepts = any(each is None for each in self._reached(state, Side.EDGE))
+        return state.accepts
+
+    # ---- compiling, from the end to the beginning: every instruction knows its successor
+
+    def _emit(self, node: Node, to: int) -> int:
+        """Append `node`, going on at `to`; where it begins."""
+        self._emitted += 1
+        if self._emitted > PROGRAM_MAX:
+            raise BadPattern(f"the pattern has more than {PROGRAM_MAX} parts, repetitions written out")
+        match node:
+            case Characters():
+                return self._add(_Read(node, to))
+            case Assertion():
+                return self._add(_Check(node, to))
+            case Sequence(parts=parts):
+                for part in reversed(parts):
+                    to = self._emit(part, to)
+                return to
+            case Choice(branches=branches):
+                return self._add(_Jump(tuple(self._emit(branch, to) for branch in branches)))
+            case Repeat():
+                return self._emit_repeat(node, to)
+            case _:
+                assert_never(node)
+
+    def _emit_repeat(self, node: Repeat, to: int) -> int:
+        begins = to
+        if node.most is None:
+            begins = self._add(None)
+            self._program[begins] = _Jump((self._emit(node.node, begins), to))
+        for _ in range((node.most or node.least) - node.least):
+            begins = self._add(_Jump((self._emit(node.node, begins), to)))
+        for _ in range(node.least):
+            begins = self._emit(node.node, begins)
+        return begins
+
+    def _add(self, instruction: _Instruction) -> int:
+        self._program.append(instruction)
+        return len(self._program) - 1
+
+    # ---- running
+
+    def _state(self, places: frozenset[int], before: Side) -> _State:
+        found = self._states.get((places, before))
+        if found is None:
+            found = self._states[places, before] = _State(places, before)
+        return found
+
+    def _step(self, state: _State, char: str) -> _State:
+        side = _side(char)
+        reached = self._reached(state, side)
+        places = frozenset(each.to for each in reached if isinstance(each, _Read) and char in each.what)
+        if self._cached >= CACHE_MAX:
+            self._cached = 0
+            self._states = {(self._first.places, self._first.before): self._first}
+            self._first.after = {}
+            state.after = {}
+        self._cached += 1
+        following = state.after[char] = self._state(places, side)
+        return following
+
+    def _reached(self, state: _State, after: Side) -> list[_Instruction]:
+        """The reads, and perhaps the end, that can be come to without taking a character."""
+        reached: list[_Instruction] = []
+        seen = set(state.places)
+        todo = list(seen)
+        while todo:
+            instruction = self._program[todo.pop()]
+            onward: Iterable[int] = ()
+            match instruction:
+                case _Jump(to=places):
+                    onward = places
+                case _Check(what=what, to=to) if _holds(what, state.before, after):
+                    onward = (to,)
+                case _Read() | None:
+                    reached.append(instruction)
+            fresh = set(onward) - seen
+            seen |= fresh
+            todo.extend(fresh)
+        self.work += len(seen)
+        if self.work > WORK_MAX:
+            raise BadPattern(f"pattern {self._text!r} costs too much to match")
+        return reached
+
+
+def _holds(what: Assertion, before: Side, after: Side) -> bool:
+    match what:
+        case Assertion.TEXT_START:
+            return before is Side.EDGE
+        case Assertion.TEXT_END:
+            return after is Side.EDGE
+        case Assertion.LINE_START:
+            return before in (Side.EDGE, Side.NEWLINE)
+        case Assertion.LINE_END:
+            return after in (Side.EDGE, Side.NEWLINE)
+        case Assertion.WORD_BOUNDARY:
+            return (before is Side.WORD) != (after is Side.WORD)
+        case Assertion.NO_WORD_BOUNDARY:
+            return (before is Side.WORD) == (after is Side.WORD)
+        case _:
+            assert_never(what)

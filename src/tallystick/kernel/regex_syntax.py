@@ -1,0 +1,336 @@
+"""RE2's dialect of regular expressions, read into a tree.
+
+It has what a finite automaton can do, and refuses by name what only a search that goes back can: lookaround,
+backreferences, atomic groups, possessive repetition. Unicode classes (`\\p{Greek}`) are not here.
+
+Source: RE2 syntax page (github.com/google/re2/wiki/Syntax), KIP-1152 "RE2J".
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+from enum import Enum
+from typing import Final, NoReturn
+
+from tallystick.kernel.errors import TallystickError
+from tallystick.kernel.value import frozen
+
+REPEAT_MAX: Final = 1_000
+DEPTH_MAX: Final = 100
+_LAST_CODE_POINT: Final = 0x10FFFF
+
+Range = tuple[int, int]  # of code points, both included
+Ranges = tuple[Range, ...]
+
+
+class BadPattern(TallystickError):
+    """A pattern that is not of the dialect, or too big; the text says where and why."""
+
+
+# ---- the tree
+
+
+@frozen
+class Characters:
+    """One character: of `ranges`, or with `negated` any other; with `folded` in either case."""
+
+    ranges: Ranges
+    negated: bool = False
+    folded: bool = False
+
+    def __contains__(self, char: str) -> bool:
+        forms = {char, char.lower(), char.upper()} if self.folded else {char}
+        codes = [ord(form) for form in forms if len(form) == 1]
+        return any(low <= code <= high for code in codes for low, high in self.ranges) != self.negated
+
+
+class Assertion(Enum):
+    """Something about a place between two characters."""
+
+    TEXT_START = "\\A"
+    TEXT_END = "\\z"
+    LINE_START = "(?m)^"
+    LINE_END = "(?m)$"
+    WORD_BOUNDARY = "\\b"
+    NO_WORD_BOUNDARY = "\\B"
+
+
+@frozen
+class Sequence:
+    parts: "tuple[Node, ...]"
+
+
+@frozen
+class Choice:
+    branches: "tuple[Node, ...]"
+
+
+@frozen
+class Repeat:
+    """`most` None: any number."""
+
+    node: "Node"
+    least: int
+    most: int | None
+
+
+Node = Characters | Assertion | Sequence | Choice | Repeat
+
+# ---- characters by name
+
+
+def _ranges(text: str) -> Ranges:
+    """`"09az"` are two ranges."""
+    return tuple((ord(low), ord(high)) for low, high in zip(text[::2], text[1::2], strict=True))
+
+
+def _others(ranges: Iterable[Range]) -> Ranges:
+    """The code points in none of the ranges."""
+    found, next_code = [], 0
+    for low, high in sorted(ranges):
+        if low > next_code:
+            found.append((next_code, low - 1))
+        next_code = max(next_code, high + 1)
+    return (*found, (next_code, _LAST_CODE_POINT)) if next_code <= _LAST_CODE_POINT else tuple(found)
+
+
+_DIGIT: Final = _ranges("09")
+_SPACE: Final = _ranges("\t\n\f\r  ")  # Perl's: without \v
+_WORD: Final = _ranges("09AZ__az")
+_SHORT: Final = {"d": _DIGIT, "s": _SPACE, "w": _WORD}
+_CLASSES: Final = _SHORT | {name.upper(): _others(ranges) for name, ranges in _SHORT.items()}
+_POSIX: Final = {
+    "alnum": _ranges("09AZaz"),
+    "alpha": _ranges("AZaz"),
+    "ascii": _ranges("\0\x7f"),
+    "blank": _ranges("\t\t  "),
+    "cntrl": _ranges("\0\x1f\x7f\x7f"),
+    "digit": _DIGIT,
+    "graph": _ranges("!~"),
+    "lower": _ranges("az"),
+    "print": _ranges(" ~"),
+    "punct": _ranges("!/:@[`{~"),
+    "space": _ranges("\t\r  "),
+    "upper": _ranges("AZ"),
+    "word": _WORD,
+    "xdigit": _ranges("09AFaf"),
+}
+_ESCAPES: Final = {"a": 7, "t": 9, "n": 10, "v": 11, "f": 12, "r": 13}
+_ASSERTIONS: Final = {
+    "A": Assertion.TEXT_START,
+    "z": Assertion.TEXT_END,
+    "b": Assertion.WORD_BOUNDARY,
+    "B": Assertion.NO_WORD_BOUNDARY,
+}
+
+_BOUNDS: Final = re.compile(r"\{([0-9]+)(?:(,)([0-9]*))?\}")
+_NAMED: Final = re.compile(r"\(\?P?<([A-Za-z0-9_]+)>")
+_FLAGGED: Final = re.compile(r"\(\?([imsU]*)(?:-([imsU]+))?([:)])")
+_POSIX_CLASS: Final = re.compile(r"\[:(\^?)([a-z]+):\]")
+_HEX: Final = re.compile(r"x(?:\{([0-9A-Fa-f]{1,6})\}|([0-9A-Fa-f]{2}))")
+_OCTAL: Final = re.compile(r"0[0-7]{0,2}|[1-7][0-7]{1,2}")
+
+
+@frozen
+class _Flags:
+    folded: bool = False
+    multiline: bool = False
+    dot_all: bool = False
+
+    def set(self, letters: str, on: bool) -> "_Flags":
+        names = {"i": "folded", "m": "multiline", "s": "dot_all"}  # U changes what is captured alone
+        return replace(self, **{names[letter]: on for letter in letters if letter in names})
+
+
+def parse(text: str) -> Node:
+    """The tree of a pattern. Raises: BadPattern."""
+    return _Parser(text).parse()
+
+
+class _Parser:
+    """Recursive descent over the text; `at` is the next character."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.at = 0
+        self.depth = 0
+        self.flags = _Flags()
+        self.names: set[str] = set()
+
+    def parse(self) -> Node:
+        node = self._choice()
+        if self.at < len(self.text):
+            self._fail("a ')' without '('")
+        return node
+
+    def _fail(self, why: str) -> NoReturn:
+        raise BadPattern(f"pattern {self.text!r}, at {self.at}: {why}")
+
+    def _next(self) -> str:
+        return self.text[self.at : self.at + 1]
+
+    def _take(self, wanted: str) -> bool:
+        found = self.text.startswith(wanted, self.at)
+        self.at += len(wanted) if found else 0
+        return found
+
+    def _matched(self, form: "re.Pattern[str]") -> "re.Match[str] | None":
+        found = form.match(self.text, self.at)
+        self.at = found.end() if found else self.at
+        return found
+
+    # ---- structure
+
+    def _choice(self) -> Node:
+        branches = [self._sequence()]
+        while self._take("|"):
+            branches.append(self._sequence())
+        return branches[0] if len(branches) == 1 else Choice(tuple(branches))
+
+    def _sequence(self) -> Node:
+        parts: list[Node] = []
+        while self._next() not in ("", "|", ")"):
+            if self._quantifier() is not None:
+                self._fail("nothing to repeat")
+            parts += self._atom()
+            bounds = self._quantifier() if parts else None
+            if bounds is not None:
+                self._take("?")  # as few as possible: the same texts match as a whole
+                if self._quantifier() is not None:
+                    self._fail("a repetition of a repetition; possessive ones are not supported")
+                parts[-1] = Repeat(parts[-1], *bounds)
+        return Sequence(tuple(parts))
+
+    def _quantifier(self) -> tuple[int, int | None] | None:
+        for sign, bounds in (("*", (0, None)), ("+", (1, None)), ("?", (0, 1))):
+            if self._take(sign):
+                return bounds
+        found = self._matched(_BOUNDS)
+        if found is None:
+            return None
+        if any(len(number or "") > len(str(REPEAT_MAX)) for number in found.group(1, 3)):
+            self._fail(f"more than {REPEAT_MAX} repetitions")
+        least = int(found[1])
+        most = least if found[2] is None else int(found[3]) if found[3] else None
+        if least > REPEAT_MAX or (most is not None and not least <= most <= REPEAT_MAX):
+            self._fail(f"a repetition of {least} to {most}; it counts up, and to {REPEAT_MAX} at most")
+        return least, most
+
+    def _atom(self) -> list[Node]:
+        """What one quantifier applies to; several for quoted text, none for flags."""
+        flags = self.flags
+        char = self._next()
+        match char:
+            case "(":
+                return self._group()
+            case "[":
+                return [self._bracket()]
+            case "\\":
+                return self._escape()
+        self.at += 1
+        match char:
+            case ".":
+                return [Characters(() if flags.dot_all else _ranges("\n\n"), negated=True)]
+            case "^":
+                return [Assertion.LINE_START if flags.multiline else Assertion.TEXT_START]
+            case "$":
+                return [Assertion.LINE_END if flags.multiline else Assertion.TEXT_END]
+        return [self._literal(ord(char))]
+
+    def _literal(self, code: int) -> Node:
+        return Characters(((code, code),), folded=self.flags.folded)
+
+    def _group(self) -> list[Node]:
+        outside = self.flags
+        named, flagged = self._matched(_NAMED), None
+        if named is not None:
+            if named[1] in self.names:
+                self._fail(f"two groups are called {named[1]!r}")
+            self.names.add(named[1])
+        else:
+            flagged = self._matched(_FLAGGED)
+        if flagged is not None:
+            self.flags = outside.set(flagged[1], True).set(flagged[2] or "", False)
+            if flagged[3] == ")":
+                return []
+        elif named is None and self.text.startswith("(?", self.at):
+            self._fail("lookaround, atomic groups and conditions are not supported")
+        elif named is None:
+            self.at += 1
+        self.depth += 1
+        if self.depth > DEPTH_MAX:
+            self._fail(f"more than {DEPTH_MAX} groups inside each other")
+        node = self._choice()
+        if not self._take(")"):
+            self._fail("a '(' without ')'")
+        self.depth -= 1
+        self.flags = outside
+        return [node]
+
+    # ---- characters
+
+    def _escape(self) -> list[Node]:
+        if self._take("\\Q"):
+            quoted, _, _ = self.text[self.at :].partition("\\E")
+            self.at = min(self.at + len(quoted) + len("\\E"), len(self.text))
+            return [self._literal(ord(char)) for char in quoted]
+        self.at += 1
+        char = self._next()
+        if char in _ASSERTIONS:
+            self.at += 1
+            return [_ASSERTIONS[char]]
+        if char in _CLASSES:
+            self.at += 1
+            return [Characters(_CLASSES[char], folded=self.flags.folded)]
+        return [self._literal(self._escaped())]
+
+    def _escaped(self) -> int:
+        """The code point that what follows a backslash stands for."""
+        char = self._next()
+        found = self._matched(_HEX)
+        if found is not None:
+            code = int(found[1] or found[2], 16)
+            return code if code <= _LAST_CODE_POINT else self._fail("there is no such code point")
+        found = self._matched(_OCTAL)
+        if found is not None:
+            return int(found[0], 8)
+        if char in _ESCAPES:
+            self.at += 1
+            return _ESCAPES[char]
+        if char == "" or not char.isascii() or char.isalnum():
+            what = "backreferences are" if char.isdigit() else f"\\{char} is"
+            self._fail(f"{what} not supported")
+        self.at += 1
+        return ord(char)
+
+    def _bracket(self) -> Node:
+        self.at += 1
+        negated = self._take("^")
+        ranges: list[Range] = []
+        while not ranges or not self._take("]"):  # a ']' that comes first stands for itself
+            ranges += self._bracket_item()
+        return Characters(tuple(ranges), negated=negated, folded=self.flags.folded)
+
+    def _bracket_item(self) -> Iterable[Range]:
+        posix = self._matched(_POSIX_CLASS)
+        if posix is not None:
+            found = _POSIX.get(posix[2]) or self._fail(f"there is no class {posix[2]!r}")
+            return _others(found) if posix[1] else found
+        name = self.text[self.at + 1 : self.at + 2]
+        if self._next() == "\\" and name in _CLASSES:
+            self.at += 2
+            return _CLASSES[name]
+        low = high = self._bracket_char()
+        if self._next() == "-" and self.text[self.at + 1 : self.at + 2] not in ("", "]"):
+            self.at += 1
+            high = self._bracket_char()
+            if high < low:
+                self._fail("a range that goes down")
+        return ((low, high),)
+
+    def _bracket_char(self) -> int:
+        char = self._next()
+        if char == "":
+            self._fail("a '[' without ']'")
+        self.at += 1
+        return self._escaped() if char == "\\" else ord(char)
