@@ -6,6 +6,8 @@ from typing import Final
 
 from tallystick.broker.dispatch import HandlerEntry, message, raw
 from tallystick.broker.handlers import (
+    add_offsets_to_txn,
+    add_partitions_to_txn,
     alter_configs,
     api_versions,
     create_partitions,
@@ -18,6 +20,8 @@ from tallystick.broker.handlers import (
     describe_groups,
     describe_log_dirs,
     describe_topic_partitions,
+    describe_transactions,
+    end_txn,
     fetch,
     find_coordinator,
     heartbeat,
@@ -29,6 +33,7 @@ from tallystick.broker.handlers import (
     list_groups,
     list_offsets,
     list_partition_reassignments,
+    list_transactions,
     metadata,
     offset_commit,
     offset_delete,
@@ -61,6 +66,11 @@ _SERVED: Final = (
     message(ApiKey.DELETE_TOPICS, delete_topics.handle),
     message(ApiKey.DELETE_RECORDS, delete_records.handle),
     message(ApiKey.INIT_PRODUCER_ID, init_producer_id.handle),
+    message(ApiKey.ADD_PARTITIONS_TO_TXN, add_partitions_to_txn.handle),
+    message(ApiKey.ADD_OFFSETS_TO_TXN, add_offsets_to_txn.handle),
+    message(ApiKey.END_TXN, end_txn.handle),
+    message(ApiKey.DESCRIBE_TRANSACTIONS, describe_transactions.handle),
+    message(ApiKey.LIST_TRANSACTIONS, list_transactions.handle),
     message(ApiKey.OFFSET_FOR_LEADER_EPOCH, offset_for_leader_epoch.handle),
     message(ApiKey.DESCRIBE_CONFIGS, describe_configs.handle),
     message(ApiKey.ALTER_CONFIGS, alter_configs.handle),

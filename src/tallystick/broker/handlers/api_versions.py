@@ -49,7 +49,7 @@ def serving(specs: Iterable[ApiSpec]) -> Handler[ApiVersionsRequest]:
 
 
 def _supported(api_version: int) -> tuple[SupportedFeatureKey, ...]:
-    """Before version 4 clients cannot read a range that begins at 0: such a feature is left out (KIP-1022)."""
+    """Before version 4 clients cannot read a range from 0 on: such a feature is left out (KIP-1022)."""
     return tuple(
         SupportedFeatureKey(name=name, min_version=levels.lowest, max_version=levels.highest)
         for name, levels in SUPPORTED.items()

@@ -1,22 +1,81 @@
-"""InitProducerId for idempotent producers.
+"""InitProducerId: a producer id, or a transactional id claimed; keeping what it left in doubt (KIP-939)."""
 
-There is no transaction coordinator yet. A transactional id is refused with UNSUPPORTED_VERSION, which clients
-take as final; COORDINATOR_NOT_AVAILABLE would have them try for ever.
-"""
+from typing import Final
 
+from tallystick.broker.acl import CLUSTER, Operation, ResourceType, transactional_id
 from tallystick.broker.broker import Broker
 from tallystick.broker.context import RequestContext
+from tallystick.broker.handlers.txn_wire import (
+    NO_PRODUCER_EPOCH,
+    NO_PRODUCER_ID,
+    NOT_ALLOWED,
+    code_of,
+    execute,
+    identity_of,
+    may_write,
+)
+from tallystick.broker.txn.commands import Answer, Initialised, InitProducerId
+from tallystick.broker.txn.pairs import first_pair
 from tallystick.kernel.codes import ErrorCode
+from tallystick.kernel.errors import Reject
 from tallystick.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
+
+_NO_IDEMPOTENT_WRITE: Final = Reject(
+    ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "neither IDEMPOTENT_WRITE nor WRITE on any topic"
+)
+_HALF_A_PAIR: Final = Reject(ErrorCode.INVALID_REQUEST, "a producer id without its epoch, or the reverse")
 
 
 async def handle(
     broker: Broker, request: InitProducerIdRequest, context: RequestContext
 ) -> InitProducerIdResponse:
-    half_a_pair = (request.producer_id < 0) != (request.producer_epoch < 0)
-    if request.transactional_id == "" or half_a_pair:
-        return InitProducerIdResponse(error_code=ErrorCode.INVALID_REQUEST, producer_epoch=-1)
-    if request.transactional_id is not None:
-        return InitProducerIdResponse(error_code=ErrorCode.UNSUPPORTED_VERSION, producer_epoch=-1)
-    # KIP-360: an idempotent producer that asks with its old pair is given a new id, as Kafka does.
-    return InitProducerIdResponse(producer_id=await broker.new_producer_id(), producer_epoch=0)
+    """Who may, then what the pair says, then the coordinator: the order of Kafka's refusals."""
+    answer = await _answer(broker, request, context)
+    if not isinstance(answer, Initialised):
+        return InitProducerIdResponse(
+            error_code=code_of(context, answer), producer_id=NO_PRODUCER_ID, producer_epoch=NO_PRODUCER_EPOCH
+        )
+    client, ongoing = answer.client, answer.ongoing
+    return InitProducerIdResponse(
+        producer_id=client.producer_id,
+        producer_epoch=client.epoch,
+        ongoing_txn_producer_id=NO_PRODUCER_ID if ongoing is None else ongoing.producer_id,
+        ongoing_txn_producer_epoch=NO_PRODUCER_EPOCH if ongoing is None else ongoing.epoch,
+    )
+
+
+async def _answer(broker: Broker, request: InitProducerIdRequest, context: RequestContext) -> Answer:
+    refused = _refusal(broker, request, context)
+    if refused is not None:
+        return refused
+    if request.transactional_id is None:
+        # KIP-360: an idempotent producer that asks with its old pair is given a new id, as Kafka does.
+        return Initialised(client=first_pair(await broker.new_producer_id()))
+    return await execute(broker, request.transactional_id, _command(request))
+
+
+def _refusal(broker: Broker, request: InitProducerIdRequest, context: RequestContext) -> Reject | None:
+    """What needs no coordinator. Keeping needs WRITE alone: it promises nobody that the transaction waits."""
+    may, name = broker.authorizer, request.transactional_id
+    if name is None:
+        allowed = may.allows(context, Operation.IDEMPOTENT_WRITE, CLUSTER) or may.allows_any(
+            context, Operation.WRITE, ResourceType.TOPIC
+        )
+    else:
+        allowed = may_write(broker, context, name) and (
+            not request.enable_2pc or may.allows(context, Operation.TWO_PHASE_COMMIT, transactional_id(name))
+        )
+    if not allowed:
+        return _NO_IDEMPOTENT_WRITE if name is None else NOT_ALLOWED
+    half_a_pair = (request.producer_id == NO_PRODUCER_ID) != (request.producer_epoch == NO_PRODUCER_EPOCH)
+    return _HALF_A_PAIR if half_a_pair else None
+
+
+def _command(request: InitProducerIdRequest) -> InitProducerId:
+    knows_none = request.producer_id == NO_PRODUCER_ID
+    return InitProducerId(
+        timeout_ms=request.transaction_timeout_ms,
+        expected=None if knows_none else identity_of(request.producer_id, request.producer_epoch),
+        enable_2pc=request.enable_2pc,
+        keep_prepared=request.keep_prepared_txn,
+    )

@@ -1,0 +1,126 @@
+"""AddPartitionsToTxn: partitions a transaction is about to write to.
+
+Up to version 3 by producers, one transaction; from 4 on by brokers, many, and perhaps only to verify that
+they are there (KIP-890). Where any partition of a transaction is refused, none of it is added.
+"""
+
+import asyncio
+from collections.abc import Iterable, Mapping
+
+from tallystick.broker.acl import CLUSTER, Operation, topic
+from tallystick.broker.broker import Broker
+from tallystick.broker.context import RequestContext
+from tallystick.broker.handlers.txn_wire import (
+    NOT_ALLOWED,
+    code_for,
+    code_of,
+    execute,
+    identity_of,
+    may_write,
+)
+from tallystick.broker.topics import INTERNAL
+from tallystick.broker.txn.commands import AddPartitions, PerPartition, VerifyPartitions
+from tallystick.broker.txn.model import EPOCH_BUMP_VERSION
+from tallystick.kernel.codes import ErrorCode
+from tallystick.kernel.ids import TopicPartition
+from tallystick.protocol.messages.add_partitions_to_txn import (
+    AddPartitionsToTxnPartitionResult,
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnResponse,
+    AddPartitionsToTxnResult,
+    AddPartitionsToTxnTopic,
+    AddPartitionsToTxnTopicResult,
+    AddPartitionsToTxnTransaction,
+)
+
+# The first version that is for brokers.
+BATCHED_FROM = 4
+
+Codes = Mapping[TopicPartition, int]
+
+
+async def handle(
+    broker: Broker, request: AddPartitionsToTxnRequest, context: RequestContext
+) -> AddPartitionsToTxnResponse:
+    if context.api_version < BATCHED_FROM:
+        codes = await _add(broker, _only(request), context)
+        return AddPartitionsToTxnResponse(results_by_topic_v3_and_below=_results(codes))
+    if not broker.authorizer.allows(context, Operation.CLUSTER_ACTION, CLUSTER):
+        return AddPartitionsToTxnResponse(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
+    found = await asyncio.gather(*(_add(broker, each, context) for each in request.transactions))
+    return AddPartitionsToTxnResponse(
+        results_by_transaction=tuple(
+            AddPartitionsToTxnResult(transactional_id=each.transactional_id, topic_results=_results(codes))
+            for each, codes in zip(request.transactions, found, strict=True)
+        )
+    )
+
+
+def _only(request: AddPartitionsToTxnRequest) -> AddPartitionsToTxnTransaction:
+    """The one transaction of the older versions, in the form of the newer ones."""
+    return AddPartitionsToTxnTransaction(
+        transactional_id=request.v3_and_below_transactional_id,
+        producer_id=request.v3_and_below_producer_id,
+        producer_epoch=request.v3_and_below_producer_epoch,
+        topics=request.v3_and_below_topics,
+    )
+
+
+async def _add(broker: Broker, asked: AddPartitionsToTxnTransaction, context: RequestContext) -> Codes:
+    """A code for every partition of one transaction."""
+    partitions = _partitions(asked.topics)
+    from_client = context.api_version < BATCHED_FROM
+    if from_client and not may_write(broker, context, asked.transactional_id):
+        return dict.fromkeys(partitions, NOT_ALLOWED.code)
+    wrong = {
+        partition: code
+        for partition in partitions
+        if (code := _refused(broker, partition, context, from_client=from_client))
+    }
+    if wrong or not partitions:
+        return {name: wrong.get(name, ErrorCode.OPERATION_NOT_ATTEMPTED) for name in partitions}
+    identity = identity_of(asked.producer_id, asked.producer_epoch)
+    named = frozenset(partitions)
+    command = (
+        VerifyPartitions(identity=identity, partitions=named)
+        if asked.verify_only
+        else AddPartitions(
+            identity=identity,
+            partitions=named,
+            transaction_version=0 if from_client else EPOCH_BUMP_VERSION,
+        )
+    )
+    answer = await execute(broker, asked.transactional_id, command)
+    if isinstance(answer, PerPartition):
+        return {name: code_for(context, answer.refused.get(name, ErrorCode.NONE)) for name in partitions}
+    return dict.fromkeys(partitions, code_of(context, answer))
+
+
+def _partitions(topics: Iterable[AddPartitionsToTxnTopic]) -> list[TopicPartition]:
+    """Each once, in the order of the request."""
+    named = (TopicPartition(each.name, index) for each in topics for index in each.partitions)
+    return list(dict.fromkeys(named))
+
+
+def _refused(
+    broker: Broker, partition: TopicPartition, context: RequestContext, *, from_client: bool
+) -> ErrorCode:
+    """Clients may not add internal topics: offsets go by way of the group."""
+    name = partition.topic
+    if from_client and (
+        name in INTERNAL or not broker.authorizer.allows(context, Operation.WRITE, topic(name))
+    ):
+        return ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    known = broker.topics.partition(name, partition.partition) is not None
+    return ErrorCode.NONE if known else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def _results(codes: Codes) -> tuple[AddPartitionsToTxnTopicResult, ...]:
+    by_topic: dict[str, list[AddPartitionsToTxnPartitionResult]] = {}
+    for name, code in codes.items():
+        result = AddPartitionsToTxnPartitionResult(partition_index=name.partition, partition_error_code=code)
+        by_topic.setdefault(name.topic, []).append(result)
+    return tuple(
+        AddPartitionsToTxnTopicResult(name=name, results_by_partition=tuple(results))
+        for name, results in by_topic.items()
+    )

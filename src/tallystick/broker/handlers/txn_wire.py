@@ -1,0 +1,71 @@
+"""What the handlers of the transaction APIs share: what older clients understand, and who may write."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+from tallystick.broker.acl import Operation, transactional_id
+from tallystick.broker.broker import Broker
+from tallystick.broker.context import RequestContext
+from tallystick.broker.txn.commands import Answer, Command
+from tallystick.kernel.codes import ErrorCode
+from tallystick.kernel.errors import Reject
+from tallystick.kernel.ids import Identity, ProducerEpoch, ProducerId, TransactionalId
+from tallystick.protocol.apis import ApiKey
+
+NO_PRODUCER_ID: Final = -1
+NO_PRODUCER_EPOCH: Final = -1
+
+# By API and code: the first version that knows the code, and what its predecessors are told instead.
+# Source: KIP-588 (PRODUCER_FENCED), KIP-890 (TRANSACTION_ABORTABLE); KafkaApis.handle*.
+_OLDER: Final[Mapping[int, Mapping[ErrorCode, tuple[int, ErrorCode]]]] = MappingProxyType(
+    {
+        ApiKey.INIT_PRODUCER_ID: {
+            ErrorCode.PRODUCER_FENCED: (4, ErrorCode.INVALID_PRODUCER_EPOCH),
+            ErrorCode.TRANSACTION_ABORTABLE: (5, ErrorCode.INVALID_TXN_STATE),
+        },
+        ApiKey.ADD_PARTITIONS_TO_TXN: {
+            ErrorCode.PRODUCER_FENCED: (2, ErrorCode.INVALID_PRODUCER_EPOCH),
+            ErrorCode.TRANSACTION_ABORTABLE: (5, ErrorCode.INVALID_TXN_STATE),
+        },
+        ApiKey.ADD_OFFSETS_TO_TXN: {
+            ErrorCode.PRODUCER_FENCED: (2, ErrorCode.INVALID_PRODUCER_EPOCH),
+            ErrorCode.TRANSACTION_ABORTABLE: (4, ErrorCode.INVALID_TXN_STATE),
+        },
+        ApiKey.END_TXN: {
+            ErrorCode.PRODUCER_FENCED: (2, ErrorCode.INVALID_PRODUCER_EPOCH),
+            ErrorCode.TRANSACTION_ABORTABLE: (4, ErrorCode.INVALID_TXN_STATE),
+        },
+    }
+)
+
+NOT_ALLOWED: Final = Reject(
+    ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "Transactional Id authorization failed."
+)
+NO_NAME: Final = Reject(ErrorCode.INVALID_REQUEST, "a transactional id must not be empty")
+
+
+def code_for(context: RequestContext, code: ErrorCode) -> ErrorCode:
+    """The code as the version of the request knows it."""
+    known_from, instead = _OLDER[context.api_key].get(code, (0, code))
+    return code if context.api_version >= known_from else instead
+
+
+def code_of(context: RequestContext, answer: Answer) -> ErrorCode:
+    """The error code of an answer, as the version of the request knows it."""
+    return code_for(context, answer.code) if isinstance(answer, Reject) else ErrorCode.NONE
+
+
+def may_write(broker: Broker, context: RequestContext, name: str) -> bool:
+    """Every step of a transaction needs WRITE on its transactional id."""
+    return broker.authorizer.allows(context, Operation.WRITE, transactional_id(name))
+
+
+def identity_of(producer_id: int, producer_epoch: int) -> Identity:
+    """The pair a request carries; a -1 in it is no pair that anybody has, and is refused as such."""
+    return Identity(ProducerId(producer_id), ProducerEpoch(producer_epoch))
+
+
+async def execute(broker: Broker, name: str, command: Command) -> Answer:
+    """Have the coordinator run a command for the transactional id a request names."""
+    return await broker.transactions.execute(TransactionalId(name), command) if name else NO_NAME
