@@ -43,6 +43,9 @@ MAX = INT16_MAX
 T = TransactionalId("t")
 P0, P1, P2 = (TopicPartition("orders", number) for number in range(3))
 TIMEOUT_MS = 60_000
+STATES = ("Empty", "Ongoing", "PrepareCommit", "PrepareAbort", "CompleteCommit", "CompleteAbort")
+IDLE_STATES = ("Empty", "CompleteCommit", "CompleteAbort")
+DECIDED_STATES = ("PrepareCommit", "PrepareAbort")
 TWO_PHASE = TxnConfig(transaction_two_phase_commit_enable=True)
 
 
@@ -110,6 +113,20 @@ class Txn:
         txn = cls.idle(writer, config=config, spares=spares)
         txn.add(writer)
         txn.world.put(replace(txn.entry, client=client, superseded=None))
+        return txn
+
+    @classmethod
+    def in_state(cls, state: str, *, config: TxnConfig = TWO_PHASE, version: int = 2) -> "Txn":
+        """42/10 has come this far by requests of `version`; ends move the pair to 42/11 under version 2."""
+        txn = cls.idle(ident(42, 10), config=config)
+        if state == "Empty":
+            return txn
+        txn.add(ident(42, 10), P0, P1, version=version)
+        if state != "Ongoing":
+            txn.end(ident(42, 10), Outcome.COMMIT if "Commit" in state else Outcome.ABORT, version)
+        if state.startswith("Complete"):
+            txn.complete()
+        assert txn.state == state
         return txn
 
     # ---- requests
