@@ -10,7 +10,7 @@ Effects are numbered and recorded, so that a test can crash after each of them.
 """
 
 import errno
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Final, Literal
@@ -323,6 +323,15 @@ class MemoryFileSystem:
 
     def directories(self) -> list[str]:
         return sorted(self._dirs)
+
+    @classmethod
+    def of(cls, directories: Sequence[str], files: Mapping[str, bytes]) -> "MemoryFileSystem":
+        """A disk that holds these, all of it synced."""
+        made = cls()
+        made._dirs.update(dict.fromkeys(directories, True))
+        made._names = {path: _Node(bytearray(data), data) for path, data in files.items()}
+        made._durable = dict(made._names)
+        return made
 
 
 def _parent(path: str) -> str:

@@ -1,0 +1,260 @@
+"""Whether what clients were told, what readers were shown and what the disk holds can all be true.
+
+Outside of the code under test (style R17): transactions are worked out from the raw batches once more, by
+the plainest rule there is, and compared with what the broker's own indexes and offsets say. The numbers are
+those of the style's list; I1 to I6 are invariants of the protocol, named where each is looked at.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tallystick.broker.partition import Partition
+from tallystick.broker.txn.model import ForcedCause, TxnEntry
+from tallystick.kernel.codes import ErrorCode
+from tallystick.kernel.ids import Identity, ProducerEpoch, ProducerId, TopicPartition
+from tallystick.kernel.value import frozen
+from tallystick.protocol.apis import ApiKey
+from tallystick.protocol.messages.end_txn import EndTxnRequest, EndTxnResponse
+from tallystick.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
+from tallystick.protocol.records import ControlType, decode_records, iter_headers, read_marker
+from tallystick.testing.sim.dual_write import Database
+from tallystick.testing.sim.history import History, Pairs, Txn
+from tallystick.testing.sim.network import Exchange
+
+READ_BYTES = 1 << 20
+
+
+@frozen
+class Batch:
+    """A batch in a log: data with its texts, or a marker, whose `commit` says which."""
+
+    first_offset: int
+    next_offset: int
+    signer: Identity | None
+    transactional: bool
+    texts: tuple[str, ...] = ()
+    commit: bool | None = None
+
+
+def scan(partition: Partition) -> list[Batch]:
+    """Every batch of a partition, from its bytes; of an internal topic without the texts."""
+    internal = partition.topic_partition.topic.startswith("__")
+    found = []
+    for piece in partition.read_all(READ_BYTES):
+        for at, header in iter_headers(piece):
+            marker = read_marker(piece, at) if header.is_control else None
+            texts: tuple[str, ...] = ()
+            if not header.is_control and not internal:
+                texts = tuple((record.value or b"").decode() for record in decode_records(piece, at))
+            signer = None
+            if header.producer_id >= 0:
+                signer = Identity(ProducerId(header.producer_id), ProducerEpoch(header.producer_epoch))
+            commit = None if marker is None else marker.type is ControlType.COMMIT
+            found.append(
+                Batch(header.base_offset, header.next_offset, signer, header.is_transactional, texts, commit)
+            )
+    return found
+
+
+@dataclass(slots=True)
+class Decisions:
+    """What the batches of one partition come to.
+
+    visible  texts that are committed, in their order
+    open     first offset of each transaction without a marker, by producer id
+    markers  each marker, with the signer of the data it ended, if there was any
+    """
+
+    visible: list[str] = field(default_factory=list)
+    open: dict[ProducerId, int] = field(default_factory=dict)
+    markers: list[tuple[Identity, bool, Identity | None]] = field(default_factory=list)
+
+
+def decide(batches: Iterable[Batch], upto: int) -> Decisions:
+    """Work transactions out as a reader of KIP-98 would, believing no marker at or above `upto`."""
+    result = Decisions()
+    held: dict[ProducerId, list[Batch]] = defaultdict(list)
+    texts: list[tuple[int, tuple[str, ...]]] = []
+    for batch in batches:
+        signer = batch.signer
+        if batch.commit is None:
+            if signer is None or not batch.transactional:
+                texts.append((batch.first_offset, batch.texts))
+            else:
+                held[signer.producer_id].append(batch)
+                result.open.setdefault(signer.producer_id, batch.first_offset)
+        elif signer is not None and batch.next_offset <= upto:
+            ended = held.pop(signer.producer_id, [])
+            result.open.pop(signer.producer_id, None)
+            result.markers.append((signer, batch.commit, ended[0].signer if ended else None))
+            if batch.commit:
+                texts += [(data.first_offset, data.texts) for data in ended]
+    result.visible = [text for _, some in sorted(texts) for text in some]
+    return result
+
+
+# ---- while it runs
+
+
+def check_stable_offset(partition: Partition) -> Iterator[str]:
+    """(3) The last stable offset is before every transaction without a marker that power loss cannot take."""
+    high_watermark, stable = partition.log.high_watermark, partition.log.last_stable_offset
+    for producer_id, first in decide(scan(partition), high_watermark).open.items():
+        if first < stable:
+            yield (
+                f"{partition.topic_partition}: stable up to {stable}, producer {producer_id} has been open "
+                f"since {first} (high watermark {high_watermark})"
+            )
+
+
+def check_pair(history: History, exchange: Exchange) -> None:
+    """(4), I2: no pair that is handed out is an earlier one; a claim's and an end's is newer than all."""
+    request, response = exchange.request, exchange.response
+    if not isinstance(response, InitProducerIdResponse | EndTxnResponse) or response.error_code:
+        return
+    if not isinstance(request, InitProducerIdRequest | EndTxnRequest) or response.producer_id < 0:
+        return
+    owner = request.transactional_id or ""
+    pair = Identity(ProducerId(response.producer_id), ProducerEpoch(response.producer_epoch))
+    known = history.pairs.setdefault(owner, Pairs())
+    asked = Identity(ProducerId(request.producer_id), ProducerEpoch(request.producer_epoch))
+    is_repeated = asked != known.newest and request.producer_id >= 0
+    newest, known.newest = known.newest, pair
+    if newest is None or newest == pair:
+        if newest is not None and not is_repeated:
+            history.report(f"{owner}: {exchange.api.name} by {asked} hands {pair} out again")
+    elif pair.producer_id == newest.producer_id:
+        if pair.epoch < newest.epoch:
+            history.report(f"{owner}: {exchange.api.name} hands {pair} out after {newest}")
+    elif pair.producer_id in known.producer_ids:
+        history.report(f"{owner}: {exchange.api.name} hands {pair} out, a producer id from before {newest}")
+    known.producer_ids.add(pair.producer_id)
+
+
+def check_answer(history: History, exchange: Exchange) -> None:
+    """No request of these clients is beyond the broker: it never has to say that it does not know."""
+    code = getattr(exchange.response, "error_code", 0)
+    if code == ErrorCode.UNKNOWN_SERVER_ERROR:
+        history.report(f"{exchange.api.name} v{exchange.version}: UNKNOWN_SERVER_ERROR")
+
+
+# ---- at the end
+
+
+def check_texts(batches: Mapping[TopicPartition, Sequence[Batch]]) -> Iterator[str]:
+    """(6) No record twice, committed or not."""
+    counts = Counter(text for found in batches.values() for batch in found for text in batch.texts)
+    for text, count in counts.items():
+        if count > 1:
+            yield f"record {text} is there {count} times"
+
+
+def check_atomic(history: History, visible: Mapping[TopicPartition, Sequence[str]]) -> Iterator[str]:
+    """(1) Of every transaction all is visible or nothing, and what its clients were told is so."""
+    where = {text: partition for partition, texts in visible.items() for text in texts}
+    for txn in history.txns:
+        seen = txn.records.keys() & where.keys()
+        for text in sorted(seen):
+            if where[text] != txn.records[text]:
+                yield f"{txn}: {text} was sent to {txn.records[text]} and is in {where[text]}"
+        if txn.told is True or (txn.commit_asked and txn.told is None and seen):
+            missing = sorted(txn.acknowledged - seen)
+            if missing:
+                said = "committed" if txn.told else "in part there"
+                yield f"{txn} is {said}; missing: {missing}, there: {sorted(seen)}"
+        elif seen:
+            why = "was aborted" if txn.told is False else "was never committed"
+            yield f"{txn} {why}, yet visible: {sorted(seen)}"
+
+
+def check_order(history: History, visible: Mapping[TopicPartition, Sequence[str]]) -> Iterator[str]:
+    """What one client sent to one partition comes in the order it was sent."""
+    for partition, texts in visible.items():
+        last: dict[str, tuple[int, int]] = {}
+        for text in texts:
+            owner, number, index = text.split(":")
+            place = (int(number), int(index))
+            if place < last.get(owner, place):
+                yield f"{partition}: {text} comes after {last[owner]} of the same client"
+            last[owner] = place
+
+
+def check_markers(history: History, decisions: Mapping[TopicPartition, Decisions]) -> Iterator[str]:
+    """I1: a token is decided once. I3: its markers carry the next epoch, in every partition."""
+    outcomes: dict[Identity, tuple[bool, TopicPartition]] = {}
+    for partition, decided in decisions.items():
+        for signer, commit, writer in decided.markers:
+            txn = None if writer is None else history.by_writer.get(writer)
+            if txn is None or writer is None:
+                continue
+            if signer != Identity(writer.producer_id, ProducerEpoch(writer.epoch + 1)):
+                yield f"{partition}: {txn} was ended by a marker of {signer}"
+            found, where = outcomes.setdefault(writer, (commit, partition))
+            if found != commit:
+                yield f"{txn}: {_outcome(found)} in {where}, {_outcome(commit)} in {partition}"
+
+
+def _outcome(commit: bool) -> str:
+    return "committed" if commit else "aborted"
+
+
+def check_database(
+    history: History,
+    database: Database,
+    visible: Mapping[TopicPartition, Sequence[str]],
+    entries: Sequence[TxnEntry],
+) -> Iterator[str]:
+    """(2) A row's transactions are the log's; where an end was forced, the coordinator says so."""
+    texts = {text for found in visible.values() for text in found}
+    forced = {outcome.writer: outcome.cause for entry in entries for outcome in entry.forced}
+    for txn in history.txns:
+        row = database.rows.get(txn.owner)
+        if row is None or not txn.records:
+            continue
+        in_log, in_row = not txn.records.keys().isdisjoint(texts), txn.number in row.committed
+        if in_log and not in_row:
+            yield f"{txn} is in the log, and its database never decided it"
+        if in_row and not in_log and (txn.writer is None or txn.writer not in forced):
+            yield f"{txn} is in the database and not in the log, and no forced outcome says why"
+    for writer, cause in forced.items():
+        ended = history.by_writer.get(writer)
+        if ended is not None and ended.two_phase and cause is ForcedCause.TIMED_OUT:
+            yield f"I6: {ended} never times out, yet it did"
+
+
+def check_entries(
+    entries: Sequence[TxnEntry], partitions: Mapping[TopicPartition, Decisions]
+) -> Iterator[str]:
+    """(7), I4: when every client has recovered nothing is open, at the coordinator or in a partition."""
+    for entry in entries:
+        if entry.phase.__class__.__name__ != "Idle":
+            yield f"{entry.transactional_id} is {entry.state.label} when everything is over"
+    for partition, decided in partitions.items():
+        for producer_id, first in decided.open.items():
+            yield f"{partition}: producer {producer_id} is open since {first} when everything is over"
+
+
+def check_offset(history: History, owner: str, committed: int | None) -> Iterator[str]:
+    """(1) for groups: the offset is that of the owner's last committed transaction which had one.
+
+    Args:
+        committed: number of the transaction whose offset the group has.
+    """
+    certain: list[Txn] = []
+    possible: set[int] = set()
+    for txn in history.txns:
+        if txn.owner != owner or txn.offset is None:
+            continue
+        if txn.told is True and txn.offset_acknowledged:
+            certain.append(txn)
+            possible.clear()
+        elif txn.commit_asked and txn.told is None:
+            possible.add(txn.number)
+    expected = certain[-1].number if certain else None
+    if committed != expected and committed not in possible:
+        others = f", or one of {sorted(possible)}" if possible else ""
+        yield f"{owner}: its group has the offset of transaction {committed}, not {expected}{others}"
+
+
+ENDS = frozenset({ApiKey.INIT_PRODUCER_ID, ApiKey.END_TXN})

@@ -1,0 +1,362 @@
+"""Transactional producers as their protocol wants them, and a reader of what is committed.
+
+One `Producer` is one incarnation of a transactional id: of version 0 or 1 (AddPartitionsToTxn, one epoch for
+many transactions) or of version 2 (partitions join by the write, every end moves the epoch; KIP-890). It
+repeats what got no reply, and never anything else.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from random import Random
+from typing import Final, TypeVar
+
+from tallystick.kernel.codes import ErrorCode
+from tallystick.kernel.ids import Identity, ProducerEpoch, ProducerId, TopicPartition
+from tallystick.kernel.value import frozen
+from tallystick.protocol.messages.add_offsets_to_txn import AddOffsetsToTxnRequest, AddOffsetsToTxnResponse
+from tallystick.protocol.messages.add_partitions_to_txn import (
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnResponse,
+    AddPartitionsToTxnTopic,
+)
+from tallystick.protocol.messages.end_txn import EndTxnRequest, EndTxnResponse
+from tallystick.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
+from tallystick.protocol.messages.produce import (
+    PartitionProduceData,
+    ProduceRequest,
+    ProduceResponse,
+    TopicProduceData,
+)
+from tallystick.protocol.messages.txn_offset_commit import (
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitRequestPartition,
+    TxnOffsetCommitRequestTopic,
+    TxnOffsetCommitResponse,
+)
+from tallystick.protocol.records import BatchMeta, Record, encode_batch
+from tallystick.testing.sim.faults import Repeats
+from tallystick.testing.sim.history import History, Txn
+from tallystick.testing.sim.network import Network, NoReply
+
+R = TypeVar("R")
+
+# Answers after which the same request is sent again.
+RETRIABLE: Final = frozenset(
+    {
+        ErrorCode.CONCURRENT_TRANSACTIONS,
+        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+        ErrorCode.COORDINATOR_NOT_AVAILABLE,
+        ErrorCode.NOT_COORDINATOR,
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        ErrorCode.REQUEST_TIMED_OUT,
+        ErrorCode.NOT_ENOUGH_REPLICAS,
+        ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+        ErrorCode.KAFKA_STORAGE_ERROR,
+        ErrorCode.OPERATION_NOT_ATTEMPTED,
+    }
+)
+# Nobody waits longer for one answer: a client that does will wait for ever.
+PATIENCE_S: Final = 120.0
+BACKOFF_S: Final = (0.005, 0.02, 0.06)
+
+
+class Trouble(Exception):
+    """The transaction cannot go on, and can perhaps be aborted."""
+
+    def __init__(self, what: str, code: ErrorCode) -> None:
+        super().__init__(what, code)
+        self.code = code
+
+
+class Fenced(Exception):
+    """Somebody else has the transactional id, or the transaction was ended: this incarnation is over."""
+
+
+class Stuck(Exception):
+    """The broker never came to an answer."""
+
+
+@frozen(kw_only=True)
+class Kind:
+    """What a client is.
+
+    version       of the transaction protocol it speaks
+    two_phase     asks for transactions that never time out (KIP-939)
+    keeps         its next incarnation keeps what is open, and asks the database what becomes of it
+    offsets       its transactions commit offsets of a group, too
+    """
+
+    version: int = 2
+    two_phase: bool = False
+    keeps: bool = False
+    offsets: bool = False
+    timeout_ms: int = 60_000
+
+
+class Producer:
+    """One incarnation. `step` is called between requests; what it raises ends the process."""
+
+    def __init__(
+        self, name: str, kind: Kind, network: Network, history: History, step: Callable[[], None]
+    ) -> None:
+        self.name = name
+        self.kind = kind
+        self.pair = Identity(ProducerId(-1), ProducerEpoch(-1))
+        self.txn: Txn | None = None
+        self._network = network
+        self._history = history
+        self._step = step
+        self._sequences: dict[TopicPartition, int] = {}
+        self._joined: set[TopicPartition | str] = set()
+        self._unanswered = False
+
+    # -- one request at a time -------------------------------------------------------------------------------
+
+    async def _ask(
+        self,
+        request: object,
+        version: int,
+        answer: type[R],
+        codes: Callable[[R], Iterable[int]],
+        *,
+        repeats: Repeats = "none",
+    ) -> R:
+        """Send until an answer comes that says more than "again"."""
+        loop = asyncio.get_running_loop()
+        give_up_at, tries = loop.time() + PATIENCE_S, 0
+        while True:
+            self._step()
+            try:
+                response = await self._network.call(self.name, request, version, answer, repeats)
+            except NoReply:
+                self._unanswered = True
+                failed = {int(ErrorCode.REQUEST_TIMED_OUT)}
+            else:
+                failed = set(codes(response)) - {0}
+                if not failed or failed - RETRIABLE:
+                    return response
+            if loop.time() > give_up_at:
+                raise Stuck(f"{self.name}: {type(request).__name__} is answered with {failed} for ever")
+            await asyncio.sleep(BACKOFF_S[min(tries, len(BACKOFF_S) - 1)])
+            tries += 1
+
+    @property
+    def _repeats(self) -> Repeats:
+        return "any time" if self.kind.version >= 2 else "none"
+
+    async def init(self, *, keep: bool = False, expected: Identity | None = None) -> Identity | None:
+        """Claim the id; with `keep` what was open stays, and its writer is returned (KIP-939)."""
+        is_v6 = keep or self.kind.two_phase
+        request = InitProducerIdRequest(
+            transactional_id=self.name,
+            transaction_timeout_ms=self.kind.timeout_ms,
+            producer_id=-1 if expected is None else expected.producer_id,
+            producer_epoch=-1 if expected is None else expected.epoch,
+            enable_2pc=self.kind.two_phase,
+            keep_prepared_txn=keep,
+        )
+        version = 6 if is_v6 else 5 if self.kind.version >= 2 else 4
+        response = await self._ask(request, version, InitProducerIdResponse, _code_of, repeats=self._repeats)
+        if response.error_code:
+            raise Fenced(f"InitProducerId: {ErrorCode(response.error_code).name}")
+        self._become(_pair(response.producer_id, response.producer_epoch))
+        if response.ongoing_txn_producer_id < 0:
+            return None
+        return _pair(response.ongoing_txn_producer_id, response.ongoing_txn_producer_epoch)
+
+    def _become(self, pair: Identity) -> None:
+        if pair != self.pair:
+            self._sequences.clear()
+        self.pair = pair
+
+    # -- a transaction ---------------------------------------------------------------------------------------
+
+    def begin(self) -> Txn:
+        self.txn = self._history.begin(self.name, self.kind.version, two_phase=self.kind.two_phase)
+        self._joined.clear()
+        self._unanswered = False
+        return self.txn
+
+    async def send(self, partitions: Sequence[TopicPartition], count: int) -> None:
+        """One batch of `count` records to each partition, in one request."""
+        txn = self._txn()
+        if self.kind.version < 2:
+            await self._add_partitions(partitions)
+        batches: dict[TopicPartition, tuple[bytes, list[str]]] = {}
+        for partition in partitions:
+            texts = [f"{self.name}:{txn.number}:{len(txn.records) + i}" for i in range(count)]
+            txn.records.update(dict.fromkeys(texts, partition))
+            batches[partition] = (self._batch(partition, texts), texts)
+        while batches:
+            request = ProduceRequest(
+                transactional_id=self.name,
+                acks=-1,
+                timeout_ms=30_000,
+                topic_data=tuple(
+                    TopicProduceData(
+                        name=partition.topic,
+                        partition_data=(PartitionProduceData(index=partition.partition, records=batch),),
+                    )
+                    for partition, (batch, _) in batches.items()
+                ),
+            )
+            version = 12 if self.kind.version >= 2 else 11
+            response = await self._ask(
+                request, version, ProduceResponse, lambda found: (), repeats="any time"
+            )
+            again = self._sent(response, batches)
+            batches = {partition: batches[partition] for partition in again}
+            if batches:
+                await asyncio.sleep(BACKOFF_S[1])
+
+    def _batch(self, partition: TopicPartition, texts: Sequence[str]) -> bytes:
+        sequence = self._sequences.get(partition, 0)
+        self._sequences[partition] = sequence + len(texts)
+        records = [Record(i, 1_700_000_000_000, None, text.encode()) for i, text in enumerate(texts)]
+        meta = BatchMeta(
+            producer_id=self.pair.producer_id,
+            epoch=self.pair.epoch,
+            base_sequence=sequence,
+            transactional=True,
+        )
+        return encode_batch(records, meta)
+
+    def _sent(
+        self, response: ProduceResponse, batches: Mapping[TopicPartition, tuple[bytes, list[str]]]
+    ) -> list[TopicPartition]:
+        """Take in a reply; the partitions to try again."""
+        txn, again = self._txn(), []
+        for topic in response.responses:
+            for result in topic.partition_responses:
+                partition = TopicPartition(topic.name, result.index)
+                code = ErrorCode(result.error_code)
+                if code in (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
+                    txn.acknowledged.update(batches[partition][1])
+                elif code in RETRIABLE:
+                    again.append(partition)
+                else:
+                    raise Trouble(f"Produce {partition}", code)
+        return again
+
+    async def _add_partitions(self, partitions: Sequence[TopicPartition]) -> None:
+        missing = [partition for partition in partitions if partition not in self._joined]
+        if not missing:
+            return
+        request = AddPartitionsToTxnRequest(
+            v3_and_below_transactional_id=self.name,
+            v3_and_below_producer_id=self.pair.producer_id,
+            v3_and_below_producer_epoch=self.pair.epoch,
+            v3_and_below_topics=tuple(
+                AddPartitionsToTxnTopic(name=partition.topic, partitions=(partition.partition,))
+                for partition in missing
+            ),
+        )
+        response = await self._ask(request, 3, AddPartitionsToTxnResponse, _added_codes)
+        for code in _added_codes(response):
+            if code:
+                raise Trouble("AddPartitionsToTxn", ErrorCode(code))
+        self._joined.update(missing)
+
+    async def send_offset(self, group: str, partition: TopicPartition, offset: int) -> None:
+        """Commit an offset of `group` as a part of the transaction."""
+        txn = self._txn()
+        if self.kind.version < 2 and group not in self._joined:
+            request = AddOffsetsToTxnRequest(
+                transactional_id=self.name,
+                producer_id=self.pair.producer_id,
+                producer_epoch=self.pair.epoch,
+                group_id=group,
+            )
+            added = await self._ask(request, 3, AddOffsetsToTxnResponse, _code_of)
+            if added.error_code:
+                raise Trouble("AddOffsetsToTxn", ErrorCode(added.error_code))
+            self._joined.add(group)
+        commit = TxnOffsetCommitRequest(
+            transactional_id=self.name,
+            group_id=group,
+            producer_id=self.pair.producer_id,
+            producer_epoch=self.pair.epoch,
+            topics=(
+                TxnOffsetCommitRequestTopic(
+                    name=partition.topic,
+                    partitions=(
+                        TxnOffsetCommitRequestPartition(
+                            partition_index=partition.partition,
+                            committed_offset=offset,
+                            committed_metadata=str(txn.number),
+                        ),
+                    ),
+                ),
+            ),
+        )
+        txn.offset = offset
+        version = 5 if self.kind.version >= 2 else 3
+        response = await self._ask(
+            commit, version, TxnOffsetCommitResponse, _offset_codes, repeats=self._repeats
+        )
+        for code in _offset_codes(response):
+            if code:
+                raise Trouble("TxnOffsetCommit", ErrorCode(code))
+        txn.offset_acknowledged = True
+
+    async def end(self, *, commit: bool, txn: Txn | None = None) -> None:
+        """EndTxn, also of a transaction that was kept, whose `txn` is given.
+
+        A client of version 2 says nothing about a transaction without records, as Kafka's does.
+        Raises: Fenced, with the outcome unknown if a commit was asked for.
+        """
+        txn = txn or self._txn()
+        request = EndTxnRequest(
+            transactional_id=self.name,
+            producer_id=self.pair.producer_id,
+            producer_epoch=self.pair.epoch,
+            committed=commit,
+        )
+        txn.commit_asked |= commit
+        version = 5 if self.kind.version >= 2 else 3
+        response = await self._ask(request, version, EndTxnResponse, _code_of, repeats=self._repeats)
+        if response.error_code:
+            raise Fenced(f"EndTxn: {ErrorCode(response.error_code).name}")
+        txn.told = commit
+        if self.kind.version >= 2:
+            self._become(_pair(response.producer_id, response.producer_epoch))
+        elif not commit and self._unanswered:
+            # What got no reply may still come: under another epoch it is refused (KIP-360).
+            await self.init(expected=self.pair)
+
+    def _txn(self) -> Txn:
+        if self.txn is None:
+            raise ValueError(f"{self.name} has begun no transaction")
+        if self.txn.writer is None:
+            self.txn.writer = self.pair
+            if self.kind.version >= 2:
+                self._history.by_writer[self.pair] = self.txn
+        return self.txn
+
+
+def _pair(producer_id: int, epoch: int) -> Identity:
+    return Identity(ProducerId(producer_id), ProducerEpoch(epoch))
+
+
+def _code_of(
+    response: InitProducerIdResponse | EndTxnResponse | AddOffsetsToTxnResponse,
+) -> tuple[int, ...]:
+    return (response.error_code,)
+
+
+def _added_codes(response: AddPartitionsToTxnResponse) -> tuple[int, ...]:
+    return tuple(
+        result.partition_error_code
+        for topic in response.results_by_topic_v3_and_below
+        for result in topic.results_by_partition
+    )
+
+
+def _offset_codes(response: TxnOffsetCommitResponse) -> tuple[int, ...]:
+    return tuple(result.error_code for topic in response.topics for result in topic.partitions)
+
+
+def pick(random: Random, partitions: Sequence[TopicPartition]) -> list[TopicPartition]:
+    """Some of the partitions, at least one, in order."""
+    chosen = random.sample(range(len(partitions)), random.randint(1, len(partitions)))
+    return [partitions[i] for i in sorted(chosen)]

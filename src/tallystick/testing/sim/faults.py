@@ -1,0 +1,113 @@
+"""What goes wrong in one run, all of it drawn from the seed.
+
+Each kind of fault is on in about half of the runs: a run with every fault shows less than one with two,
+because clients then hardly get anywhere (swarm testing).
+"""
+
+from random import Random
+from typing import Final, Literal
+
+from tallystick.kernel.value import frozen
+from tallystick.testing.memory_fs import Keep
+
+Repeats = Literal["none", "at once", "any time"]
+
+
+@frozen(kw_only=True)
+class PowerLoss:
+    """The end of one life of the broker.
+
+    after_effects  the number of the disk's effect it comes after, counted from the start of that life;
+                   None: between two effects, `after_s` from its start
+    keep           what the disk keeps of unsynced changes; `everything` is a killed process
+    down_s         until the next life
+    """
+
+    after_effects: int | None
+    after_s: float
+    keep: Keep
+    keep_seed: int
+    down_s: float
+
+
+@frozen(kw_only=True)
+class FaultPlan:
+    """Probabilities are per message, times in virtual seconds from the start."""
+
+    flush_policy: Literal["ack", "os"] = "ack"
+    lose_request: float = 0.0
+    lose_reply: float = 0.0
+    repeat_request: float = 0.0
+    late_request: float = 0.0
+    late_max_s: float = 0.5
+    latency_max_s: float = 0.002
+    sync_delay_max_s: float = 0.002
+    power_losses: tuple[PowerLoss, ...] = ()
+    disk_full: tuple[tuple[float, float, int], ...] = ()  # from, to, bytes that still fit
+    disk_breaks_at_s: tuple[float, ...] = ()  # a sync fails: the broker ends itself
+    clock_jumps: tuple[tuple[float, int], ...] = ()  # when, by how many milliseconds, either way
+    client_dies: float = 0.0  # at each step between two requests
+    client_lives_on: float = 0.0  # when it is replaced: two live clients on one id
+    database_unknown: float = 0.0  # a database commit whose result is not told
+    terminations_at_s: tuple[float, ...] = ()  # an administrator ends whatever an id has open
+
+    @property
+    def may_forget(self) -> bool:
+        """Whether records that were acknowledged can be lost: nothing was synced before power failed."""
+        return self.flush_policy != "ack" and any(loss.keep != "everything" for loss in self.power_losses)
+
+
+SPAN_S: Final = 2.0
+"""When faults come; a run without any is over sooner."""
+
+
+def draw(random: Random) -> FaultPlan:
+    """The faults of one run."""
+
+    def on() -> bool:
+        return random.random() < 0.5
+
+    def chance(most: float) -> float:
+        return random.uniform(0.01, most) if on() else 0.0
+
+    def times(most: int) -> tuple[float, ...]:
+        return tuple(sorted(random.uniform(0, SPAN_S) for _ in range(random.randint(1, most) if on() else 0)))
+
+    policy: Literal["ack", "os"] = "ack" if random.random() < 0.7 else "os"
+    kill_only = policy == "os" and on()
+    return FaultPlan(
+        flush_policy=policy,
+        lose_request=chance(0.1),
+        lose_reply=chance(0.15),
+        repeat_request=chance(0.15),
+        late_request=chance(0.1),
+        late_max_s=random.choice((0.05, 0.5, 2.0)),
+        latency_max_s=random.choice((0.0, 0.002, 0.02)),
+        sync_delay_max_s=random.choice((0.0, 0.002, 0.05)),
+        power_losses=tuple(
+            _power_loss(random, kill_only=kill_only) for _ in range(random.randint(1, 4) if on() else 0)
+        ),
+        disk_full=_disk_full(random) if random.random() < 0.2 else (),
+        disk_breaks_at_s=times(1) if random.random() < 0.2 else (),
+        clock_jumps=tuple((at, random.choice((-70_000, -500, 500, 5_000, 70_000))) for at in times(2)),
+        client_dies=chance(0.1),
+        client_lives_on=0.5 if on() else 0.0,
+        database_unknown=chance(0.3),
+        terminations_at_s=times(2) if random.random() < 0.3 else (),
+    )
+
+
+def _power_loss(random: Random, *, kill_only: bool) -> PowerLoss:
+    kinds: tuple[Keep, ...] = ("nothing", "everything", "prefix", "subset", "unordered")
+    return PowerLoss(
+        after_effects=random.randint(0, 150) if random.random() < 0.6 else None,
+        after_s=random.uniform(0, SPAN_S / 2),
+        keep="everything" if kill_only else random.choice(kinds),
+        keep_seed=random.getrandbits(32),
+        down_s=random.choice((0.0, 0.01, 0.3)),
+    )
+
+
+def _disk_full(random: Random) -> tuple[tuple[float, float, int], ...]:
+    begins = random.uniform(0, SPAN_S)
+    return ((begins, begins + random.uniform(0.05, 1.0), random.randint(0, 2000)),)

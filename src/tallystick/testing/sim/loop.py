@@ -1,0 +1,239 @@
+"""An event loop without sockets, threads or waiting: time is a number, and moves when nothing is ready.
+
+Several loops can share one `VirtualTime`, as a broker and its clients do: each is a process, and can die
+without the others. What they do depends on nothing but the calls made and their order (style R17).
+"""
+
+import asyncio
+import heapq
+from asyncio import events
+from collections import deque
+from collections.abc import Callable, Coroutine
+from contextvars import Context
+from typing import Any, Final, TypeVar, TypeVarTuple
+
+from tallystick.kernel.ids import TimestampMs
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+START_MS: Final = 1_700_000_000_000
+
+
+class VirtualTime:
+    """The one clock of a simulation; `clock.Clock` for the broker. Seconds in the loops, else milliseconds.
+
+    `set_back_ms` is how far the wall clock is off; the monotonic one never steps back.
+    """
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.set_back_ms = 0
+
+    def monotonic_ms(self) -> int:
+        return round(self.now_s * 1000)
+
+    def now_ms(self) -> TimestampMs:
+        return TimestampMs(START_MS + self.monotonic_ms() - self.set_back_ms)
+
+
+class VirtualLoop(asyncio.AbstractEventLoop):
+    """One process's loop. Callbacks run in the order they were made ready, as asyncio promises.
+
+    Args:
+        alive: asked after every callback; when it says no, `turn` ends there and then, as a process does
+            that is killed.
+        thread_delay_s: how long a call handed to a thread takes.
+    """
+
+    def __init__(
+        self,
+        time: VirtualTime,
+        alive: Callable[[], bool],
+        thread_delay_s: Callable[[], float],
+    ) -> None:
+        self.virtual = time
+        self.errors: list[dict[str, Any]] = []
+        self._alive = alive
+        self._thread_delay_s = thread_delay_s
+        self._ready: deque[asyncio.Handle] = deque()
+        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._made = 0
+        self._tasks: dict[asyncio.Task[Any], None] = {}  # all_tasks() is a set, whose order is of addresses
+        self._dead = False
+        self.stopped = False  # killed in the middle of a callback
+
+    # -- running ------------------------------------------------------------------------------------------
+
+    def turn(self) -> bool:
+        """Run all that is ready now and what that makes ready. False when the process has died of it."""
+        events._set_running_loop(self)
+        try:
+            while self._wake():
+                handle = self._ready.popleft()
+                if not handle.cancelled():
+                    self._run(handle)
+                    if not self._alive():
+                        self.stopped = True
+                        return False
+        finally:
+            events._set_running_loop(None)
+        return True
+
+    def _wake(self) -> bool:
+        timers, now = self._timers, self.virtual.now_s
+        while timers and (timers[0][2].cancelled() or timers[0][0] <= now):
+            handle = heapq.heappop(timers)[2]
+            if not handle.cancelled():
+                self._ready.append(handle)
+        return bool(self._ready)
+
+    def _run(self, handle: asyncio.Handle) -> None:
+        try:
+            handle._context.run(handle._callback, *handle._args)  # type: ignore[attr-defined]
+        except Exception as exc:
+            self.call_exception_handler({"message": "a callback failed", "exception": exc})
+        except BaseException:
+            # Only power loss is no Exception here; `alive` says so, too.
+            if self._alive():
+                raise
+
+    def next_s(self) -> float | None:
+        """When there is something to do: now, later, or never."""
+        if self._wake():
+            return self.virtual.now_s
+        return self._timers[0][0] if self._timers else None
+
+    def kill(self) -> None:
+        """Nothing runs any more. Coroutines end where they are; what they still try to do has no effect."""
+        self._dead = True
+        self._ready.clear()
+        self._timers.clear()
+        for task in self._tasks:
+            if not task.done():
+                task._log_destroy_pending = False  # type: ignore[attr-defined]
+                try:
+                    task.get_coro().close()
+                except BaseException:
+                    continue  # a finally of a dead process
+        self._tasks.clear()
+        self._ready.clear()
+
+    # -- what asyncio asks for ----------------------------------------------------------------------------
+
+    def time(self) -> float:
+        return self.virtual.now_s
+
+    def call_soon(
+        self,
+        callback: Callable[[*Ts], object],
+        *args: *Ts,
+        context: Context | None = None,
+    ) -> asyncio.Handle:
+        handle = asyncio.Handle(callback, args, self, context)
+        self._ready.append(handle)
+        return handle
+
+    call_soon_threadsafe = call_soon
+
+    def call_later(
+        self,
+        delay: float,
+        callback: Callable[[*Ts], object],
+        *args: *Ts,
+        context: Context | None = None,
+    ) -> asyncio.TimerHandle:
+        return self.call_at(self.virtual.now_s + delay, callback, *args, context=context)
+
+    def call_at(
+        self,
+        when: float,
+        callback: Callable[[*Ts], object],
+        *args: *Ts,
+        context: Context | None = None,
+    ) -> asyncio.TimerHandle:
+        handle = asyncio.TimerHandle(when, callback, args, self, context)
+        self._made += 1
+        heapq.heappush(self._timers, (when, self._made, handle))
+        return handle
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        return None
+
+    def create_future(self) -> "asyncio.Future[Any]":
+        return asyncio.Future(loop=self)
+
+    def create_task(  # type: ignore[override]
+        self, coro: Coroutine[Any, Any, T], *, name: str | None = None, context: Context | None = None
+    ) -> "asyncio.Task[T]":
+        task = asyncio.Task(coro, loop=self, name=name or "", context=context)
+        self._tasks[task] = None
+        task.add_done_callback(self._forget)
+        return task
+
+    def _forget(self, task: "asyncio.Task[Any]") -> None:
+        self._tasks.pop(task, None)
+
+    def run_in_executor(self, executor: object, func: Callable[[*Ts], T], *args: *Ts) -> "asyncio.Future[T]":
+        """The call is made whole, a moment later; which executor it was is all the same."""
+        future: asyncio.Future[T] = self.create_future()
+
+        def work() -> None:
+            try:
+                result = func(*args)
+            except Exception as exc:
+                if not future.done():
+                    future.set_exception(exc)
+            else:
+                if not future.done():
+                    future.set_result(result)
+
+        self.call_later(self._thread_delay_s(), work)
+        return future
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        """Nobody handled this: a finding of its own, unless the process is dead already."""
+        if not self._dead:
+            self.errors.append(context)
+
+    def default_exception_handler(self, context: dict[str, Any]) -> None:
+        self.call_exception_handler(context)
+
+    def is_running(self) -> bool:
+        return events._get_running_loop() is self
+
+    def is_closed(self) -> bool:
+        return self._dead
+
+    def get_debug(self) -> bool:
+        return False
+
+
+def new_loop(
+    time: VirtualTime,
+    alive: Callable[[], bool] = lambda: True,
+    thread_delay_s: Callable[[], float] = lambda: 0.0,
+) -> VirtualLoop:
+    """A loop without what nobody asks of it here: sockets, signals, children."""
+    return VirtualLoop(time, alive, thread_delay_s)  # type: ignore[abstract]
+
+
+def run_together(
+    time: VirtualTime, loops: Callable[[], tuple[VirtualLoop, ...]], until: Callable[[], bool]
+) -> None:
+    """Let the loops run until the condition holds; a loop that dies is the caller's to replace.
+
+    Args:
+        loops: asked before each turn, because a killed process has another loop when it is back.
+    Raises:
+        TimeoutError: nothing is left to do, ever, and the condition does not hold.
+    """
+    while not until():
+        for loop in loops():
+            loop.turn()
+        if until():
+            return
+        due = [at for loop in loops() if (at := loop.next_s()) is not None]
+        if not due:
+            raise TimeoutError("every process waits for something that will not come")
+        time.now_s = max(time.now_s, min(due))

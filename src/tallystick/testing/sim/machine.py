@@ -1,0 +1,179 @@
+"""The broker's computer: a disk that forgets what was not synced, and a process that is started again.
+
+The process is the real broker, from the dispatcher down. Three things under it are ours: the disk, time, and
+the group commit, which syncs on the loop a little after it was asked, where the real one has a thread.
+"""
+
+import sqlite3
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from random import Random
+from typing import Final
+
+from tallystick.broker.broker import Broker
+from tallystick.broker.config import BrokerConfig
+from tallystick.broker.dispatch import Dispatcher
+from tallystick.broker.files import Disk
+from tallystick.broker.handlers import HANDLERS
+from tallystick.broker.metadata import MetadataStore
+from tallystick.kernel.clock import Clock
+from tallystick.kernel.ids import Offset
+from tallystick.kernel.value import frozen
+from tallystick.storage.fs import StorageFailure
+from tallystick.storage.group_commit import GroupCommit
+from tallystick.storage.log import Log
+from tallystick.testing.memory_fs import Keep, MemoryFileSystem
+from tallystick.testing.sim.loop import VirtualLoop, VirtualTime, new_loop
+
+DATA: Final = "data"
+
+
+class LoopCommit(GroupCommit):
+    """The group commit, its rounds on the loop instead of in a thread."""
+
+    def __init__(
+        self,
+        notify: Callable[[Log, Offset], None],
+        notify_failure: Callable[[Log, StorageFailure], None],
+        loop: VirtualLoop,
+        delay_s: Callable[[], float],
+    ) -> None:
+        super().__init__(notify, notify_failure)
+        self._loop = loop
+        self._delay_s = delay_s
+        self._waiting: dict[Log, None] = {}
+
+    def start(self) -> None:
+        return None
+
+    def request(self, log: Log) -> None:
+        if not self._waiting:
+            self._loop.call_later(self._delay_s(), self.stop)
+        self._waiting[log] = None
+
+    def stop(self) -> None:
+        logs, self._waiting = self._waiting, {}
+        for log in logs:
+            self._sync(log)
+
+
+class KeptStore(MetadataStore):
+    """The metadata in memory. What a method has written survives the process, as it does on a disk."""
+
+    def __init__(self, cluster_id: str, content: bytes | None = None) -> None:
+        super().__init__(Path(":memory:"), cluster_id)
+        if content is not None:
+            self._db.deserialize(content)
+            self._db.execute("PRAGMA foreign_keys = ON")
+
+    def serialize(self) -> bytes:
+        return self._db.serialize()
+
+    def reopen(self, make_room: Callable[[], None]) -> "KeptStore":
+        if self._db.in_transaction:
+            self._db.execute("ROLLBACK")
+        self._make_room = make_room
+        return self
+
+    def close(self) -> None:
+        return None
+
+
+@frozen(kw_only=True)
+class Image:
+    """A disk to begin with: made once in a process, copied for every seed."""
+
+    directories: tuple[str, ...]
+    files: Mapping[str, bytes]
+    metadata: bytes
+    cluster_id: str
+
+
+class Machine:
+    """One computer. `start` boots the broker; `broker` is there when it serves."""
+
+    def __init__(
+        self,
+        settings: Mapping[str, str],
+        time: VirtualTime,
+        random: Random,
+        image: Image | None = None,
+        sync_delay_s: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        self.time = time
+        self.config = BrokerConfig.parse(settings)
+        self.fs = MemoryFileSystem() if image is None else MemoryFileSystem.of(image.directories, image.files)
+        self.broker: Broker | None = None
+        self.dispatcher: Dispatcher | None = None
+        self.lives = 0
+        self.running = False
+        self._life = 0
+        self.loop = new_loop(time)
+        self._random = random
+        self._sync_delay_s = sync_delay_s
+        self._store = None if image is None else KeptStore(image.cluster_id, image.metadata)
+
+    def start(self) -> None:
+        """Begin to boot, on a loop of its own."""
+        self.lives += 1
+        self.running = True
+        life = self._life = self.fs.life
+        self.loop = new_loop(
+            self.time,
+            alive=lambda: self.fs.life == life,
+            thread_delay_s=lambda: self._random.choice((0.0, 0.0, 0.002)),
+        )
+        self.booting = self.loop.create_task(self._boot(), name="boot")
+
+    async def _boot(self) -> None:
+        clock: Clock = self.time
+        disk = Disk(fs=self.fs, syncer=self._syncer, metadata=self._metadata)
+        broker = Broker(self.config, Path(DATA), clock, disk)
+        broker.open()
+        await broker.start()
+        self.broker = broker
+        self.dispatcher = Dispatcher(broker, HANDLERS)
+
+    def _syncer(
+        self,
+        notify: Callable[[Log, Offset], None],
+        notify_failure: Callable[[Log, StorageFailure], None],
+    ) -> LoopCommit:
+        return LoopCommit(notify, notify_failure, self.loop, self._sync_delay_s)
+
+    def _metadata(self, path: Path, cluster_id: str, make_room: Callable[[], None]) -> MetadataStore:
+        if self._store is None:
+            self._store = KeptStore(cluster_id)
+            self.fs.open_append(str(path)).sync()
+            self.fs.sync_dir(DATA)
+        return self._store.reopen(make_room)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process is there: false after the effect of the disk that was its last."""
+        return self.broker is not None and self.fs.life == self._life
+
+    @property
+    def died(self) -> bool:
+        """Power failed, and nobody has seen to it yet."""
+        return self.running and self.fs.life != self._life
+
+    def end(self, keep: Keep, seed: int) -> None:
+        """The process is gone, at once; of what was not synced the disk keeps what `keep` and `seed` say."""
+        self.running = False
+        self.loop.kill()
+        self.broker = self.dispatcher = None
+        self.fs.crash(keep, seed)
+        self.fs.write_failure = self.fs.sync_failure = None
+
+    def image(self) -> Image:
+        """The disk of a machine that was stopped."""
+        if self._store is None:
+            raise sqlite3.ProgrammingError("the broker was never started")
+        files = self.fs.files()
+        return Image(
+            directories=tuple(path for path in self.fs.directories() if path),
+            files=files,
+            metadata=self._store.serialize(),
+            cluster_id=self._store.cluster_id(),
+        )

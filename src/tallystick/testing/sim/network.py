@@ -1,0 +1,179 @@
+"""Requests and replies between clients and the broker: lost, late, or there twice.
+
+Frames are the real ones, decoded and dispatched by the broker itself. A frame that comes while no broker
+runs is lost, and so is a reply to a client that has stopped waiting.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from random import Random
+from typing import Any, Final, TypeVar
+
+from tallystick.broker.server import Answer, CloseConnection, Peer
+from tallystick.kernel.value import frozen
+from tallystick.protocol import decode_prefix, encode
+from tallystick.protocol.apis import API, ApiKey, ApiSpec
+from tallystick.protocol.messages.headers import RequestHeader, ResponseHeader
+from tallystick.testing.sim.faults import FaultPlan, Repeats
+from tallystick.testing.sim.loop import VirtualLoop
+from tallystick.testing.sim.machine import Machine
+
+R = TypeVar("R")
+
+REQUEST_TIMEOUT_S: Final = 0.4
+
+
+class NoReply(Exception):
+    """Whether the request was carried out is unknown."""
+
+
+@frozen
+class Exchange:
+    """What the broker answered, at the moment it did: before the reply can be lost."""
+
+    caller: str
+    api: ApiKey
+    version: int
+    request: object
+    response: object
+    life: int
+
+
+class Network:
+    """Owned by the world; `quiet` ends all faults of the network."""
+
+    def __init__(self, machine: Machine, clients: VirtualLoop, faults: FaultPlan, random: Random) -> None:
+        self.quiet = False
+        self.answered: list[Callable[[Exchange], None]] = []
+        self._machine = machine
+        self._clients = clients
+        self._faults = faults
+        self._random = random
+        self._correlation = 0
+
+    async def call(
+        self,
+        caller: str,
+        request: object,
+        version: int,
+        answer: type[R],
+        repeats: Repeats = "none",
+    ) -> R:
+        """Send a request and wait for its reply.
+
+        Args:
+            repeats: whether the network may deliver the request again, or late: of a client before
+                version 2 it may not, since nothing in such a request tells it from one for the next
+                transaction (KAFKA-17754).
+        Raises: NoReply.
+        """
+        spec = _SPECS[type(request)]
+        self._correlation += 1
+        header = RequestHeader(
+            request_api_key=spec.key,
+            request_api_version=version,
+            correlation_id=self._correlation,
+            client_id=caller,
+        )
+        frame = encode(header, spec.request_header_version(version)) + encode(request, version)
+        reply: asyncio.Future[R] = self._clients.create_future()
+        sent = _Sent(caller, spec, version, request, frame, reply)
+        for delay_s in self._fates(repeats):
+            self._clients.call_later(delay_s, self._deliver, sent)
+        try:
+            async with asyncio.timeout(REQUEST_TIMEOUT_S):
+                found = await reply
+        except TimeoutError:
+            raise NoReply from None
+        if not isinstance(found, answer):
+            raise TypeError(f"{spec.name} was answered with {found!r}")
+        return found
+
+    def _fates(self, repeats: Repeats) -> tuple[float, ...]:
+        """When each copy of a request arrives; none at all for one that is lost."""
+        if self.quiet:
+            return (0.0,)
+        faults, random = self._faults, self._random
+        delay_s = random.uniform(0, faults.latency_max_s)
+        if random.random() < faults.lose_request:
+            return ()
+        if repeats != "none" and random.random() < faults.repeat_request:
+            later_s = random.uniform(0, faults.late_max_s) if repeats == "any time" else 0.0
+            return (delay_s, delay_s + later_s)
+        if repeats == "any time" and random.random() < faults.late_request:
+            return (random.uniform(0, faults.late_max_s),)
+        return (delay_s,)
+
+    def _deliver(self, sent: "_Sent") -> None:
+        if self._machine.dispatcher is None:
+            self._clients.call_later(0.01, _fail, sent.reply)
+        else:
+            self._machine.loop.call_soon(self._arrive, sent, self._machine.lives)
+
+    def _arrive(self, sent: "_Sent", life: int) -> None:
+        """In the broker's process."""
+        dispatcher = self._machine.dispatcher
+        if dispatcher is None:
+            return
+        peer = Peer("10.0.0.1", 1, 1)
+        try:
+            answer = dispatcher.dispatch(memoryview(sent.frame), peer)
+        except CloseConnection as exc:
+            self._machine.loop.call_exception_handler({"message": "closed a connection", "exception": exc})
+            return
+        if isinstance(answer, list) or answer is None:
+            self._leave(sent, life, answer)
+        else:
+            self._machine.loop.create_task(self._wait(sent, life, answer))
+
+    async def _wait(self, sent: "_Sent", life: int, answer: Awaitable[Answer]) -> None:
+        self._leave(sent, life, await answer)
+
+    def _leave(self, sent: "_Sent", life: int, answer: Answer) -> None:
+        """The broker has handed a reply to its socket."""
+        machine = self._machine
+        if answer is None or machine.lives != life or not machine.alive:
+            return
+        frame = b"".join(answer)
+        spec, version = sent.spec, sent.version
+        _, at = decode_prefix(ResponseHeader, frame, spec.response_header_version(version), 4)
+        response: object = decode_prefix(spec.response, frame, version, at)[0]
+        exchange = Exchange(sent.caller, spec.key, version, sent.request, response, life)
+        for tell in self.answered:
+            tell(exchange)
+        if self.quiet:
+            self._clients.call_soon(_answer, sent.reply, response)
+        elif self._random.random() >= self._faults.lose_reply:
+            delay_s = self._random.uniform(0, self._faults.latency_max_s)
+            self._clients.call_later(delay_s, _answer, sent.reply, response)
+
+
+class _Sent:
+    """A request under way."""
+
+    __slots__ = ("caller", "frame", "reply", "request", "spec", "version")
+
+    def __init__(
+        self,
+        caller: str,
+        spec: ApiSpec,
+        version: int,
+        request: object,
+        frame: bytes,
+        reply: "asyncio.Future[Any]",
+    ) -> None:
+        self.caller, self.spec, self.version = caller, spec, version
+        self.request, self.frame, self.reply = request, frame, reply
+
+
+def _answer(reply: "asyncio.Future[object]", response: object) -> None:
+    if not reply.done():
+        reply.set_result(response)
+
+
+def _fail(reply: "asyncio.Future[object]") -> None:
+    if not reply.done():
+        reply.set_exception(NoReply())
+
+
+_SPECS: Final = {spec.request: spec for spec in API.values()}

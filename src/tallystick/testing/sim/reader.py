@@ -1,0 +1,125 @@
+"""A consumer that reads what is committed, by the rules of KIP-98, and remembers all it was shown."""
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass, field
+
+from tallystick.kernel.codes import ErrorCode
+from tallystick.kernel.ids import TopicPartition
+from tallystick.protocol.messages.fetch import (
+    FetchPartition,
+    FetchRequest,
+    FetchResponse,
+    FetchTopic,
+    PartitionData,
+)
+from tallystick.protocol.records import ControlType, decode_records, iter_headers, read_marker
+from tallystick.testing.sim.history import History
+from tallystick.testing.sim.network import Network, NoReply
+
+READ_COMMITTED = 1
+
+
+@dataclass(slots=True)
+class Shown:
+    """What one partition has shown so far: texts in order, and the last stable offset."""
+
+    position: int = 0
+    texts: list[str] = field(default_factory=list)
+    stable: int = 0
+
+
+class Reader:
+    """Reads every partition from its start; a lower last stable offset than before is reported."""
+
+    def __init__(
+        self, name: str, partitions: tuple[TopicPartition, ...], network: Network, history: History
+    ) -> None:
+        self.name = name
+        self.shown = {partition: Shown() for partition in partitions}
+        self._network = network
+        self._history = history
+
+    async def poll(self) -> bool:
+        """Read once; whether anything moved. Raises: NoReply."""
+        request = FetchRequest(
+            max_wait_ms=0,
+            min_bytes=0,
+            isolation_level=READ_COMMITTED,
+            topics=tuple(
+                FetchTopic(
+                    topic=partition.topic,
+                    partitions=(
+                        FetchPartition(
+                            partition=partition.partition,
+                            fetch_offset=shown.position,
+                            partition_max_bytes=1 << 20,
+                        ),
+                    ),
+                )
+                for partition, shown in self.shown.items()
+            ),
+        )
+        response = await self._network.call(self.name, request, 11, FetchResponse)
+        moved = False
+        for topic in response.responses:
+            for data in topic.partitions:
+                moved |= self._take(TopicPartition(topic.topic, data.partition_index), data)
+        return moved
+
+    def _take(self, partition: TopicPartition, data: PartitionData) -> bool:
+        shown = self.shown[partition]
+        if data.error_code:
+            self._history.report(
+                f"{self.name}: {partition} at {shown.position}: {ErrorCode(data.error_code).name}"
+            )
+            return False
+        if data.last_stable_offset < shown.stable:
+            self._history.report(
+                f"{self.name}: {partition}'s last stable offset went from {shown.stable} "
+                f"back to {data.last_stable_offset}"
+            )
+        shown.stable = data.last_stable_offset
+        records, before = bytes(data.records or b""), shown.position
+        aborted = deque(
+            sorted((found.first_offset, found.producer_id) for found in data.aborted_transactions or ())
+        )
+        aborting: set[int] = set()
+        for at, header in iter_headers(records):
+            if header.last_offset >= data.last_stable_offset:
+                self._history.report(
+                    f"{self.name}: {partition} showed offset {header.last_offset}, "
+                    f"stable up to {data.last_stable_offset}"
+                )
+            while aborted and aborted[0][0] <= header.last_offset:
+                aborting.add(aborted.popleft()[1])
+            if header.is_control:
+                marker = read_marker(records, at)
+                if marker is not None and marker.type is ControlType.ABORT:
+                    aborting.discard(header.producer_id)
+            elif not (header.is_transactional and header.producer_id in aborting):
+                shown.texts += [
+                    (record.value or b"").decode()
+                    for record in decode_records(records, at)
+                    if record.offset >= shown.position
+                ]
+            shown.position = header.next_offset
+        return shown.position != before
+
+    async def run(self, period_s: float) -> None:
+        """Read every so often, for ever."""
+        while True:
+            try:
+                await self.poll()
+            except NoReply:
+                pass
+            await asyncio.sleep(period_s)
+
+    async def read_to_end(self) -> None:
+        """Read until nothing more comes."""
+        while True:
+            try:
+                if not await self.poll():
+                    return
+            except NoReply:
+                await asyncio.sleep(0.01)

@@ -1,0 +1,139 @@
+"""What clients do all day: transactions, dying, being replaced, and living on all the same.
+
+A `Worker` owns one transactional id and starts one incarnation of its client after the other.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from random import Random
+from typing import Final
+
+from tallystick.kernel.ids import TopicPartition
+from tallystick.testing.sim.clients import Fenced, Kind, Producer, Stuck, Trouble, pick
+from tallystick.testing.sim.dual_write import Database, Superseded, recover
+from tallystick.testing.sim.faults import FaultPlan
+from tallystick.testing.sim.history import History, Txn
+from tallystick.testing.sim.network import Network
+
+_PAUSES_S: Final = (0.0, 0.0, 0.001, 0.05)
+
+
+class Died(Exception):
+    """The client's process ended, at any point between two requests."""
+
+
+class Worker:
+    """One transactional id and its clients. `left` transactions are still to be begun."""
+
+    def __init__(
+        self,
+        owner: str,
+        kind: Kind,
+        transactions: int,
+        partitions: Sequence[TopicPartition],
+        around: "Around",
+    ) -> None:
+        self.owner = owner
+        self.kind = kind
+        self.left = transactions
+        self.calm = False  # nobody dies any more
+        self._partitions = partitions
+        self._around = around
+        self._random = around.random
+        self._offset = 0
+
+    @property
+    def group(self) -> str:
+        return f"group-{self.owner}"
+
+    async def run(self) -> None:
+        """Incarnation after incarnation, until all is done; some of them live on beside the next."""
+        running: set[asyncio.Task[None]] = set()
+        while self.left > 0:
+            task = asyncio.get_running_loop().create_task(self._incarnation())
+            running.add(task)
+            if self._random.random() < self._around.faults.client_lives_on:
+                await asyncio.sleep(self._random.uniform(0, 0.3))
+            else:
+                await task
+        for task in running:
+            await task
+
+    async def finish(self) -> None:
+        """A last incarnation, which finds out how everything ended and leaves nothing open."""
+        self.calm = True
+        producer = self._producer()
+        if self.kind.keeps:
+            await recover(producer, self._around.database, self._around.history)
+        else:
+            await producer.init()
+
+    def _producer(self) -> Producer:
+        return Producer(self.owner, self.kind, self._around.network, self._around.history, self._step)
+
+    def _step(self) -> None:
+        if not self.calm and self._random.random() < self._around.faults.client_dies:
+            raise Died
+
+    async def _incarnation(self) -> None:
+        try:
+            producer = self._producer()
+            generation = 0
+            if self.kind.keeps:
+                generation = await recover(producer, self._around.database, self._around.history)
+            else:
+                await producer.init()
+            while self.left > 0:
+                self.left -= 1
+                await self._transaction(producer, generation)
+                await asyncio.sleep(self._random.choice(_PAUSES_S))
+        except (Fenced, Died, Superseded):
+            return
+        except Stuck as exc:
+            self._around.history.report(str(exc))
+            self.left = 0
+
+    async def _transaction(self, producer: Producer, generation: int) -> None:
+        txn = producer.begin()
+        try:
+            await self._write(producer)
+            commit = self._random.random() < 0.8
+        except Trouble:
+            commit = False
+        if not txn.records and txn.offset is None:
+            return
+        if commit and self.kind.keeps:
+            self._decide(txn, generation)
+        await producer.end(commit=commit)
+
+    async def _write(self, producer: Producer) -> None:
+        for _ in range(self._random.randint(1, 3)):
+            await producer.send(pick(self._random, self._partitions), self._random.randint(1, 3))
+            await asyncio.sleep(self._random.choice(_PAUSES_S))
+        if self.kind.offsets:
+            self._offset += 1
+            await producer.send_offset(self.group, self._partitions[0], self._offset)
+
+    def _decide(self, txn: Txn, generation: int) -> None:
+        """Commit in the database; what is told of that may be nothing, and then only recovery knows."""
+        around = self._around
+        if self.calm or self._random.random() >= around.faults.database_unknown:
+            around.database.commit(self.owner, generation, txn)
+            self._step()
+            return
+        if self._random.random() < 0.5:
+            around.database.commit(self.owner, generation, txn)
+        raise Died
+
+
+class Around:
+    """What all workers of a world share."""
+
+    def __init__(
+        self, network: Network, history: History, database: Database, faults: FaultPlan, random: Random
+    ) -> None:
+        self.network = network
+        self.history = history
+        self.database = database
+        self.faults = faults
+        self.random = random

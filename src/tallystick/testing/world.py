@@ -1,0 +1,478 @@
+"""One seed, one world: clients, broker, disk, clock and all that goes wrong, in one thread (style R17).
+
+    outcome = World(seed).run()
+
+The broker is the real one. The same seed gives the same run, in any process; what is found names the seed.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from random import Random
+from typing import Final
+
+from tallystick.broker.partition import Partition
+from tallystick.broker.topics import GROUP_OFFSETS, TRANSACTION_STATE, NewTopic
+from tallystick.broker.txn.codec import encode_batch_of, partition_of
+from tallystick.broker.txn.commands import EntryStored
+from tallystick.broker.txn.model import Idle, Outcome, TxnEntry
+from tallystick.kernel.errors import Reject
+from tallystick.kernel.ids import (
+    INT16_MAX,
+    Identity,
+    ProducerEpoch,
+    TimestampMs,
+    TopicPartition,
+    TransactionalId,
+)
+from tallystick.protocol.messages.offset_fetch import (
+    OffsetFetchRequest,
+    OffsetFetchRequestTopic,
+    OffsetFetchResponse,
+)
+from tallystick.storage.producers import AppendOrigin
+from tallystick.testing.memory_fs import UNLIMITED, PowerLost
+from tallystick.testing.sim import checkers
+from tallystick.testing.sim.clients import Kind, Producer
+from tallystick.testing.sim.dual_write import Database
+from tallystick.testing.sim.faults import FaultPlan, PowerLoss, draw
+from tallystick.testing.sim.history import History
+from tallystick.testing.sim.loop import START_MS, VirtualTime, new_loop
+from tallystick.testing.sim.machine import Image, Machine
+from tallystick.testing.sim.network import Network, NoReply
+from tallystick.testing.sim.reader import Reader
+from tallystick.testing.sim.workers import Around, Worker
+
+PARTITIONS: Final = (TopicPartition("orders", 0), TopicPartition("orders", 1), TopicPartition("stock", 0))
+# Ids whose client is so many epochs before the last: their producer ids are replaced soon.
+NEARLY_SPENT: Final = (0, 1, 2, 3)
+# A run that has not come to rest by then never will.
+REST_BY_S: Final = 900.0
+
+_SETTINGS: Final = {
+    "log.dirs": "data",
+    "log.reserve.bytes": "0",
+    "log.cleaner.enable": "false",
+    "offsets.topic.num.partitions": "2",
+    "transaction.state.log.num.partitions": "2",
+    "transaction.two.phase.commit.enable": "true",
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": "500",
+}
+
+
+@dataclass(slots=True)
+class Result:
+    """What became of a seed."""
+
+    seed: int
+    found: list[str] = field(default_factory=list)
+    lives: int = 0
+    committed: int = 0
+    aborted: int = 0
+    unknown: int = 0
+    requests: int = 0
+
+
+class World:
+    """One run. Args: `faults` and `kinds` in place of those the seed draws, for crash tests."""
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        faults: FaultPlan | None = None,
+        kinds: Mapping[str, Kind] | None = None,
+        transactions: int | None = None,
+    ) -> None:
+        self.seed = seed
+        self.random = Random(seed)
+        self.faults = draw(Random(seed + (1 << 32))) if faults is None else faults
+        self.time = VirtualTime()
+        self.clients = new_loop(self.time)
+        self.history = History()
+        self.database = Database()
+        self.level = self.random.choice((2, 2, 2, 2, 1, 0)) if kinds is None else 2
+        settings = {**_SETTINGS, "flush.policy": self.faults.flush_policy}
+        self.machine = Machine(
+            settings,
+            self.time,
+            Random(seed + 1),
+            image_of(self.level),
+            lambda: self.random.uniform(0, self.faults.sync_delay_max_s),
+        )
+        self.network = Network(self.machine, self.clients, self.faults, Random(seed + 2))
+        self.network.answered += [
+            lambda exchange: checkers.check_pair(self.history, exchange),
+            lambda exchange: checkers.check_answer(self.history, exchange),
+            self._count,
+        ]
+        around = Around(self.network, self.history, self.database, self.faults, self.random)
+        self.workers = [
+            Worker(owner, kind, transactions or self.random.randint(1, 4), PARTITIONS, around)
+            for owner, kind in (self._kinds() if kinds is None else kinds).items()
+        ]
+        self.reader = Reader("reader", PARTITIONS, self.network, self.history)
+        self.result = Result(seed)
+        self._losses = list(self.faults.power_losses)
+        self._loss: PowerLoss | None = None
+        self._calm = False
+        self._boots_failed = 0
+
+    def _kinds(self) -> dict[str, Kind]:
+        random, made = self.random, dict[str, Kind]()
+        owners = ["plain-a", "plain-b", *(f"spent-{left}" for left in NEARLY_SPENT)]
+        for owner in random.sample(owners, random.randint(1, 3)):
+            version = min(self.level, random.choice((2, 2, 2, 1)))
+            keeps = version == 2 and random.random() < 0.5
+            made[owner] = Kind(
+                version=version,
+                keeps=keeps,
+                two_phase=keeps and random.random() < 0.6,
+                offsets=random.random() < 0.4,
+                timeout_ms=random.choice((60_000, 60_000, 300)),
+            )
+        return made
+
+    # -- the run -------------------------------------------------------------------------------------------
+
+    def run(self) -> Result:
+        """Everything from the first boot to the last check."""
+        try:
+            self._plan()
+            self._start()
+            self._until(self._spawn(self._work()))
+            self._finish()
+        except TimeoutError as exc:
+            self.history.report(f"did not come to rest: {exc}")
+        self._count_outcomes()
+        self.result.found = self.history.wrong
+        self.machine.loop.kill()
+        self.clients.kill()
+        return self.result
+
+    def _finish(self) -> None:
+        """No more faults: recover everything, restart, and look whether it can be true."""
+        self._calm = self.network.quiet = True
+        self.machine.fs.capacity = UNLIMITED
+        self.machine.fs.crash_after = None
+        self._until(self._spawn(self._settle()))
+        before = self._entries()
+        self._restart()
+        self._until(self._spawn(self._settled()))
+        self._compare_entries(before, self._entries())
+        self._until(self._spawn(self._check()))
+
+    def _spawn(self, work: "asyncio.Future[None] | object") -> "asyncio.Task[None]":
+        return self.clients.create_task(work)  # type: ignore[arg-type]
+
+    def _until(self, task: "asyncio.Task[None]") -> None:
+        """Let both processes run until a client's task is done; power losses and restarts happen inside."""
+        self._drive(task.done)
+        task.result()
+
+    def _drive(self, done: Callable[[], bool]) -> None:
+        while not done():
+            self.clients.turn()
+            self.machine.loop.turn()
+            self._supervise()
+            if done():
+                return
+            due = [at for loop in (self.clients, self.machine.loop) if (at := loop.next_s()) is not None]
+            if not due or min(due) > REST_BY_S:
+                raise TimeoutError(f"at {self.time.now_s:.3f} s there is nothing left to do")
+            self.time.now_s = max(self.time.now_s, min(due))
+
+    # -- the broker's lives --------------------------------------------------------------------------------
+
+    def _plan(self) -> None:
+        faults, call_at = self.faults, self.clients.call_at
+        for begins, ends, room in faults.disk_full:
+            call_at(begins, self._fill_disk, room)
+            call_at(ends, self._fill_disk, None)
+        for at in faults.disk_breaks_at_s:
+            call_at(at, self._break_disk)
+        for at, by_ms in faults.clock_jumps:
+            call_at(at, self._set_clock, by_ms)
+
+    def _fill_disk(self, room: int | None) -> None:
+        fs = self.machine.fs
+        used = UNLIMITED - fs.room() if fs.capacity == UNLIMITED else fs.capacity - fs.room()
+        fs.capacity = UNLIMITED if room is None or self._calm else used + room
+
+    def _break_disk(self) -> None:
+        if not self._calm:
+            self.machine.fs.sync_failure = OSError(5, "the disk is broken")
+
+    def _set_clock(self, by_ms: int) -> None:
+        self.time.set_back_ms -= by_ms
+
+    def _start(self) -> None:
+        self._loss = self._losses.pop(0) if self._losses and not self._calm else None
+        if self._loss is not None:
+            if self._loss.after_effects is not None:
+                self.machine.fs.crash_after = len(self.machine.fs.effects) + self._loss.after_effects
+            else:
+                self.clients.call_later(self._loss.after_s, self._lose_power, self.machine.lives + 1)
+        self.machine.start()
+
+    def _lose_power(self, life: int) -> None:
+        if self.machine.lives == life and self._loss is not None and not self._calm:
+            self._down(self._loss)
+
+    def _supervise(self) -> None:
+        """See to a broker that died: power failed, or its disk did, or it never started."""
+        machine = self.machine
+        if machine.died:
+            self._down(self._loss or _BROKEN)
+        elif machine.broker is not None and machine.broker.failure is not None:
+            self._down(_BROKEN)
+        elif machine.broker is None and machine.running and machine.booting.done():
+            self._boot_failed()
+
+    def _boot_failed(self) -> None:
+        exc = None if self.machine.booting.cancelled() else self.machine.booting.exception()
+        if isinstance(exc, PowerLost) or exc is None:
+            return
+        self._boots_failed += 1
+        if not isinstance(exc, OSError) or self._calm or self._boots_failed > 50:
+            self.history.report(f"the broker does not start: {exc!r}")
+            raise exc
+        self._down(_BROKEN)
+
+    def _down(self, loss: PowerLoss) -> None:
+        self._loss = None
+        self._note_errors()
+        self.machine.end(loss.keep, loss.keep_seed)
+        if self.faults.may_forget and loss.keep != "everything":
+            self._forget()
+        self.clients.call_later(loss.down_s, self._start)
+
+    def _forget(self) -> None:
+        """Acknowledged records may be gone with the power: what was shown and handed out binds no more."""
+        self.history.pairs.clear()
+        for shown in self.reader.shown.values():
+            shown.stable = shown.position = 0
+            shown.texts.clear()
+
+    def _note_errors(self) -> None:
+        for context in self.machine.loop.errors:
+            if not isinstance(context.get("exception"), PowerLost):
+                self.history.report(f"nobody handled: {context.get('message')}: {context.get('exception')!r}")
+        self.machine.loop.errors.clear()
+
+    def _restart(self) -> None:
+        """Stop cleanly, or kill; either way everything is there afterwards."""
+        broker = self.machine.broker
+        if broker is not None and self.random.random() < 0.5:
+            stopping = self.machine.loop.create_task(broker.stop())
+            self._drive(stopping.done)
+            stopping.result()
+        self._down(_KILLED)
+
+    # -- what clients do -----------------------------------------------------------------------------------
+
+    async def _work(self) -> None:
+        running = [self.clients.create_task(worker.run()) for worker in self.workers]
+        reading = self.clients.create_task(self.reader.run(0.02))
+        looking = self.clients.create_task(self._look(0.05))
+        for number, at in enumerate(self.faults.terminations_at_s):
+            running.append(self.clients.create_task(self._terminate(at, number)))
+        for task in running:
+            await task
+        for task in (reading, looking):
+            task.cancel()
+
+    async def _look(self, period_s: float) -> None:
+        while True:
+            await asyncio.sleep(period_s)
+            self._check_stable_offsets()
+
+    def _check_stable_offsets(self) -> None:
+        if self.machine.alive:
+            for partition in self._partitions(PARTITIONS):
+                for wrong in checkers.check_stable_offset(partition):
+                    self.history.report(wrong)
+
+    async def _terminate(self, at_s: float, number: int) -> None:
+        """forceTerminateTransaction: InitProducerId as anybody may send it, without keep and without 2PC."""
+        await asyncio.sleep(at_s)
+        owner = self.workers[number % len(self.workers)].owner
+        admin = Producer(owner, Kind(timeout_ms=60_000), self.network, self.history, lambda: None)
+        await admin.init()
+
+    async def _settle(self) -> None:
+        """Let what is late arrive, then recover every id, then wait until nothing is open."""
+        await asyncio.sleep(self.faults.late_max_s + 0.5)
+        for worker in self.workers:
+            await worker.finish()
+        await self._settled()
+
+    async def _settled(self) -> None:
+        for _ in range(2_000):
+            if self.machine.alive and not self._busy():
+                return
+            await asyncio.sleep(0.02)
+        self.history.report(f"still busy at the end: {self._busy()}")
+
+    def _busy(self) -> list[str]:
+        entries = self._coordinator_entries()
+        if isinstance(entries, Reject):
+            return [entries.reason]
+        return [f"{entry.transactional_id} {entry.state.label}" for entry in entries if not _is_idle(entry)]
+
+    # -- looking at it -------------------------------------------------------------------------------------
+
+    def _partitions(self, names: tuple[TopicPartition, ...]) -> list[Partition]:
+        broker = self.machine.broker
+        if broker is None:
+            return []
+        found = [broker.topics.partition(name.topic, name.partition) for name in names]
+        return [partition for partition in found if partition is not None]
+
+    def _coordinator_entries(self) -> tuple[TxnEntry, ...] | Reject:
+        broker = self.machine.broker
+        if broker is None:
+            raise RuntimeError("the broker is down")
+        return broker.transactions.entries()
+
+    def _entries(self) -> dict[str, TxnEntry]:
+        entries = self._coordinator_entries()
+        if isinstance(entries, Reject):
+            self.history.report(f"entries cannot be had: {entries.reason}")
+            return {}
+        return {entry.transactional_id: entry for entry in entries}
+
+    def _compare_entries(self, before: Mapping[str, TxnEntry], after: Mapping[str, TxnEntry]) -> None:
+        """(5) Replay equals live."""
+        for owner in sorted(before.keys() | after.keys()):
+            if before.get(owner) != after.get(owner):
+                self.history.report(f"replayed {after.get(owner)}, live it was {before.get(owner)}")
+
+    async def _check(self) -> None:
+        broker, report = self.machine.broker, self.history.report
+        if broker is None:
+            report("the broker is down at the end")
+            return
+        partitions = {partition.topic_partition: partition for partition in broker.topics.all_partitions()}
+        batches = {
+            name: checkers.scan(partition)
+            for name, partition in partitions.items()
+            if name.topic != TRANSACTION_STATE
+        }
+        decided = {
+            name: checkers.decide(found, partitions[name].log.log_end_offset)
+            for name, found in batches.items()
+        }
+        visible = {name: decided[name].visible for name in PARTITIONS}
+        await self._compare_reading(visible)
+        entries = tuple(self._entries().values())
+        found = [
+            *checkers.check_texts(batches),
+            *checkers.check_order(self.history, visible),
+            *checkers.check_markers(self.history, decided),
+            *checkers.check_entries(entries, decided),
+        ]
+        if not self.faults.may_forget:
+            found += checkers.check_atomic(self.history, visible)
+            found += checkers.check_database(self.history, self.database, visible, entries)
+            await self._check_offsets()
+        for wrong in found:
+            report(wrong)
+        self._check_stable_offsets()
+        self._note_errors()
+
+    async def _compare_reading(self, visible: Mapping[TopicPartition, list[str]]) -> None:
+        """(1) What a reader was shown all along, and what one is shown now, is what the batches come to."""
+        anew = Reader("reader anew", PARTITIONS, self.network, self.history)
+        for reader in (self.reader, anew):
+            await reader.read_to_end()
+            for name, texts in visible.items():
+                shown = reader.shown[name].texts
+                if shown != texts:
+                    self.history.report(f"{reader.name} was shown {shown} of {name}, there are {texts}")
+
+    async def _check_offsets(self) -> None:
+        for worker in self.workers:
+            if not worker.kind.offsets:
+                continue
+            partition = PARTITIONS[0]
+            topics = (
+                OffsetFetchRequestTopic(name=partition.topic, partition_indexes=(partition.partition,)),
+            )
+            request = OffsetFetchRequest(group_id=worker.group, topics=topics, require_stable=True)
+            answer = await self.network.call("checker", request, 7, OffsetFetchResponse)
+            for topic in answer.topics:
+                for found in topic.partitions:
+                    number = int(found.metadata) if found.metadata else None
+                    if found.error_code or answer.error_code:
+                        self.history.report(f"{worker.group}: offset is answered with {found}")
+                    for wrong in checkers.check_offset(self.history, worker.owner, number):
+                        self.history.report(wrong)
+
+    def _count(self, exchange: object) -> None:
+        self.result.requests += 1
+
+    def _count_outcomes(self) -> None:
+        told = [txn.told for txn in self.history.txns]
+        self.result.lives = self.machine.lives
+        self.result.committed, self.result.aborted = told.count(True), told.count(False)
+        self.result.unknown = told.count(None)
+
+
+def _is_idle(entry: TxnEntry) -> bool:
+    return isinstance(entry.phase, Idle)
+
+
+_KILLED: Final = PowerLoss(after_effects=None, after_s=0, keep="everything", keep_seed=0, down_s=0.0)
+_BROKEN: Final = PowerLoss(after_effects=None, after_s=0, keep="nothing", keep_seed=0, down_s=0.1)
+
+
+@lru_cache
+def image_of(level: int) -> Image:
+    """A data directory with all topics in it, and ids whose epochs are nearly spent. Cost: 10 ms, once."""
+    time = VirtualTime()
+    machine = Machine(_SETTINGS, time, Random(0))
+    machine.start()
+
+    async def furnish() -> None:
+        await machine.booting
+        broker = machine.broker
+        if broker is None:
+            raise RuntimeError("the broker did not start")
+        broker.store.set_features(1, {"transaction.version": level})
+        await broker.topics.create(NewTopic("orders", 2))
+        await broker.topics.create(NewTopic("stock", 1))
+        await broker.transactions.prepare()
+        await broker.groups.prepare() if hasattr(broker.groups, "prepare") else None
+        for left in NEARLY_SPENT:
+            owner = TransactionalId(f"spent-{left}")
+            client = Identity(await broker.new_producer_id(), ProducerEpoch(INT16_MAX - 1 - left))
+            entry = TxnEntry(
+                transactional_id=owner,
+                phase=Idle(outcome=Outcome.COMMIT, started_ms=TimestampMs(START_MS)),
+                client=client,
+                superseded=None,
+                timeout_ms=60_000,
+                transaction_version=level,
+                updated_ms=TimestampMs(START_MS),
+            )
+            found = broker.topics.partition(TRANSACTION_STATE, partition_of(owner, 2))
+            if found is None:
+                raise RuntimeError("there is no __transaction_state")
+            batch = encode_batch_of([EntryStored(entry=entry)], TimestampMs(START_MS), level)
+            await found.append_durably(batch, AppendOrigin.COORDINATOR)
+        await broker.stop()
+
+    task = machine.loop.create_task(furnish())
+    while not task.done():
+        machine.loop.turn()
+        due = machine.loop.next_s()
+        if due is not None:
+            time.now_s = max(time.now_s, due)
+    task.result()
+    machine.loop.kill()
+    return machine.image()
+
+
+__all__ = ["GROUP_OFFSETS", "NoReply", "Result", "World"]
