@@ -1,4 +1,4 @@
-"""KIP-360, "Improve reliability of idempotent/transactional producer": who may ask for the next epoch.
+"""KIP-360, "Improve handling of unknown producer": who may ask for the next epoch.
 
 The KIP's instance epoch is our `superseded`: the pair whose repeated request is answered with the present
 one."""
@@ -188,7 +188,7 @@ def test_a_fenced_incarnation_is_not_told_the_next_pair() -> None:
 
 @pytest.mark.parametrize("level", [0, 1])
 def test_a_fence_moves_the_epoch_under_older_versions_too(level: int) -> None:
-    """KIP-98: InitProducerId "fences" the instance before; with the epoch unmoved it would write on."""
+    """KIP-98: InitProducerId fences the instance before; with the epoch unmoved it would write on."""
     txn = Txn.in_state("Ongoing", config=TxnConfig(transaction_version=level), version=0)
     assert code(txn.init()) == ErrorCode.CONCURRENT_TRANSACTIONS
     assert (txn.state, txn.marker) == ("PrepareAbort", ident(42, 11))
@@ -224,7 +224,7 @@ def test_while_markers_are_written_everybody_waits(state: str, expected: Identit
 @pytest.mark.parametrize("timeout_ms", [-(2**31), -1, 0, 900_001, 2**31 - 1])
 @pytest.mark.parametrize("state", STATES)
 def test_a_timeout_out_of_range_is_refused_before_anything_else(timeout_ms: int, state: str) -> None:
-    """KIP-98 "Broker Configs": transaction.max.timeout.ms: above it, InvalidTransactionTimeout."""
+    """KIP-98, transaction.max.timeout.ms: above it error 50."""
     txn = Txn.in_state(state)
     before, records = txn.entry, len(txn.world.log)
     for keep in (False, True):

@@ -145,8 +145,8 @@ def test_keep_with_nothing_open_is_an_ordinary_bump(two_phase: bool) -> None:
 
 
 def test_keep_for_an_id_nobody_knows_creates_it() -> None:
-    """KIP-939 "Proposed Changes": what is kept is "the ongoing transaction, if any"; recovery always asks to
-    keep."""
+    """KIP-939 "Motivation", recovery recipe: "is used when committing the database transaction fails or after
+    restarts": the first start looks like any other, and must not fail."""
     txn = Txn(spares=(42,))
     assert txn.init(keep=True, two_phase=True) == Initialised(client=ident(42, 0))
     assert txn.entry.timeout_ms is None
@@ -207,8 +207,8 @@ def test_without_the_broker_setting_two_phase_commit_is_refused() -> None:
 @pytest.mark.parametrize("level", [0, 1])
 @pytest.mark.parametrize(("keep", "two_phase"), [(True, False), (False, True), (True, True)])
 def test_below_version_2_nothing_can_be_kept(level: int, keep: bool, two_phase: bool) -> None:
-    """KIP-939 "Solution Requirements": "We should also wait for KIP-890 ... so that we could use {producerId,
-    epoch} to identify a transaction": below version 2 a pair names many transactions."""
+    """KIP-939 "Solution Requirements and Constraints": "We should also wait for KIP-890 ... so that we could
+    use {producerId, epoch} to identify a transaction": below version 2 a pair names many transactions."""
     txn = Txn.idle(ident(42, 10), config=replace(TWO_PHASE, transaction_version=level))
     txn.add(ident(42, 10), version=0)
     before, records = txn.entry, len(txn.world.log)
@@ -372,9 +372,9 @@ def test_markers_follow_the_writer_and_the_answer_follows_the_client(outcome: Ou
 
 @pytest.mark.parametrize("outcome", Outcome)
 def test_a_pair_of_two_phase_commit_names_one_transaction(outcome: Outcome) -> None:
-    """KIP-939 "Solution Requirements": "so that we could use {producerId, epoch} to identify a transaction".
-    A token in a database must not come to name the next transaction, whatever version of EndTxn ended its
-    own."""
+    """KIP-939 "Solution Requirements and Constraints": "so that we could use {producerId, epoch} to identify
+    a transaction". A token in a database must not come to name the next transaction, whatever version of
+    EndTxn ended its own."""
     txn = Txn(spares=(42,))
     txn.init(two_phase=True)
     txn.write(ident(42, 0))
