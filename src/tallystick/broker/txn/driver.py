@@ -14,7 +14,8 @@ whoever queued behind it; a marker is tried until its partition has it or is gon
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Final
@@ -93,10 +94,12 @@ class _Lane:
     """A transactional id while its Step is becoming durable.
 
     current  whom the Step answers
+    synced   done when it is durable
     queue    what is decided after it
     """
 
     current: Sequence[_Asked]
+    synced: "asyncio.Future[None]"
     queue: deque[_Asked] = field(default_factory=deque)
 
 
@@ -145,6 +148,7 @@ class TransactionCoordinator:
         self._restocking: asyncio.Task[None] | None = None
         self._loading: asyncio.Task[None] | None = None
         self._lost: set[int] = set()
+        self._paused: deque[tuple[TransactionalId, _Asked]] | None = None
         self._stopped = False
         self._deadlines: deque[tuple[int, _Asked]] = deque()
         self._sweeps: tuple[_Sweep, ...] = ()
@@ -169,6 +173,7 @@ class TransactionCoordinator:
         waiting = [asked for lane in self._lanes.values() for asked in lane.queue]
         waiting += [asked for held in self._held.values() for asked in held]
         waiting += [asked for _, group in self._starving for asked in group]
+        waiting += [asked for _, asked in self._paused or ()]
         for asked in waiting:
             _answer(asked, STOPPED)
 
@@ -279,13 +284,48 @@ class TransactionCoordinator:
         unavailable = self._unavailable(transactional_id)
         if unavailable is not None:
             _answer(asked, unavailable)
-            return asked.future
+        elif self._paused is not None:
+            self._paused.append((transactional_id, asked))
+            self._bound(asked)
+        else:
+            self._admit(transactional_id, asked)
+        return asked.future
+
+    def _admit(self, transactional_id: TransactionalId, asked: _Asked) -> None:
         lane = self._lanes.get(transactional_id)
         if lane is None:
             self._run(transactional_id, (asked,))
         else:
             self._meet(transactional_id, asked, lane)
-        return asked.future
+
+    @asynccontextmanager
+    async def paused(self) -> AsyncIterator[Reject | None]:
+        """What is asked for waits until this is left; what was pending is durable, `entries` have it all.
+
+        For a change of the rules that every decision rests on. One at a time. With a Reject the disk kept it
+        from being so.
+        """
+        self._paused = deque()
+        try:
+            yield await self._settled()
+        finally:
+            waiting, self._paused = self._paused, None
+            for transactional_id, asked in waiting:
+                if not asked.future.done():
+                    self._admit(transactional_id, asked)
+
+    async def _settled(self) -> Reject | None:
+        """Wait until nothing is pending."""
+        try:
+            async with asyncio.timeout(self._settings().answer_timeout_ms / 1_000):
+                while self._lanes or self._starving:
+                    pending: list[asyncio.Future[None]] = [lane.synced for lane in self._lanes.values()]
+                    if self._starving and self._restocking is not None:
+                        pending.append(self._restocking)
+                    await asyncio.wait(pending)
+        except TimeoutError:
+            return SLOW
+        return None
 
     def _meet(self, transactional_id: TransactionalId, asked: _Asked, lane: _Lane) -> None:
         """What a command is told that comes while a Step is pending [TXN-5]."""
@@ -337,7 +377,7 @@ class TransactionCoordinator:
         elif pending is None:
             self._finish(transactional_id, group, step)
         else:
-            lane = self._lanes[transactional_id] = _Lane(group)
+            lane = self._lanes[transactional_id] = _Lane(group, pending)
             for asked in group:
                 self._bound(asked)
             pending.add_done_callback(partial(self._durable, transactional_id, lane, step))
