@@ -330,7 +330,7 @@ def magic(value: int) -> bytes:
         (batch(b"x" * 1_100_000), ErrorCode.MESSAGE_TOO_LARGE),
         (
             batch(b"a", producer_id=1, epoch=0, base_sequence=0, transactional=True),
-            ErrorCode.INVALID_TXN_STATE,
+            ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
         ),
     ],
 )

@@ -16,7 +16,7 @@ from tallystick.broker.topic_config import TopicConfig
 from tallystick.kernel.clock import Clock
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import LeaderEpoch, Offset, TopicPartition
-from tallystick.protocol.records import iter_headers
+from tallystick.protocol.records import BatchHeader, iter_headers
 from tallystick.storage.aborted import AbortedTxn
 from tallystick.storage.log import (
     NO_GUARD,
@@ -27,6 +27,7 @@ from tallystick.storage.log import (
     LogOffline,
     TxnGuard,
 )
+from tallystick.storage.producers import Verification
 from tallystick.storage.trimming import delete_records_before
 
 Buffer = bytes | memoryview
@@ -43,6 +44,7 @@ class Partition:
         "_waiters",
         "config",
         "leader_epoch",
+        "lines",
         "log",
     )
 
@@ -68,6 +70,8 @@ class Partition:
         self._request_sync = request_sync
         self._durable: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._waiters: dict[Callable[[], None], None] = {}
+        # Producer id -> done when the last of its batches that wait for a verification has left (`Turn`).
+        self.lines: dict[int, asyncio.Future[None]] = {}
 
     @property
     def topic_partition(self) -> TopicPartition:
@@ -123,6 +127,14 @@ class Partition:
                 await waiting
         return result
 
+    def begin_verification(
+        self, header: BatchHeader, *, supports_epoch_bump: bool
+    ) -> Verification | Reject | None:
+        """The guard for the first batch of a transaction; see ProducerStates."""
+        return self.log.producer_state.begin_verification(
+            header, supports_epoch_bump=supports_epoch_bump, now_ms=self._clock.now_ms()
+        )
+
     @property
     def min_insync_replicas(self) -> int:
         return self.config.min_insync_replicas
@@ -169,6 +181,7 @@ class Partition:
         """Take over changed settings."""
         self.config = config
         self.log.config = log_config
+        self.log.producer_state.verification_required = log_config.verification_required
 
     def delete_records_before(self, offset: Offset) -> None:
         """Move the beginning of the log forward. Raises: StorageFailure."""

@@ -19,6 +19,7 @@ from tallystick.broker.handlers import (
     describe_configs,
     describe_groups,
     describe_log_dirs,
+    describe_producers,
     describe_topic_partitions,
     describe_transactions,
     end_txn,
@@ -42,6 +43,7 @@ from tallystick.broker.handlers import (
     produce,
     sync_group,
     update_features,
+    write_txn_markers,
 )
 from tallystick.protocol.apis import API, ApiKey
 
@@ -69,6 +71,8 @@ _SERVED: Final = (
     message(ApiKey.ADD_PARTITIONS_TO_TXN, add_partitions_to_txn.handle),
     message(ApiKey.ADD_OFFSETS_TO_TXN, add_offsets_to_txn.handle),
     message(ApiKey.END_TXN, end_txn.handle),
+    message(ApiKey.WRITE_TXN_MARKERS, write_txn_markers.handle),
+    message(ApiKey.DESCRIBE_PRODUCERS, describe_producers.handle),
     message(ApiKey.DESCRIBE_TRANSACTIONS, describe_transactions.handle),
     message(ApiKey.LIST_TRANSACTIONS, list_transactions.handle),
     message(ApiKey.OFFSET_FOR_LEADER_EPOCH, offset_for_leader_epoch.handle),

@@ -4,17 +4,27 @@
 `flush.policy`'s: under `ack` the data is on the disk, for acks=1 too. acks=0 is not answered; a failure
 then closes the connection, which is the only way to tell such a client.
 
+Transactional batches may have to wait for the transaction coordinator; all others are appended before
+`handle` returns.
+
 Source: KafkaApis.handleProduceRequest, ReplicaManager.appendRecords, ProduceRequest.validateRecords.
 """
 
 import asyncio
 from collections.abc import Awaitable
-from dataclasses import dataclass
 from typing import Final
 
 from tallystick.broker.broker import Broker
 from tallystick.broker.context import RequestContext
 from tallystick.broker.dispatch import Body
+from tallystick.broker.handlers.transactional_produce import (
+    UNVERIFIED,
+    InTransaction,
+    Pending,
+    Waiting,
+    append_transactional,
+    unauthorized,
+)
 from tallystick.broker.partition import Partition
 from tallystick.broker.server import CloseConnection
 from tallystick.broker.topics import INTERNAL, TopicDeleted
@@ -36,7 +46,7 @@ from tallystick.protocol.messages.produce import (
     TopicProduceResponse,
 )
 from tallystick.protocol.primitives import NIL
-from tallystick.protocol.records import HEADER_SIZE, Codec, RecordsError, read_header
+from tallystick.protocol.records import HEADER_SIZE, BatchHeader, Codec, RecordsError, read_header
 from tallystick.storage.fs import StorageFailure
 from tallystick.storage.log import AppendResult
 
@@ -44,43 +54,54 @@ ADMIN_CLIENT: Final = "__admin_client"  # Kafka lets this client id write intern
 ALL_REPLICAS: Final = -1
 ZSTD_SINCE: Final = 7  # KIP-110
 RECORD_ERRORS_SINCE: Final = 8  # KIP-467
+# How long a batch waits for the coordinator: as long as the request allows, within these bounds. Who allows
+# no time at all means other replicas, and there are none.
+VERIFICATION_S_MIN: Final = 1.0
+VERIFICATION_S_MAX: Final = 30.0
 
 Appended = AppendResult | Reject
-
-
-@dataclass(slots=True)
-class _Pending:
-    """One partition of the answer; `durable` when it is not on the disk yet."""
-
-    index: int
-    partition: Partition | None
-    result: Appended
-    durable: "asyncio.Future[None] | None" = None
-
-
-_Answer = list[tuple[Topic, list[_Pending]]]
+_Answer = list[tuple[Topic, list[Pending]]]
 
 
 def handle(broker: Broker, body: memoryview, context: RequestContext) -> Body | Awaitable[Body]:
-    """Append everything before returning; what may come later is the answer."""
+    """Append before returning, unless somebody must be asked first; what may come later is the answer."""
     request = read_produce_request(body, context.api_version)
     answer: _Answer = [
         (topic, [_append(broker, request, topic, part, context) for part in parts])
         for topic, parts in request.topics
     ]
+    if request.transactional_id is not None:
+        batches = [p for _, pending in answer for p in pending if isinstance(p, InTransaction)]
+        if batches and (waiting := append_transactional(broker, request.transactional_id, batches, context)):
+            return _finish_when_settled(request, answer, waiting, context.api_version)
+    return _finish(request, answer, context.api_version)
+
+
+async def _finish_when_settled(request: ProduceCall, answer: _Answer, waiting: Waiting, version: int) -> Body:
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
+    await waiting.settle(min(max(request.timeout_ms / 1000, VERIFICATION_S_MIN), VERIFICATION_S_MAX))
+    finished = _finish(request, answer, version, loop.time() - began_s)
+    return await finished if isinstance(finished, Awaitable) else finished
+
+
+def _finish(
+    request: ProduceCall, answer: _Answer, version: int, spent_s: float = 0.0
+) -> Body | Awaitable[Body]:
+    """Answer, now that everything is appended or refused; `spent_s` of the request's time is over."""
     if request.acks == 0:
         _close_on_failure(answer)
         return None
     waiting = [p.durable for _, pending in answer for p in pending if p.durable is not None]
     if waiting:
-        return _answer_when_durable(answer, waiting, request.timeout_ms, context.api_version)
-    return _encoded(answer, context.api_version)
+        return _answer_when_durable(answer, waiting, request.timeout_ms / 1000 - spent_s, version)
+    return _encoded(answer, version)
 
 
 async def _answer_when_durable(
-    answer: _Answer, waiting: "list[asyncio.Future[None]]", timeout_ms: int, version: int
+    answer: _Answer, waiting: "list[asyncio.Future[None]]", timeout_s: float, version: int
 ) -> Body:
-    await asyncio.wait(waiting, timeout=max(timeout_ms, 0) / 1000)
+    await asyncio.wait(waiting, timeout=max(timeout_s, 0))
     for _, partitions in answer:
         for pending in partitions:
             if pending.durable is not None:
@@ -88,7 +109,7 @@ async def _answer_when_durable(
     return _encoded(answer, version)
 
 
-def _settled(pending: _Pending, durable: "asyncio.Future[None]") -> Appended:
+def _settled(pending: Pending, durable: "asyncio.Future[None]") -> Appended:
     if not durable.done():
         # It may still become durable; the client's retry finds it as a duplicate.
         return Reject(ErrorCode.REQUEST_TIMED_OUT, "the disk took longer than the request's timeout")
@@ -102,21 +123,30 @@ def _settled(pending: _Pending, durable: "asyncio.Future[None]") -> Appended:
 
 def _append(
     broker: Broker, request: ProduceCall, topic: Topic, part: ProducePart, context: RequestContext
-) -> _Pending:
+) -> Pending:
     index, records = part
     partition = _partition(broker, topic, index, context)
     if isinstance(partition, Reject):
-        return _Pending(index, None, partition)
-    refused = _check(partition, request, records or b"", context.api_version)
-    if refused is not None:
-        return _Pending(index, partition, refused)
+        return Pending(index, None, partition)
+    header = _check(partition, request, records or b"", context.api_version)
+    if isinstance(header, Reject):
+        return Pending(index, partition, header)
+    if header.is_transactional:
+        return InTransaction(
+            index=index,
+            partition=partition,
+            result=UNVERIFIED,
+            target=partition,
+            header=header,
+            records=records or b"",
+        )
     try:
         result = partition.append(records or b"")
     except StorageFailure as exc:
-        return _Pending(index, partition, Reject(ErrorCode.KAFKA_STORAGE_ERROR, str(exc)))
+        return Pending(index, partition, Reject(ErrorCode.KAFKA_STORAGE_ERROR, str(exc)))
     if isinstance(result, Reject):
-        return _Pending(index, partition, result)
-    return _Pending(index, partition, result, partition.durable(result.last_offset))
+        return Pending(index, partition, result)
+    return Pending(index, partition, result, partition.durable(result.last_offset))
 
 
 def _partition(broker: Broker, topic: Topic, index: int, context: RequestContext) -> Partition | Reject:
@@ -137,8 +167,8 @@ def _partition(broker: Broker, topic: Topic, index: int, context: RequestContext
 
 def _check(
     partition: Partition, request: ProduceCall, records: bytes | memoryview, version: int
-) -> Reject | None:
-    """What is refused before the log sees it: one batch of format 2, and no transaction that never began."""
+) -> BatchHeader | Reject:
+    """The batch's header, or what is refused before the log sees it: anything but one batch of format 2."""
     if request.acks not in (0, 1, ALL_REPLICAS):
         return Reject(ErrorCode.INVALID_REQUIRED_ACKS, f"acks is {request.acks}, it may be -1, 0 or 1")
     if request.acks == ALL_REPLICAS and partition.min_insync_replicas > 1:
@@ -162,11 +192,9 @@ def _check(
         return Reject(
             ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, f"zstd needs Produce version {ZSTD_SINCE}, not {version}"
         )
-    if header.is_transactional:
-        return Reject(
-            ErrorCode.INVALID_TXN_STATE, f"producer {header.producer_id} has no open transaction here"
-        )
-    return None
+    if header.is_transactional and (request.transactional_id is None or header.producer_id < 0):
+        return unauthorized("a transactional batch without a transactional id, or without a producer id")
+    return header
 
 
 def _close_on_failure(answer: _Answer) -> None:
@@ -185,7 +213,7 @@ def _encoded(answer: _Answer, version: int) -> Body:
     return [write_produce_response([(topic, [_told(p) for p in parts]) for topic, parts in answer], version)]
 
 
-def _faults(pending: _Pending) -> tuple[BatchIndexAndErrorMessage, ...]:
+def _faults(pending: Pending) -> tuple[BatchIndexAndErrorMessage, ...]:
     if not isinstance(pending.result, Reject):
         return ()
     return tuple(
@@ -220,7 +248,7 @@ def _encoded_with_faults(answer: _Answer, version: int) -> Body:
     return [*encode_parts(ProduceResponse(responses=tuple(responses)), version)]
 
 
-def _told(pending: _Pending) -> ProduceAnswer:
+def _told(pending: Pending) -> ProduceAnswer:
     result = pending.result
     if isinstance(result, Reject):
         start = -1 if pending.partition is None else pending.partition.log.log_start_offset

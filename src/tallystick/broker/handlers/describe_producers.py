@@ -1,0 +1,73 @@
+"""DescribeProducers: what partitions know of the producers that write to them (KIP-664)."""
+
+from tallystick.broker import acl
+from tallystick.broker.acl import Operation
+from tallystick.broker.broker import Broker
+from tallystick.broker.context import RequestContext
+from tallystick.broker.topics import check_name
+from tallystick.kernel.codes import ErrorCode
+from tallystick.kernel.errors import Reject
+from tallystick.protocol.messages.describe_producers import (
+    DescribeProducersRequest,
+    DescribeProducersResponse,
+    PartitionResponse,
+    ProducerState,
+    TopicRequest,
+    TopicResponse,
+)
+from tallystick.storage import producers
+
+
+def handle(
+    broker: Broker, request: DescribeProducersRequest, context: RequestContext
+) -> DescribeProducersResponse:
+    return DescribeProducersResponse(
+        topics=tuple(_describe_topic(broker, topic, context) for topic in request.topics)
+    )
+
+
+def _describe_topic(broker: Broker, topic: TopicRequest, context: RequestContext) -> TopicResponse:
+    refused = _refusal(broker, topic.name, context)
+    return TopicResponse(
+        name=topic.name,
+        partitions=tuple(
+            _describe(broker, topic.name, index) if refused is None else _refused(index, refused)
+            for index in topic.partition_indexes
+        ),
+    )
+
+
+def _refusal(broker: Broker, name: str, context: RequestContext) -> Reject | None:
+    # READ, where KIP-664 says DESCRIBE: producer ids and offsets tell what is in the topic.
+    if (invalid := check_name(name)) is not None:
+        return invalid
+    if not broker.authorizer.allows(context, Operation.READ, acl.topic(name)):
+        return Reject(ErrorCode.TOPIC_AUTHORIZATION_FAILED, f"no right to read topic {name!r}")
+    return None
+
+
+def _describe(broker: Broker, name: str, index: int) -> PartitionResponse:
+    partition = broker.topics.partition(name, index)
+    if partition is None:
+        missing = Reject(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no partition {name}-{index}")
+        return _refused(index, missing)
+    states = partition.log.producer_state.active.values()
+    return PartitionResponse(partition_index=index, active_producers=tuple(_as_wire(s) for s in states))
+
+
+def _as_wire(state: producers.ProducerState) -> ProducerState:
+    def known(value: int | None) -> int:
+        return -1 if value is None else value
+
+    return ProducerState(
+        producer_id=state.producer_id,
+        producer_epoch=state.epoch,
+        last_sequence=known(state.last_sequence),
+        last_timestamp=state.last_timestamp_ms,
+        coordinator_epoch=known(state.coordinator_epoch),
+        current_txn_start_offset=known(state.txn_first_offset),
+    )
+
+
+def _refused(index: int, why: Reject) -> PartitionResponse:
+    return PartitionResponse(partition_index=index, error_code=why.code, error_message=why.reason)

@@ -1,0 +1,211 @@
+"""The transactional batches of a Produce request: appended at once where their transaction is open in the
+partition, else after the coordinator was asked, in the order they came.
+
+One question is asked for all partitions of a request. A coordinator that need not wait for the disk answers
+at once, and then nothing waits here either.
+
+Source: KIP-890; KafkaApis.handleProduceRequest, ReplicaManager.handleProduceAppend.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from tallystick.broker import acl
+from tallystick.broker.acl import Operation
+from tallystick.broker.broker import Broker
+from tallystick.broker.context import RequestContext
+from tallystick.broker.partition import Partition
+from tallystick.broker.txn.commands import DONE, Answer
+from tallystick.broker.verifying import Asker, Turn, ask, begin, producer_of, refusals
+from tallystick.kernel.codes import ErrorCode
+from tallystick.kernel.errors import Reject
+from tallystick.kernel.ids import TopicPartition, TransactionalId
+from tallystick.kernel.value import frozen
+from tallystick.protocol.records import BatchHeader
+from tallystick.storage.fs import StorageFailure
+from tallystick.storage.log import NO_GUARD, AppendResult, TxnGuard
+from tallystick.storage.producers import Verification
+
+ABORTABLE_SINCE: Final = 11  # KIP-890: the client knows TRANSACTION_ABORTABLE
+IMPLICIT_SINCE: Final = 12  # KIP-890: the broker adds partitions to the transaction
+
+UNVERIFIED: Final = Reject(
+    ErrorCode.NOT_ENOUGH_REPLICAS, "the transaction coordinator did not answer within the request's timeout"
+)
+# What a producer does not expect of a partition leader is told in the word after which it sends the same
+# batch again, without asking for metadata first.
+_NOT_READY: Final = frozenset(
+    {
+        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+        ErrorCode.COORDINATOR_NOT_AVAILABLE,
+        ErrorCode.NOT_COORDINATOR,
+    }
+)
+
+
+@dataclass(slots=True)
+class Pending:
+    """One partition of the answer; `durable` when it is not on the disk yet."""
+
+    index: int
+    partition: Partition | None
+    result: AppendResult | Reject
+    durable: "asyncio.Future[None] | None" = None
+
+
+@dataclass(slots=True, kw_only=True)
+class InTransaction(Pending):
+    """A batch of a transaction until it is appended or refused.
+
+    `records` is a view of the request, and a copy from when it must wait: the request is gone by then.
+    """
+
+    target: Partition
+    header: BatchHeader
+    records: bytes | memoryview
+
+
+@frozen
+class _Held:
+    """A batch that waits for the coordinator, or behind one that does."""
+
+    batch: InTransaction
+    verification: Verification | None
+    turn: Turn
+
+
+def unauthorized(reason: str) -> Reject:
+    return Reject(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, reason)
+
+
+def append_transactional(
+    broker: Broker, transactional_id: str, batches: Sequence[InTransaction], context: RequestContext
+) -> "Waiting | None":
+    """Append, or refuse, what need not wait. Returns what must, if anything."""
+    refused = _refusal(broker, transactional_id, batches, context)
+    implicit = context.api_version >= IMPLICIT_SINCE
+    held: list[tuple[InTransaction, Verification | None]] = []
+    for batch in batches:
+        verification = refused or begin(batch.target, batch.header, implicit=implicit)
+        if isinstance(verification, Reject):
+            batch.result = verification
+        elif verification is None and batch.header.producer_id not in batch.target.lines:
+            _append(batch, NO_GUARD)
+        else:
+            held.append((batch, verification))
+    if not held:
+        return None
+    asker = Asker(
+        transactional_id=TransactionalId(transactional_id),
+        implicit=implicit,
+        knows_abortable=context.api_version >= ABORTABLE_SINCE,
+    )
+    waiting = Waiting(broker, asker, held)
+    if waiting.settle_now():
+        return None
+    for batch, _ in held:
+        batch.records = bytes(batch.records)
+    return waiting
+
+
+def _refusal(
+    broker: Broker, transactional_id: str, batches: Sequence[InTransaction], context: RequestContext
+) -> Reject | None:
+    """Why no transactional batch of the request is taken.
+
+    Kafka then refuses the batches beside them, too, which belong to no transaction; no client mixes the two.
+    """
+    if not broker.authorizer.allows(context, Operation.WRITE, acl.transactional_id(transactional_id)):
+        return unauthorized(f"no right to write as {transactional_id!r}")
+    producers = {producer_of(batch.header) for batch in batches}
+    if len(producers) > 1:
+        return Reject(
+            ErrorCode.INVALID_PRODUCER_ID_MAPPING,
+            f"one request has transactional batches of {len(producers)} producers",
+        )
+    return None
+
+
+class Waiting:
+    """The batches of one request that wait. Used once: `settle_now`, and if that fails `settle`."""
+
+    def __init__(
+        self, broker: Broker, asker: Asker, held: Sequence[tuple[InTransaction, Verification | None]]
+    ) -> None:
+        self._broker = broker
+        self._asker = asker
+        self._asked = frozenset(batch.target.topic_partition for batch, guard in held if guard is not None)
+        # Where all merely wait for those ahead there is nothing to ask.
+        self._answer: asyncio.Future[Answer] | None = None
+        if self._asked:
+            self._answer = ask(broker, asker, producer_of(held[0][0].header), self._asked)
+        self._held = [
+            _Held(batch, verification, Turn(batch.target, batch.header.producer_id))
+            for batch, verification in held
+        ]
+
+    def settle_now(self) -> bool:
+        """Append if the answer is here and nobody is ahead."""
+        answered = self._answer is None or self._answer.done()
+        if not answered or not all(held.turn.has_come for held in self._held):
+            return False
+        try:
+            refused = self._refused(DONE if self._answer is None else self._answer.result())
+            for held in self._held:
+                self._append_in_turn(held, refused)
+        finally:
+            self._leave()
+        return True
+
+    async def settle(self, limit_s: float) -> None:
+        """Append in turn when the answer comes. What is not appended within `limit_s` stays UNVERIFIED."""
+        try:
+            async with asyncio.timeout(limit_s):
+                refused = self._refused(DONE if self._answer is None else await self._answer)
+                for held in self._held:
+                    await held.turn.come()
+                    self._append_in_turn(held, refused)
+        except TimeoutError:
+            pass
+        finally:
+            self._leave()
+
+    def _leave(self) -> None:
+        """Nobody waits for this request any more."""
+        for held in self._held:
+            held.turn.leave()
+
+    def _refused(self, answer: Answer) -> Mapping[TopicPartition, Reject]:
+        found = refusals(answer, self._asker, self._asked)
+        return {partition: self._towards_producer(refused) for partition, refused in found.items()}
+
+    def _towards_producer(self, refused: Reject) -> Reject:
+        # Older clients do not know that CONCURRENT_TRANSACTIONS can be tried again.
+        later = refused.code in _NOT_READY or (
+            refused.code is ErrorCode.CONCURRENT_TRANSACTIONS and not self._asker.implicit
+        )
+        return Reject(ErrorCode.NOT_ENOUGH_REPLICAS, refused.reason) if later else refused
+
+    def _append_in_turn(self, held: _Held, refused: Mapping[TopicPartition, Reject]) -> None:
+        batch = held.batch
+        name = batch.target.topic_partition
+        reject = refused.get(name)
+        if reject is not None:
+            batch.result = reject
+        elif self._broker.topics.partition(name.topic, name.partition) is not batch.target:
+            batch.result = Reject(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{name} was deleted meanwhile")
+        else:
+            # Everything may have changed since the question: the log decides anew, with the guard [PRD-7].
+            _append(batch, TxnGuard(held.verification))
+        held.turn.leave()
+
+
+def _append(batch: InTransaction, guard: TxnGuard) -> None:
+    try:
+        batch.result = batch.target.append(batch.records, guard=guard)
+    except StorageFailure as exc:
+        batch.result = Reject(ErrorCode.KAFKA_STORAGE_ERROR, str(exc))
+    if isinstance(batch.result, AppendResult):
+        batch.durable = batch.target.durable(batch.result.last_offset)

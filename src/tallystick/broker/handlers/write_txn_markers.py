@@ -1,0 +1,190 @@
+"""WriteTxnMarkers, from outside: an administrator ends a transaction in single partitions.
+
+This broker's own coordinator writes its markers without the network. What arrives here comes from
+`kafka-transactions.sh abort` and its like, past the coordinator. Two things keep that from doing harm:
+
+* a marker must not contradict what the coordinator has decided, and nothing but a decision commits;
+* an ABORT into a transaction that is open is noted with the coordinator, as a heuristic decision.
+
+With the private tag `txn_start_offsets` a marker is for the one transaction that begins there, of exactly
+that epoch (KIP-664); no coordinator epoch is compared then, and -1 says that no coordinator sent it.
+
+Source: KafkaApis.handleWriteTxnMarkersRequest; KIP-664 "Aborting Transactions"; docs/adr/0086.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from typing import Final
+
+from tallystick.broker.acl import CLUSTER, Operation
+from tallystick.broker.broker import Broker
+from tallystick.broker.context import RequestContext
+from tallystick.broker.partition import Partition
+from tallystick.broker.topics import GROUP_OFFSETS, TRANSACTION_STATE, TopicDeleted
+from tallystick.broker.txn.commands import NoteForcedMarker
+from tallystick.broker.txn.model import Decided, Ongoing, Outcome, TxnEntry
+from tallystick.kernel.codes import ErrorCode
+from tallystick.kernel.errors import Reject
+from tallystick.kernel.ids import INT16_MAX, Identity, ProducerEpoch, ProducerId, TopicPartition
+from tallystick.kernel.value import frozen
+from tallystick.protocol.messages.write_txn_markers import (
+    WritableTxnMarker,
+    WritableTxnMarkerPartitionResult,
+    WritableTxnMarkerResult,
+    WritableTxnMarkerTopicResult,
+    WriteTxnMarkersRequest,
+    WriteTxnMarkersResponse,
+)
+from tallystick.protocol.records.control import ControlType, Marker, encode_marker
+from tallystick.storage.fs import StorageFailure
+from tallystick.storage.log import AppendOrigin, AppendResult, TxnGuard
+
+# Kafka's request.timeout.ms, which bounds the same wait there.
+DURABLE_S_MAX: Final = 30.0
+
+# A coordinator that is not ready is told of as a leader that is not: what senders of markers expect.
+_NOT_READY: Final = frozenset(
+    {
+        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+        ErrorCode.COORDINATOR_NOT_AVAILABLE,
+        ErrorCode.NOT_COORDINATOR,
+    }
+)
+
+
+@frozen(kw_only=True)
+class _Wanted:
+    """One marker for one partition."""
+
+    partition: TopicPartition
+    identity: Identity
+    outcome: Outcome
+    marker: Marker
+    guard: TxnGuard
+
+
+async def handle(
+    broker: Broker, request: WriteTxnMarkersRequest, context: RequestContext
+) -> WriteTxnMarkersResponse:
+    wanted = [one for marker in request.markers for one in _each(marker)]
+    if not _may(broker, context):
+        code = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+        return _response([(asked, code) for asked, _ in wanted])
+    codes = await asyncio.gather(
+        *(_write(broker, one) if isinstance(one, _Wanted) else _told(one) for _, one in wanted)
+    )
+    return _response([(asked, code) for (asked, _), code in zip(wanted, codes, strict=True)])
+
+
+def _may(broker: Broker, context: RequestContext) -> bool:
+    return any(
+        broker.authorizer.allows(context, operation, CLUSTER)
+        for operation in (Operation.ALTER, Operation.CLUSTER_ACTION)
+    )
+
+
+_Asked = tuple[int, TopicPartition]
+
+
+def _each(marker: WritableTxnMarker) -> Iterator[tuple[_Asked, _Wanted | ErrorCode]]:
+    identity = Identity(ProducerId(marker.producer_id), ProducerEpoch(marker.producer_epoch))
+    outcome = Outcome.COMMIT if marker.transaction_result else Outcome.ABORT
+    signed = marker.producer_id >= 0 and 0 <= marker.producer_epoch <= INT16_MAX
+    for topic in marker.topics:
+        starts: tuple[int | None, ...] = topic.txn_start_offsets or (None,) * len(topic.partition_indexes)
+        for number, index in enumerate(topic.partition_indexes):
+            partition = TopicPartition(topic.name, index)
+            asked = (marker.producer_id, partition)
+            if not signed or len(starts) != len(topic.partition_indexes):
+                yield asked, ErrorCode.INVALID_REQUEST
+                continue
+            yield (
+                asked,
+                _Wanted(
+                    partition=partition,
+                    identity=identity,
+                    outcome=outcome,
+                    marker=Marker(
+                        type=ControlType.COMMIT if marker.transaction_result else ControlType.ABORT,
+                        coordinator_epoch=marker.coordinator_epoch,
+                    ),
+                    guard=TxnGuard(
+                        transaction_version=marker.transaction_version, txn_start_offset=starts[number]
+                    ),
+                ),
+            )
+
+
+async def _told(code: ErrorCode) -> ErrorCode:
+    return code
+
+
+async def _write(broker: Broker, wanted: _Wanted) -> ErrorCode:
+    name = wanted.partition
+    partition = broker.topics.partition(name.topic, name.partition)
+    if partition is None:
+        return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    if name.topic == TRANSACTION_STATE:
+        return ErrorCode.INVALID_TOPIC_EXCEPTION
+    entry = broker.transactions.find_writer(wanted.identity.producer_id)
+    if entry is not None and _contradicts(entry, wanted):
+        return ErrorCode.INVALID_TXN_STATE
+    try:
+        async with asyncio.timeout(DURABLE_S_MAX):
+            result = await _append(broker, partition, wanted)
+    except TimeoutError:
+        return ErrorCode.REQUEST_TIMED_OUT
+    except TopicDeleted:
+        return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    except StorageFailure:
+        return ErrorCode.KAFKA_STORAGE_ERROR
+    if isinstance(result, Reject):
+        return ErrorCode.NOT_LEADER_OR_FOLLOWER if result.code in _NOT_READY else result.code
+    if entry is not None and isinstance(entry.phase, Ongoing) and name in entry.phase.partitions:
+        note = NoteForcedMarker(writer=entry.phase.writer, partition=name)
+        await broker.transactions.execute(entry.transactional_id, note)
+    return ErrorCode.NONE
+
+
+def _contradicts(entry: TxnEntry, wanted: _Wanted) -> bool:
+    """Would the marker give one partition another outcome than the coordinator has decided on?"""
+    match entry.phase:
+        case Ongoing(partitions=partitions):
+            return wanted.outcome is Outcome.COMMIT and wanted.partition in partitions
+        case Decided(outcome=outcome) as decided:
+            return wanted.outcome is not outcome and wanted.partition in decided.unmarked
+        case _:
+            return False
+
+
+async def _append(broker: Broker, partition: Partition, wanted: _Wanted) -> AppendResult | Reject:
+    batch = encode_marker(wanted.marker, wanted.identity, timestamp_ms=broker.clock.now_ms())
+    if wanted.partition.topic == GROUP_OFFSETS:
+        return await broker.groups.write_marker(wanted.partition.partition, batch, wanted.guard)
+    return await partition.append_durably(batch, AppendOrigin.COORDINATOR, wanted.guard)
+
+
+def _response(results: list[tuple[_Asked, ErrorCode]]) -> WriteTxnMarkersResponse:
+    """As Kafka's: one result for each producer id, whatever number of markers it had."""
+    by_producer: dict[int, dict[str, dict[int, ErrorCode]]] = {}
+    for (producer_id, partition), code in results:
+        topics = by_producer.setdefault(producer_id, {})
+        topics.setdefault(partition.topic, {})[partition.partition] = code
+    return WriteTxnMarkersResponse(
+        markers=tuple(
+            WritableTxnMarkerResult(
+                producer_id=producer_id,
+                topics=tuple(
+                    WritableTxnMarkerTopicResult(
+                        name=name,
+                        partitions=tuple(
+                            WritableTxnMarkerPartitionResult(partition_index=index, error_code=code)
+                            for index, code in found.items()
+                        ),
+                    )
+                    for name, found in topics.items()
+                ),
+            )
+            for producer_id, topics in by_producer.items()
+        )
+    )
