@@ -1,4 +1,4 @@
-"""The group machine under any order of commands and any passing of time."""
+"""The group machine under any order of commands, any passing of time, and markers at any moment."""
 
 from dataclasses import replace
 
@@ -7,9 +7,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tallystick.broker.group.apply import apply
+from tallystick.broker.group.codec import decode_batches
 from tallystick.broker.group.commands import (
     Command,
     CommitOffsets,
+    CommitTxnOffsets,
     DeleteGroup,
     DeleteOffsets,
     ExpireOffsets,
@@ -23,7 +25,13 @@ from tallystick.broker.group.commands import (
     OffsetToCommit,
     Sync,
 )
-from tallystick.broker.group.events import TransactionEnded
+from tallystick.broker.group.events import (
+    GroupRemoved,
+    GroupStored,
+    OffsetsCommitted,
+    OffsetsDeleted,
+    TransactionEnded,
+)
 from tallystick.broker.group.expiry import deadlines, due
 from tallystick.broker.group.model import (
     CommittedOffset,
@@ -34,7 +42,17 @@ from tallystick.broker.group.model import (
     InstanceId,
     ProtocolChoice,
 )
-from tallystick.kernel.ids import GroupId, MemberId, Offset, ProducerId, TimestampMs, TopicPartition
+from tallystick.kernel.ids import (
+    GroupId,
+    Identity,
+    MemberId,
+    Offset,
+    ProducerEpoch,
+    ProducerId,
+    TimestampMs,
+    TopicPartition,
+)
+from tallystick.protocol.records import ControlType
 from tallystick.testing.groups import GroupWorld, durable_view
 
 GROUP = GroupId("g")
@@ -50,6 +68,8 @@ CONFIG = GroupConfig(
 LONG_ENOUGH_MS = 60_000
 
 CLIENTS = st.integers(0, 3)
+PRODUCERS = st.builds(Identity, st.integers(1, 3).map(ProducerId), st.just(ProducerEpoch(0)))
+OUTCOMES = st.sampled_from([ControlType.COMMIT, ControlType.ABORT])
 PARTITIONS = st.builds(TopicPartition, st.sampled_from(["t", "u"]), st.integers(0, 1))
 OFFERS = st.lists(
     st.builds(
@@ -59,6 +79,39 @@ OFFERS = st.lists(
     max_size=2,
     unique_by=lambda offer: offer.name,
 ).map(tuple)
+
+
+Told = dict[TopicPartition, int]
+
+
+def what_the_log_says(log: list[bytes]) -> tuple[Told, dict[ProducerId, Told]]:
+    """Committed and pending offsets, told from the log by the plainest rule there is.
+
+    The last word on a partition counts, in the order of the log: a plain commit, one of a transaction that
+    has committed, or a deletion. What was said before a deletion is forgotten, pending or not.
+    """
+    entries = [entry.event for batch in log for entry in decode_batches(batch)]
+    offsets: Told = {}
+    pending: dict[ProducerId, Told] = {}
+    for number, event in enumerate(entries):
+        match event:
+            case OffsetsCommitted(producer_id=None):
+                offsets |= {partition: said.offset for partition, said in event.offsets.items()}
+            case OffsetsCommitted(producer_id=producer_id):
+                later = (e for e in entries[number:] if isinstance(e, TransactionEnded))
+                end = next((e for e in later if e.producer_id == producer_id), None)
+                told = {partition: said.offset for partition, said in event.offsets.items()}
+                if end is None:
+                    pending[producer_id] = pending.get(producer_id, {}) | told
+                elif end.committed:
+                    offsets |= told
+            case OffsetsDeleted(partitions=partitions):
+                for left in (offsets, *pending.values()):
+                    for partition in partitions:
+                        left.pop(partition, None)
+            case TransactionEnded() | GroupStored() | GroupRemoved():
+                pass
+    return offsets, {producer_id: told for producer_id, told in pending.items() if told}
 
 
 class Client:
@@ -81,11 +134,17 @@ class GroupMachine(RuleBasedStateMachine):
         self.asked_by: dict[int, Client] = {}
         self.seen = 0
         self.generation = 0
+        self.marker: tuple[Identity, ControlType] | None = None
 
     def run_command(self, command: Command) -> None:
         before = self.world.groups.get(GROUP)
         kept = repr(before)
-        self.world.run(GROUP, command)
+        step = self.world.decide(GROUP, command)
+        if self.marker is not None:
+            # The Step was decided without it, and is carried out after it [GRP-7].
+            self.world.end_transaction(*self.marker)
+            self.marker = None
+        self.world.carry_out(GROUP, command, step)
         assert repr(before) == kept, "a decision or an event changed a frozen group"
         self.learn()
 
@@ -188,12 +247,46 @@ class GroupMachine(RuleBasedStateMachine):
             )
         )
 
-    @rule(partitions=st.lists(PARTITIONS, max_size=3))
-    def delete_offsets(self, partitions: list[TopicPartition]) -> None:
-        self.run_command(DeleteOffsets(partitions=tuple(partitions)))
+    @rule(
+        producer=PRODUCERS,
+        who=st.none() | CLIENTS,
+        partitions=st.lists(PARTITIONS, min_size=1, max_size=3, unique=True),
+        offset=st.integers(0, 99),
+    )
+    def commit_in_a_transaction(
+        self, producer: Identity, who: int | None, partitions: list[TopicPartition], offset: int
+    ) -> None:
+        client = None if who is None else self.clients[who]
+        self.run_command(
+            CommitTxnOffsets(
+                identity=producer,
+                member_id=client and client.member_id,
+                instance_id=client and client.instance,
+                generation=None if client is None else client.generation,
+                offsets={p: OffsetToCommit(offset=Offset(offset)) for p in partitions},
+            )
+        )
+
+    @rule(producer=PRODUCERS, outcome=OUTCOMES, amid_the_next_step=st.booleans())
+    def end_a_transaction(self, producer: Identity, outcome: ControlType, amid_the_next_step: bool) -> None:
+        if amid_the_next_step:
+            self.marker = producer, outcome
+        else:
+            self.world.end_transaction(producer, outcome)
+
+    @rule(partitions=st.lists(PARTITIONS, max_size=3), discards=st.booleans())
+    def delete_offsets(self, partitions: list[TopicPartition], discards: bool) -> None:
+        self.run_command(DeleteOffsets(partitions=tuple(partitions), discards_pending=discards))
 
     @rule(
-        command=st.sampled_from([DeleteGroup(), ExpireOffsets(), ForgetPartitions(topics=frozenset({"t"}))])
+        command=st.sampled_from(
+            [
+                DeleteGroup(),
+                DeleteGroup(discards_pending=True),
+                ExpireOffsets(),
+                ForgetPartitions(topics=frozenset({"t"})),
+            ]
+        )
     )
     def administer(self, command: Command) -> None:
         self.run_command(command)
@@ -241,7 +334,22 @@ class GroupMachine(RuleBasedStateMachine):
             assert durable_view(replayed) == durable_view(live)
         else:
             assert (replayed.offsets if replayed else {}) == live.offsets
+            assert (replayed.pending_offsets if replayed else {}) == live.pending_offsets
             assert (replayed.generation if replayed else 0) <= live.generation
+
+    @invariant()
+    def offsets_are_what_the_log_says(self) -> None:
+        """[GRP-7] In the order of the log, whenever markers came (KAFKA-5247)."""
+        offsets, pending = what_the_log_says(self.world.log)
+        group = self.world.groups.get(GROUP) or Group(group_id=GROUP)
+        assert {p: said.offset for p, said in group.offsets.items()} == offsets
+        live = {
+            producer_id: {p: said.offset for p, said in told.items()}
+            for producer_id, told in group.pending_offsets.items()
+        }
+        assert live == pending
+        for partition in {p for told in pending.values() for p in told}:
+            assert group.has_pending_offset(partition)
 
     @invariant()
     def nobody_is_in_two_places(self) -> None:

@@ -64,8 +64,15 @@ class GroupWorld:
 
     def run(self, group_id: GroupId, command: Command) -> Answer | None:
         """Run one command in Kafka's order; None when it was parked under its ticket."""
+        return self.carry_out(group_id, command, self.decide(group_id, command))
+
+    def decide(self, group_id: GroupId, command: Command) -> Step:
+        """What the machine says now. Until it is carried out markers may come, but no other command."""
         outcome = decide(self.groups.get(group_id), command, self.env(group_id))
-        step = Step(then_reply=outcome) if isinstance(outcome, Reject) else outcome
+        return Step(then_reply=outcome) if isinstance(outcome, Reject) else outcome
+
+    def carry_out(self, group_id: GroupId, command: Command, step: Step) -> Answer | None:
+        """Append, apply, answer."""
         check(
             step.append == tuple(event for event in step.then_apply if isinstance(event, DurableEvent)),
             "everything durable is appended, in order",
