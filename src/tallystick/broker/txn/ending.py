@@ -6,7 +6,6 @@ from typing import Final
 
 from tallystick.broker.txn.commands import (
     DONE,
-    Answer,
     Ended,
     EndTxn,
     EntryStored,
@@ -30,6 +29,7 @@ from tallystick.broker.txn.model import (
     Ongoing,
     Outcome,
     Partitions,
+    Phase,
     TxnConfig,
     TxnEntry,
 )
@@ -71,14 +71,15 @@ def refuse_pair(entry: TxnEntry, identity: Identity) -> Reject:
 def decide_end(entry: TxnEntry | None, command: EndTxn, env: Env) -> Step | Reject:
     """The client's decision.
 
-    A transaction that was kept is ended with the rules of version 2 whatever the request's version: its
-    markers must not carry the epoch of its data, and a decision must never be impossible to deliver.
+    A transaction of two-phase commit, and one that was kept, is ended with the rules of version 2 whatever
+    the request's version: its pair must name no other, its markers must not carry the epoch of its data, and
+    a decision must never be impossible to deliver.
     Source: KIP-98; KIP-890 "Bump Epoch on Each Transaction"; KIP-939 "Persisted Data Format Changes".
     """
     if entry is None:
         return unknown(env.transactional_id)
     version = min(command.transaction_version, env.config.transaction_version)
-    if entry.is_kept or version >= EPOCH_BUMP_VERSION:
+    if entry.is_kept or entry.is_two_phase or version >= EPOCH_BUMP_VERSION:
         return _end_with_bump(entry, command, env)
     return _end_without_bump(entry, command, env)
 
@@ -144,7 +145,15 @@ def _end_empty(entry: TxnEntry, outcome: Outcome, env: Env) -> Step | Reject:
 # ---- ends that nobody asked for
 
 
-def fence(entry: TxnEntry, phase: Ongoing, cause: ForcedCause, env: Env, reply: Answer) -> Step:
+def take_over(entry: TxnEntry, phase: Ongoing, expected: Identity | None, env: Env) -> Step:
+    """InitProducerId without keep: abort, and answer that the caller should ask again.
+
+    Only the owner, who has shown its pair, may be told the next one when it repeats itself (KIP-360).
+    """
+    return _fence(entry, phase, ForcedCause.TERMINATED, expected, env)
+
+
+def _fence(entry: TxnEntry, phase: Ongoing, cause: ForcedCause, owner: Identity | None, env: Env) -> Step:
     """Abort the open transaction and put everybody who has a pair of it behind.
 
     One record, so that nothing needs repairing if it cannot be written (KAFKA-9666). The next pair follows
@@ -153,25 +162,39 @@ def fence(entry: TxnEntry, phase: Ongoing, cause: ForcedCause, env: Env, reply: 
     version = EPOCH_BUMP_VERSION if entry.is_kept else env.config.transaction_version
     note = ForcedOutcome(writer=phase.writer, cause=cause, at_ms=env.now_ms)
     noted = replace(entry, forced=_with(entry, note))
-    return replace(_end(noted, phase, End(Outcome.ABORT, version, fences=True), env), then_reply=reply)
+    step = _end(noted, phase, End(Outcome.ABORT, version, forced=True, owner=owner), env)
+    return replace(step, then_reply=CONCURRENT)
 
 
 def decide_time_out(entry: TxnEntry | None, command: TimeOut, env: Env) -> Step | Reject:
     """transaction.timeout.ms has passed; a decision that came first has won."""
     if entry is None or not isinstance(entry.phase, Ongoing) or not timed_out(entry, env.now_ms):
         return Step(then_reply=DONE)
-    return fence(entry, entry.phase, ForcedCause.TIMED_OUT, env, DONE)
+    # Nobody has taken over: under version 2 its client may abort what is aborted, and go on.
+    owner = entry.client if env.config.transaction_version >= EPOCH_BUMP_VERSION else None
+    return replace(_fence(entry, entry.phase, ForcedCause.TIMED_OUT, owner, env), then_reply=DONE)
 
 
 def decide_note_forced(entry: TxnEntry | None, command: NoteForcedMarker, env: Env) -> Step | Reject:
-    """Remember that an administrator has ended a part of this transaction."""
-    if entry is None or not isinstance(entry.phase, Ongoing) or entry.phase.writer != command.writer:
+    """Remember that an administrator has aborted a part of this transaction, open or already committed."""
+    if entry is None or not _is_torn(entry.phase, command):
         return Step(then_reply=DONE)
     note = ForcedOutcome(
         writer=command.writer, cause=ForcedCause.MARKER, at_ms=env.now_ms, partition=command.partition
     )
     stored = EntryStored(entry=replace(entry, forced=_with(entry, note), updated_ms=env.now_ms))
     return Step(append=(stored,), then_apply=(stored,), then_reply=DONE)
+
+
+def _is_torn(phase: Phase, command: NoteForcedMarker) -> bool:
+    match phase:
+        case Ongoing(writer=writer, partitions=partitions):
+            return writer == command.writer and command.partition in partitions
+        case Decided(outcome=Outcome.COMMIT, marker=marker):
+            signed = marker in (command.writer, marker_of(command.writer))
+            return signed and command.partition in phase.unmarked
+        case _:
+            return False
 
 
 def _with(entry: TxnEntry, note: ForcedOutcome) -> tuple[ForcedOutcome, ...]:
@@ -186,12 +209,14 @@ class End:
     """What is decided.
 
     version  the rules: from 2 on the epoch moves
-    fences   the client did not ask, so that its pair must not go on even where the epoch would not move
+    forced   the client did not ask, so that its pair must not go on even where the epoch would not move
+    owner    of a forced end: whose repeated request is answered with the next pair
     """
 
     outcome: Outcome
     version: int
-    fences: bool = False
+    forced: bool = False
+    owner: Identity | None = None
 
 
 def _end(entry: TxnEntry, phase: Ongoing, end: End, env: Env) -> Step:
@@ -199,10 +224,10 @@ def _end(entry: TxnEntry, phase: Ongoing, end: End, env: Env) -> Step:
     if end.version >= EPOCH_BUMP_VERSION:
         marker = marker_of(phase.writer)
         client = next_pair(entry.client, WRITER_EPOCH_MAX, env.spare_id)
-        superseded: Identity | None = entry.client
+        superseded = end.owner if end.forced else entry.client
     else:
-        marker = client = marker_of(phase.writer) if end.fences else phase.writer
-        superseded = None
+        marker = client = marker_of(phase.writer) if end.forced else phase.writer
+        superseded = end.owner
     decided = replace(
         entry,
         phase=Decided(

@@ -3,11 +3,10 @@
 from dataclasses import replace
 
 from tallystick.broker.txn.commands import EntryStored, Env, Initialised, InitProducerId, Step
-from tallystick.broker.txn.ending import CONCURRENT, fence
+from tallystick.broker.txn.ending import CONCURRENT, take_over
 from tallystick.broker.txn.model import (
     EPOCH_BUMP_VERSION,
     Decided,
-    ForcedCause,
     Idle,
     Ongoing,
     TxnEntry,
@@ -127,12 +126,14 @@ def _keep(
             f" {entry.transaction_version}, where {phase.writer} may name several",
         )
     expected = command.expected
-    if expected is not None and expected == entry.superseded:
+    repeated = expected is not None and expected == entry.superseded
+    if repeated and timeout_ms == entry.timeout_ms:
         return Step(then_reply=Initialised(client=entry.client, ongoing=phase.writer))
-    if expected not in (None, entry.client):
+    if expected not in (None, entry.client) and not repeated:
         return _fenced(entry, command)
     # The writer's epochs end one earlier, for the marker; a client apart from it signs nothing yet.
-    client = next_pair(entry.client, EPOCH_MAX if entry.is_kept else WRITER_EPOCH_MAX, env.spare_id)
+    last_epoch = EPOCH_MAX if entry.is_kept else WRITER_EPOCH_MAX
+    client = entry.client if repeated else next_pair(entry.client, last_epoch, env.spare_id)
     # A promise to wait for a decision is never taken back; one that is made now holds for this one, too.
     open_timeout_ms = None if timeout_ms is None else phase.timeout_ms
     stored = EntryStored(
@@ -160,7 +161,7 @@ def _take_over(entry: TxnEntry, phase: Ongoing, command: InitProducerId, env: En
     """
     if command.expected not in (None, entry.client):
         return _fenced(entry, command)
-    return fence(entry, phase, ForcedCause.TERMINATED, env, CONCURRENT)
+    return take_over(entry, phase, command.expected, env)
 
 
 def _fenced(entry: TxnEntry, command: InitProducerId) -> Reject:

@@ -208,7 +208,8 @@ PREVIOUS_STATES: Final[Mapping[TxnState, frozenset[TxnState]]] = MappingProxyTyp
         TxnState.ONGOING: frozenset(
             {TxnState.ONGOING, TxnState.EMPTY, TxnState.COMPLETE_COMMIT, TxnState.COMPLETE_ABORT}
         ),
-        TxnState.PREPARE_COMMIT: frozenset({TxnState.ONGOING}),
+        # After itself: somebody's marker is noted. Kafka has no such record, and minds none.
+        TxnState.PREPARE_COMMIT: frozenset({TxnState.ONGOING, TxnState.PREPARE_COMMIT}),
         TxnState.PREPARE_ABORT: frozenset(
             {TxnState.ONGOING, TxnState.EMPTY, TxnState.COMPLETE_COMMIT, TxnState.COMPLETE_ABORT}
         ),
