@@ -15,6 +15,7 @@ from tallystick.broker.txn.codec import (
     decode_record,
     encode_batch_of,
     encode_record,
+    may_lower,
     partition_of,
 )
 from tallystick.broker.txn.commands import EntryExpired, EntryStored, TxnRecord
@@ -30,6 +31,7 @@ from tallystick.broker.txn.model import (
     TxnEntry,
 )
 from tallystick.kernel.check import InvariantBroken
+from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import (
     INT16_MAX,
     INT32_MAX,
@@ -305,6 +307,36 @@ def test_version_0_has_no_tags() -> None:
     assert decode_record(key, value) == EntryStored(entry=plain)
     with pytest.raises(InvariantBroken, match="kept"):
         encode_record(EntryStored(entry=KEPT), 0)
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        KEPT,
+        replace(KEPT, client=KEPT.shown, timeout_ms=None),
+        WRITTEN_BY_KAFKA["2pc-Empty-23"],
+        WRITTEN_BY_KAFKA["2pc-Ongoing-24"],
+        WRITTEN_BY_KAFKA["rotated-PrepareCommit-12"],
+    ],
+    ids=["kept", "a promise for the next one", "two-phase", "two-phase and open", "next producer id"],
+)
+def test_the_level_stays_while_an_entry_needs_it(stored: TxnEntry) -> None:
+    """Refused below 2, and the reason names the ids."""
+    for level in (0, 1):
+        refused = may_lower([WRITTEN_BY_KAFKA["v2-Ongoing-3"], stored], level)
+        assert refused is not None
+        assert refused.code is ErrorCode.INVALID_UPDATE_VERSION
+        assert "pay-7" in refused.reason
+    assert may_lower([stored], 2) is None
+
+
+def test_ordinary_transactions_do_not_hold_the_level() -> None:
+    ordinary = [entry for name, entry in WRITTEN_BY_KAFKA.items() if name.startswith(("v", "worn"))]
+    assert may_lower(ordinary, 0) is None
+    many = [replace(KEPT, transactional_id=TransactionalId(f"t{i:02}")) for i in range(12)]
+    refused = may_lower(many, 1)
+    assert refused is not None
+    assert refused.reason.endswith("t08, t09 and 2 more")
 
 
 # ---- every legal entry

@@ -38,6 +38,8 @@ from tallystick.broker.txn.model import (
     TxnState,
 )
 from tallystick.kernel.check import check
+from tallystick.kernel.codes import ErrorCode
+from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import (
     INT16_MAX,
     INT32_MAX,
@@ -69,6 +71,7 @@ PLAIN_VALUE: Final = 0  # where the finalized transaction.version is 0: no tags
 TAGGED_VALUE: Final = 1
 
 _NONE: Final = -1
+_NAMED_AT_MOST: Final = 10
 # Kafka defines two-phase commit as this timeout. KIP-939's text has -1; both are read.
 _NO_TIMEOUT: Final = INT32_MAX
 # The last epoch of a client whose producer id Kafka replaces: one more is the markers'.
@@ -87,6 +90,30 @@ _OUTCOMES: Final = MappingProxyType(
 def partition_of(transactional_id: TransactionalId, partition_count: int) -> int:
     """The partition of `__transaction_state` that keeps an id."""
     return coordinator_partition(transactional_id, partition_count)
+
+
+def may_lower(entries: Iterable[TxnEntry], level: int) -> Reject | None:
+    """Whether `transaction.version` may go down to `level`: refused while that would lose something.
+
+    Below 2 a pair names many transactions, so that neither a client apart from its writer nor the token of
+    two-phase commit means anything any more (KIP-939, "Compatibility, Deprecation, and Migration Plan").
+    """
+    if level >= EPOCH_BUMP_VERSION:
+        return None
+    held = sorted(entry.transactional_id for entry in entries if _needs_epoch_bump(entry))
+    if not held:
+        return None
+    named = ", ".join(held[:_NAMED_AT_MOST])
+    more = f" and {len(held) - _NAMED_AT_MOST} more" if len(held) > _NAMED_AT_MOST else ""
+    return Reject(
+        ErrorCode.INVALID_UPDATE_VERSION,
+        f"transaction.version cannot be set to {level}: these transactional ids take part in two-phase"
+        f" commit or wait for their next producer id: {named}{more}",
+    )
+
+
+def _needs_epoch_bump(entry: TxnEntry) -> bool:
+    return entry.client != entry.shown or entry.timeout_ms is None or _open_timeout(entry) is None
 
 
 # ---- writing
