@@ -11,27 +11,29 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
-from typing import TypeVar
 
 from rich.console import Console
 from tools.apache_kafka import Unavailable, class_path
-from tools.bench import report
+from tools.bench import report, report_transactions, transactions
 from tools.bench.brokers import NAMES, create_topic, delete_topic, fresh, prepare, run_latency, run_load
 from tools.bench.report import Results
-from tools.bench.rows import DURABILITIES, MEMORY_MESSAGES, OS, QUICK_ROWS, ROWS, STARTS, Durability, Row
+from tools.bench.rows import (
+    DURABILITIES,
+    MEMORY_MESSAGES,
+    OS,
+    QUICK_ROWS,
+    ROWS,
+    STARTS,
+    Durability,
+    Row,
+    shuffled,
+)
 from tools.broker_process import BrokerProcess
 
 SETTLE_S = 3.0
 WARM_UP = Row(size=100, partitions=6, codec="lz4")
 WARM_UP_MESSAGES = 1_000_000
 MIB = 2**20
-
-T = TypeVar("T")
-
-
-def shuffled(items: Sequence[T]) -> list[T]:
-    """The same items in another order: what comes first must not always be the same."""
-    return random.sample(items, len(items))
 
 
 def measure_start(results: Results, say: Console, starts: int) -> None:
@@ -104,18 +106,45 @@ def interrupted(_signal: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
+def measure_messages(say: Console, command: str, repeats: int, *, quick: bool) -> str:
+    """Everything but transactions; what the page then says."""
+    rows = QUICK_ROWS if quick else ROWS
+    results = Results(command)
+    measure_start(results, say, 3 if quick else STARTS)
+    measure_memory(results, say, repeats)
+    for _ in range(repeats):
+        for durability in shuffled(DURABILITIES):
+            measure_loads(results, say, durability, rows, quick=quick)
+            measure_latency(results, say, durability)
+    return report.write(results, DURABILITIES, rows)
+
+
+def measure_transactions(say: Console, command: str, repeats: int, *, quick: bool) -> str:
+    """Everything about transactions; what the page then says."""
+    results = transactions.TxnResults(command)
+    scale = transactions.QUICK if quick else transactions.FULL
+    for _ in range(repeats):
+        for durability in shuffled(DURABILITIES):
+            transactions.measure_commits(results, say, durability, scale)
+        transactions.measure_ids(results, say, scale)
+    return report_transactions.write(results, DURABILITIES)
+
+
+PARTS = {"messages": measure_messages, "transactions": measure_transactions}
+
+
 def main() -> int:
     """Parse the options, measure, write the page."""
     signal.signal(signal.SIGTERM, interrupted)
     parser = argparse.ArgumentParser(prog="python -m tools.bench", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="one round of fewer, shorter rows")
+    parser.add_argument("--only", choices=PARTS, help="one part; the other's tables stay as they are")
     parser.add_argument("--repeats", type=int, default=0, help="rounds; the tables show medians (default 3)")
     parser.add_argument(
         "--seed", type=int, default=random.SystemRandom().randrange(10_000), help="of the order"
     )
     options = parser.parse_args()
     repeats = options.repeats or (1 if options.quick else 3)
-    rows = QUICK_ROWS if options.quick else ROWS
     say = Console(stderr=True, highlight=False)
     try:
         class_path()
@@ -123,17 +152,13 @@ def main() -> int:
         say.print(f"make bench measures beside Apache Kafka, which is not to be had here: {exc}")
         return 1
     random.seed(options.seed)
-    quick = " --quick" if options.quick else ""
-    command = f"python -m tools.bench{quick} --repeats {repeats} --seed {options.seed}"
+    chosen = f" --only {options.only}" if options.only else ""
+    chosen += " --quick" if options.quick else ""
+    command = f"python -m tools.bench{chosen} --repeats {repeats} --seed {options.seed}"
     say.print(command)
-    results = Results(command)
-    measure_start(results, say, 3 if options.quick else STARTS)
-    measure_memory(results, say, repeats)
-    for _ in range(repeats):
-        for durability in shuffled(DURABILITIES):
-            measure_loads(results, say, durability, rows, quick=options.quick)
-            measure_latency(results, say, durability)
-    print(report.write(results, DURABILITIES, rows))
+    for part, measure in PARTS.items():
+        if options.only in (None, part):
+            print(measure(say, command, repeats, quick=options.quick))
     return 0
 
 

@@ -86,14 +86,15 @@ def throughput(results: Results, durability: Durability, rows: Sequence[Row]) ->
     repeats = min(len(taken) for key, taken in results.loads.items() if key[0] == durability.name)
     return (
         f"### Durability `{durability.name}`: {durability.promise}\n\n"
-        f"tallystick `{_settings(durability.ours)}`; Kafka `{_settings(durability.kafka)}`. "
+        f"tallystick `{settings(durability.ours)}`; Kafka `{settings(durability.kafka)}`. "
         f"Medians of {repeats}.\n\n{table(head, lines)}\n\n"
         f"Geometric mean of the ratios: {mark(mean, RATIO_MEAN_MIN, at_least=True)}."
     )
 
 
-def _settings(settings: Mapping[str, str]) -> str:
-    return ", ".join(f"{k}={v}" for k, v in settings.items()) or "defaults"
+def settings(of: Mapping[str, str]) -> str:
+    """Settings as one would write them."""
+    return ", ".join(f"{k}={v}" for k, v in of.items()) or "defaults"
 
 
 def latency(results: Results) -> str:
@@ -156,8 +157,12 @@ def write(results: Results, durabilities: Sequence[Durability], rows: Sequence[R
     parts = [f"{machine()}\n\nCommand: `{results.command}`", footprint(results)]
     parts += [throughput(results, durability, rows) for durability in durabilities]
     parts.append(latency(results))
-    body = "\n\n".join(parts)
-    before, rest = PAGE.read_text().split(BEGIN)
-    after = rest.split(END)[1]
-    PAGE.write_text(f"{before}{BEGIN}\n\n{body}\n\n{END}{after}")
+    return put("\n\n".join(parts), BEGIN, END)
+
+
+def put(body: str, begin: str, end: str) -> str:
+    """Replace what stands between two marks of the page; what was put there."""
+    before, rest = PAGE.read_text().split(begin)
+    after = rest.split(end)[1]
+    PAGE.write_text(f"{before}{begin}\n\n{body}\n\n{end}{after}")
     return body

@@ -1,8 +1,12 @@
 """What is measured: the rows of the tables, and the two ways of promising that data survives."""
 
+import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Final
+from typing import Final, TypeVar
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,3 +63,8 @@ LATENCY_SECONDS: Final = 30
 LATENCY_WARM_UP_S: Final = 10
 MEMORY_MESSAGES: Final = 3_000_000
 STARTS: Final = 7
+
+
+def shuffled(items: Sequence[T]) -> list[T]:
+    """The same items in another order: what comes first must not always be the same."""
+    return random.sample(items, len(items))

@@ -1,0 +1,96 @@
+"""Our own messages to any broker, many at a time: for states that no client library makes quickly."""
+
+import asyncio
+import struct
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Final, Self, TypeVar
+
+from tallystick.kernel.codes import ErrorCode
+from tallystick.protocol import decode, decode_prefix, encode
+from tallystick.protocol.apis import API
+from tallystick.protocol.messages.headers import RequestHeader, ResponseHeader
+
+R = TypeVar("R")
+T = TypeVar("T")
+
+CONNECTIONS: Final = 16
+PATIENCE_S: Final = 60.0
+# "Not yet", in one way or another.
+RETRIED: Final = frozenset(
+    {
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+        ErrorCode.COORDINATOR_NOT_AVAILABLE,
+        ErrorCode.NOT_COORDINATOR,
+        ErrorCode.NOT_ENOUGH_REPLICAS,
+        ErrorCode.CONCURRENT_TRANSACTIONS,
+    }
+)
+
+
+class Refused(Exception):
+    """The broker answered with a code that is not retried, or for too long with one that is."""
+
+
+class Raw:
+    """One connection, one request at a time. Made by `connect`, closed by `async with`."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._sent = 0
+
+    @classmethod
+    async def connect(cls, bootstrap: str) -> Self:
+        host, _, port = bootstrap.rpartition(":")
+        return cls(*await asyncio.open_connection(host, int(port)))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._writer.close()
+        await self._writer.wait_closed()
+
+    async def ask(self, request: object, answer: type[R], version: int) -> R:
+        """Send one request and wait for its answer."""
+        spec = next(spec for spec in API.values() if spec.request is type(request))
+        self._sent += 1
+        header = RequestHeader(
+            request_api_key=spec.key,
+            request_api_version=version,
+            correlation_id=self._sent,
+            client_id="bench",
+        )
+        body = encode(header, spec.request_header_version(version)) + encode(request, version)
+        self._writer.write(struct.pack(">i", len(body)) + body)
+        (size,) = struct.unpack(">i", await self._reader.readexactly(4))
+        frame = await self._reader.readexactly(size)
+        _, at = decode_prefix(ResponseHeader, frame, spec.response_header_version(version))
+        return decode(answer, memoryview(frame)[at:], version)
+
+
+async def until_done(ask: Callable[[], Awaitable[R]], code_of: Callable[[R], int]) -> R:
+    """Ask until the answer's code is 0. Raises Refused."""
+    give_up_at = time.monotonic() + PATIENCE_S
+    while code := code_of(answer := await ask()):
+        if code not in RETRIED or time.monotonic() > give_up_at:
+            raise Refused(f"{answer}: {ErrorCode(code).name}")
+        await asyncio.sleep(0.02)
+    return answer
+
+
+async def for_each(bootstrap: str, items: Iterable[T], work: Callable[[Raw, T], Awaitable[None]]) -> None:
+    """Do `work` for every item, on a few connections at once."""
+    remaining = iter(items)
+
+    async def one_connection() -> None:
+        async with await Raw.connect(bootstrap) as raw:
+            for item in remaining:
+                await work(raw, item)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(CONNECTIONS):
+            group.create_task(one_connection())

@@ -1,0 +1,97 @@
+"""The transactional measurements to Markdown, between two marks of their own in docs/benchmarks.md."""
+
+import statistics
+from collections.abc import Sequence
+from typing import Final
+
+from tools.bench.brokers import KAFKA, NAMES, OURS
+from tools.bench.report import machine, mark, put, settings, table
+from tools.bench.rows import Durability
+from tools.bench.transactions import MESSAGE_BYTES, OPEN_PARTITIONS, PARTITIONS, ROWS, TxnResults, TxnRow
+
+BEGIN: Final = "<!-- transactions: begin (written by `make bench`) -->"
+END: Final = "<!-- transactions: end -->"
+
+SEQUENTIAL_RATIO_MIN: Final = 1.0
+SEQUENTIAL_P99_RATIO_MAX: Final = 1.0
+CONCURRENT_RATIO_MIN: Final = 1.5
+RESTART_S_MAX: Final = 3.0
+
+
+def commits(results: TxnResults, durability: Durability) -> str:
+    """Commits a second and their latency under one durability."""
+    head = ["producers"]
+    for name in NAMES:
+        head += [f"{name}: commits/s", "p50", "p99", "broker CPU"]
+    head += ["commits ratio", "p99 ratio"]
+    lines = [_line(results, durability.name, row) for row in ROWS]
+    repeats = min(len(taken) for key, taken in results.commits.items() if key[0] == durability.name)
+    return (
+        f"### Transactions, durability `{durability.name}`: {durability.promise}\n\n"
+        f"tallystick `{settings(durability.ours)}`; Kafka `{settings(durability.kafka)}`. "
+        f"One message of {MESSAGE_BYTES} B a transaction, {PARTITIONS} partitions. Medians of {repeats}.\n\n"
+        f"{table(head, lines)}"
+    )
+
+
+def _line(results: TxnResults, durability: str, row: TxnRow) -> list[str]:
+    line = [str(row)]
+    for name in NAMES:
+        key = (durability, row, name)
+        line += [
+            f"{results.median(key, 'per_s'):,.0f}",
+            f"{results.median(key, 'p50_ms'):.2f} ms",
+            f"{results.median(key, 'p99_ms'):.2f} ms",
+            f"{results.median(key, 'broker_cpu'):.0%}",
+        ]
+    alone = row.producers == 1
+    bound = SEQUENTIAL_RATIO_MIN if alone else CONCURRENT_RATIO_MIN
+    p99 = results.ratio(durability, row, "p99_ms")
+    return [
+        *line,
+        mark(results.ratio(durability, row, "per_s"), bound, at_least=True),
+        mark(p99, SEQUENTIAL_P99_RATIO_MAX, at_least=False) if alone else f"{p99:.2f}x",
+    ]
+
+
+def many(results: TxnResults) -> str:
+    """Open transactions and transactional ids in number."""
+    held, restarts = results.open, results.restarts
+    count, ids = held[OURS][0].count, restarts[OURS][0].count
+
+    def line(what: str, unit: str, taken: dict[str, list[float]], goal: float | None = None) -> list[str]:
+        medians = {name: statistics.median(taken[name]) for name in NAMES}
+        cells = [f"{medians[name]:,.{0 if medians[name] >= 100 else 2}f} {unit}" for name in NAMES]
+        missed = goal is not None and medians[OURS] > goal
+        return [what, *cells, "" if goal is None else f"<= {goal:g} {unit}{' (missed)' if missed else ''}"]
+
+    lines = [
+        line("memory (RSS) per open transaction", "B", {n: [h.bytes_each for h in held[n]] for n in NAMES}),
+        line("ListTransactions, median of 7", "ms", {n: [h.list_ms for h in held[n]] for n in NAMES}),
+        line("opened (InitProducerId, Produce)", "/s", {n: [h.opened_per_s for h in held[n]] for n in NAMES}),
+        line(
+            f"restart until {ids:,} ids are listed, clean stop",
+            "s",
+            {n: [r.clean_s for r in restarts[n]] for n in NAMES},
+            RESTART_S_MAX,
+        ),
+        line(
+            "the same after `kill -9`",
+            "s",
+            {n: [r.killed_s for r in restarts[n]] for n in NAMES},
+            RESTART_S_MAX,
+        ),
+    ]
+    return (
+        f"### {count:,} open transactions on {OPEN_PARTITIONS} partitions; {ids:,} transactional ids\n\n"
+        f"Durability `os`. {KAFKA}'s memory is a heap that the JVM had taken before.\n\n"
+        f"{table(['', *NAMES, 'our goal'], lines)}"
+    )
+
+
+def write(results: TxnResults, durabilities: Sequence[Durability]) -> str:
+    """Put the tables into the page; what was put there."""
+    parts = [f"{machine()}\n\nCommand: `{results.command}`"]
+    parts += [commits(results, durability) for durability in durabilities]
+    parts.append(many(results))
+    return put("\n\n".join(parts), BEGIN, END)

@@ -1,0 +1,162 @@
+"""What a broker does with many transactional ids: many open transactions, and many ids to read at a start."""
+
+import asyncio
+import statistics
+import time
+from dataclasses import dataclass
+from typing import Final
+
+from tools.bench.brokers import create_topic
+from tools.bench.raw import Raw, for_each, until_done
+from tools.broker_process import BrokerProcess
+
+from tallystick.kernel.codes import ErrorCode
+from tallystick.protocol.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
+from tallystick.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
+from tallystick.protocol.messages.list_transactions import ListTransactionsRequest, ListTransactionsResponse
+from tallystick.protocol.messages.produce import (
+    PartitionProduceData,
+    ProduceRequest,
+    ProduceResponse,
+    TopicProduceData,
+)
+from tallystick.protocol.records import BatchMeta, Record, encode_batch
+
+# The longest a broker allows by default: nothing is to time out while it is measured.
+TIMEOUT_MS: Final = 900_000
+LISTINGS: Final = 7
+TOPIC: Final = "open"
+# The last versions that Kafka 4.3 has as stable; from 12 on the write itself adds the partition.
+INIT_VERSION, PRODUCE_VERSION, LIST_VERSION, FIND_VERSION = 5, 12, 1, 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenTransactions:
+    """`count` transactions were open at one time, with one record each."""
+
+    count: int
+    bytes_each: float
+    list_ms: float
+    opened_per_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restart:
+    """Seconds from the launch until every id is listed, after a clean stop and after kill -9."""
+
+    count: int
+    clean_s: float
+    killed_s: float
+
+
+async def init(raw: Raw, transactional_id: str) -> InitProducerIdResponse:
+    """A producer id for a transactional id."""
+    request = InitProducerIdRequest(transactional_id=transactional_id, transaction_timeout_ms=TIMEOUT_MS)
+    return await until_done(
+        lambda: raw.ask(request, InitProducerIdResponse, INIT_VERSION), lambda answer: answer.error_code
+    )
+
+
+async def find_coordinator(bootstrap: str) -> None:
+    """Ask for a coordinator, which makes the topic of transactions, and wait until there is one."""
+    request = FindCoordinatorRequest(key_type=1, coordinator_keys=("first",))
+    async with await Raw.connect(bootstrap) as raw:
+        await until_done(
+            lambda: raw.ask(request, FindCoordinatorResponse, FIND_VERSION),
+            lambda answer: answer.coordinators[0].error_code,
+        )
+        await init(raw, "first")
+
+
+async def open_one(raw: Raw, transactional_id: str, partition: int) -> None:
+    """Begin a transaction by a first record."""
+    pair = await init(raw, transactional_id)
+    record = Record(0, int(time.time() * 1000), None, bytes(100), ())
+    meta = BatchMeta(
+        producer_id=pair.producer_id, epoch=pair.producer_epoch, base_sequence=0, transactional=True
+    )
+    data = PartitionProduceData(index=partition, records=encode_batch([record], meta))
+    request = ProduceRequest(
+        transactional_id=transactional_id,
+        acks=-1,
+        timeout_ms=30_000,
+        topic_data=(TopicProduceData(name=TOPIC, partition_data=(data,)),),
+    )
+    await until_done(
+        lambda: raw.ask(request, ProduceResponse, PRODUCE_VERSION),
+        lambda answer: answer.responses[0].partition_responses[0].error_code,
+    )
+
+
+async def list_all(raw: Raw, *states: str) -> int:
+    """How many ids ListTransactions shows."""
+    request = ListTransactionsRequest(state_filters=states)
+    answer = await until_done(
+        lambda: raw.ask(request, ListTransactionsResponse, LIST_VERSION), lambda answer: answer.error_code
+    )
+    return len(answer.transaction_states)
+
+
+def open_transactions(process: BrokerProcess, count: int, partitions: int) -> OpenTransactions:
+    """Open many, and see what they take."""
+    create_topic(process, TOPIC, partitions)
+
+    async def run() -> OpenTransactions:
+        bootstrap = process.bootstrap
+        await find_coordinator(bootstrap)
+        # The first ones grow what any number of them needs: partitions' files, code, pools.
+        await for_each(bootstrap, range(partitions), lambda raw, n: open_one(raw, f"warm-{n}", n))
+        before, started = process.rss_bytes(), time.monotonic()
+        await for_each(bootstrap, range(count), lambda raw, n: open_one(raw, f"open-{n}", n % partitions))
+        seconds = time.monotonic() - started
+        grown = process.rss_bytes() - before
+        taken = []
+        async with await Raw.connect(bootstrap) as raw:
+            for _ in range(LISTINGS):
+                began = time.perf_counter()
+                listed = await list_all(raw, "Ongoing")
+                taken.append((time.perf_counter() - began) * 1000)
+                if listed != count + partitions:
+                    raise RuntimeError(f"{count + partitions} transactions were opened, {listed} are listed")
+        return OpenTransactions(
+            count=count,
+            bytes_each=grown / count,
+            list_ms=statistics.median(taken),
+            opened_per_s=count / seconds,
+        )
+
+    return asyncio.run(run())
+
+
+def restart(process: BrokerProcess, count: int) -> Restart:
+    """Give `count` ids to the log, then start the broker on it, twice."""
+
+    async def fill() -> None:
+        await find_coordinator(process.bootstrap)
+
+        async def one(raw: Raw, number: int) -> None:
+            await init(raw, f"id-{number}")
+
+        await for_each(process.bootstrap, range(count), one)
+
+    async def loaded() -> None:
+        def code_of(answer: ListTransactionsResponse) -> int:
+            # Kafka lists without an error what it has so far, before it has begun to load.
+            all_there = len(answer.transaction_states) == count + 1
+            return answer.error_code or (0 if all_there else ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
+
+        async with await Raw.connect(process.bootstrap) as raw:
+            request = ListTransactionsRequest()
+            await until_done(lambda: raw.ask(request, ListTransactionsResponse, LIST_VERSION), code_of)
+
+    def start() -> float:
+        began = time.monotonic()
+        process.start()
+        asyncio.run(loaded())
+        return time.monotonic() - began
+
+    asyncio.run(fill())
+    process.stop()
+    clean_s = start()
+    process.kill()
+    return Restart(count=count, clean_s=clean_s, killed_s=start())

@@ -1,0 +1,185 @@
+"""The transactional part of the bench: both brokers under the same loads, alternating."""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from confluent_kafka import Consumer, TopicPartition
+from rich.console import Console
+from tools.apache_kafka import java
+from tools.bench.brokers import KAFKA, NAMES, OURS, RUN_SECONDS_MAX, create_topic, delete_topic, fresh
+from tools.bench.rows import OS, Durability, shuffled
+from tools.bench.transactional_ids import OpenTransactions, Restart, open_transactions, restart
+from tools.broker_process import BrokerProcess
+
+from tallystick.testing import eventually
+
+LIBRDKAFKA: Final = "librdkafka"
+JAVA: Final = "Java client"
+CLIENTS: Final = (LIBRDKAFKA, JAVA)
+PRODUCERS: Final = (1, 16, 64)
+PARTITIONS: Final = 16
+MESSAGE_BYTES: Final = 100
+OPEN: Final = 10_000
+OPEN_PARTITIONS: Final = 100
+IDS: Final = 100_000
+_SOURCE: Final = Path(__file__).with_name("Transactions.java")
+# What a client of this size needs, and its optimising compiler: C1 alone is not what a user runs.
+_CLIENT_JVM: Final = ("-XX:+UseSerialGC", "-Xshare:auto")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TxnRow:
+    """So many producers of one client library, each committing one message after another."""
+
+    client: str
+    producers: int
+
+    def __str__(self) -> str:
+        many = f"{self.producers} producers" if self.producers > 1 else "1 producer, sequential"
+        return f"{self.client}, {many}"
+
+
+ROWS: Final = tuple(
+    TxnRow(client=client, producers=producers) for producers in PRODUCERS for client in CLIENTS
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scale:
+    """How long and how much."""
+
+    warm_up_s: float
+    seconds: float
+    open: int
+    ids: int
+
+
+FULL: Final = Scale(warm_up_s=5, seconds=15, open=OPEN, ids=IDS)
+QUICK: Final = Scale(warm_up_s=3, seconds=5, open=OPEN, ids=IDS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commits:
+    """One run of one row."""
+
+    per_s: float
+    p50_ms: float
+    p99_ms: float
+    broker_cpu: float
+
+
+Key = tuple[str, TxnRow, str]  # durability, row, broker
+
+
+@dataclass
+class TxnResults:
+    """Everything the transactional part measured."""
+
+    command: str
+    commits: dict[Key, list[Commits]] = field(default_factory=dict)
+    open: dict[str, list[OpenTransactions]] = field(default_factory=dict)
+    restarts: dict[str, list[Restart]] = field(default_factory=dict)
+
+    def median(self, key: Key, of: str) -> float:
+        """The median of one attribute over all rounds."""
+        return statistics.median(getattr(commits, of) for commits in self.commits[key])
+
+    def ratio(self, durability: str, row: TxnRow, of: str) -> float:
+        """Ours over Kafka's."""
+        return self.median((durability, row, OURS), of) / self.median((durability, row, KAFKA), of)
+
+
+def measure_commits(results: TxnResults, say: Console, durability: Durability, scale: Scale) -> None:
+    """One round: both brokers up and warm, every row on each, in an order of its own."""
+    with ExitStack() as stack:
+        brokers = {name: stack.enter_context(fresh(name, durability)) for name in shuffled(NAMES)}
+        for name, process in brokers.items():
+            for client in CLIENTS:
+                warm = TxnRow(client=client, producers=PARTITIONS)
+                run_commits(process, f"warm-{CLIENTS.index(client)}-{NAMES.index(name)}", warm, scale)
+        for row in shuffled(ROWS):
+            for name in shuffled(NAMES):
+                os.sync()  # writing back what the run before left behind is not this run's work
+                commits = run_commits(brokers[name], f"txn-{ROWS.index(row)}", row, scale)
+                results.commits.setdefault((durability.name, row, name), []).append(commits)
+                say.print(
+                    f"{durability.name:5}commits {name:14}{commits.per_s:8,.0f} /s  "
+                    f"p50 {commits.p50_ms:6.2f} ms  p99 {commits.p99_ms:7.2f} ms  {row}",
+                    style="dim",
+                )
+
+
+def run_commits(process: BrokerProcess, topic: str, row: TxnRow, scale: Scale) -> Commits:
+    """Commit to a new topic with clients in a process of their own; every commit is looked for in it."""
+    create_topic(process, topic, PARTITIONS)
+    cpu = process.cpu_seconds()
+    done = subprocess.run(
+        command(process, topic, row, scale),
+        capture_output=True,
+        text=True,
+        timeout=RUN_SECONDS_MAX,
+        check=False,
+    )
+    cpu = process.cpu_seconds() - cpu
+    if done.returncode:
+        raise RuntimeError(f"{row} failed at {process.name}:\n{done.stderr[-3000:]}")
+    answer = json.loads(done.stdout)
+    # A message and a marker each; markers may be written after the answer.
+    eventually(lambda: end_offsets(process, topic) == 2 * answer["committed"], deadline_s=10)
+    delete_topic(process, topic)
+    taken = sorted(answer["taken_ms"])
+    return Commits(
+        per_s=len(taken) / scale.seconds,
+        p50_ms=statistics.median(taken),
+        p99_ms=taken[min(len(taken) - 1, int(len(taken) * 0.99))],
+        broker_cpu=cpu / (scale.warm_up_s + scale.seconds),
+    )
+
+
+def end_offsets(process: BrokerProcess, topic: str) -> int:
+    """The end offsets of all partitions together."""
+    consumer = Consumer({"bootstrap.servers": process.bootstrap, "group.id": "bench"})
+    try:
+        ends = (consumer.get_watermark_offsets(TopicPartition(topic, n))[1] for n in range(PARTITIONS))
+        return sum(ends)
+    finally:
+        consumer.close()
+
+
+def command(process: BrokerProcess, topic: str, row: TxnRow, scale: Scale) -> list[str]:
+    """The command line of the client."""
+    if row.client == JAVA:
+        arguments = map(str, (PARTITIONS, row.producers, scale.warm_up_s, scale.seconds, MESSAGE_BYTES))
+        return java(str(_SOURCE), process.bootstrap, topic, *arguments, heap_mb=512, jvm=_CLIENT_JVM)
+    load = {
+        "bootstrap": process.bootstrap,
+        "topic": topic,
+        "partitions": PARTITIONS,
+        "producers": row.producers,
+        "warm_up_s": scale.warm_up_s,
+        "seconds": scale.seconds,
+        "size": MESSAGE_BYTES,
+    }
+    return [sys.executable, "-m", "tools.bench.load_transactions", json.dumps(load)]
+
+
+def measure_ids(results: TxnResults, say: Console, scale: Scale) -> None:
+    """Many open transactions and a restart with many ids, on a fresh broker each."""
+    for name in shuffled(NAMES):
+        with fresh(name, OS) as process:
+            held = open_transactions(process, scale.open, OPEN_PARTITIONS)
+        results.open.setdefault(name, []).append(held)
+        say.print(
+            f"open    {name:14}{held.bytes_each:8,.0f} B each, {held.list_ms:.0f} ms to list", style="dim"
+        )
+        with fresh(name, OS) as process:
+            took = restart(process, scale.ids)
+        results.restarts.setdefault(name, []).append(took)
+        say.print(f"restart {name:14}{took.clean_s:8.2f} s, killed {took.killed_s:.2f} s", style="dim")
