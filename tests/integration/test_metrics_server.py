@@ -4,13 +4,18 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from tallystick.broker.config import BrokerConfig, Endpoint
+from tallystick.broker.measures import FAMILIES
 from tallystick.broker.metrics_server import CONNECTIONS_MAX, REQUEST_BYTES_MAX, MetricsServer
+from tallystick.broker.serve import Service
 from tallystick.broker.settings import BadConfig
+from tallystick.broker.topics import NewTopic
 
 pytestmark = pytest.mark.server
 
@@ -185,3 +190,32 @@ def test_a_listener_that_is_none_stops_the_start(text: str) -> None:
         BrokerConfig.parse({"metrics.listener": text})
     assert BrokerConfig.parse({"metrics.listener": "[::1]:9090"}).metrics_endpoint == Endpoint("::1", 9090)
     assert BrokerConfig.parse({"metrics.listener": ""}).metrics_endpoint is None
+
+
+def test_a_broker_serves_every_gauge_of_its_own(tmp_path: Path) -> None:
+    async def run() -> None:
+        given = {
+            "listeners": "PLAINTEXT://127.0.0.1:0",
+            "log.dirs": str(tmp_path),
+            "metrics.listener": "127.0.0.1:0",
+            "log.reserve.bytes": "0",
+        }
+        service = Service(BrokerConfig.parse(given))
+        await service.start()
+        try:
+            await service.broker.topics.create(NewTopic("t", 3))
+            address = service.metrics_address
+            assert address is not None
+            reader, writer = await asyncio.open_connection(address.host, address.port)
+            writer.write(b"GET /metrics HTTP/1.1\r\n\r\n")
+            text = (await reader.read()).decode().partition("\r\n\r\n")[2]
+            writer.close()
+            await writer.wait_closed()
+        finally:
+            await service.stop()
+        shown = {family.name for family in text_string_to_metric_families(text)}
+        assert shown == {family.name.removesuffix("_total") for family in FAMILIES}
+        assert "kafka_server_replicamanager_partitioncount 3\n" in text
+        assert 'kafka_cluster_partition_laststableoffsetlag{topic="t",partition="2"} 0\n' in text
+
+    asyncio.run(run())

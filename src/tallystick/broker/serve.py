@@ -12,11 +12,16 @@ from typing import Final
 from tallystick import __version__
 from tallystick.broker.allocator import keep_freed_memory
 from tallystick.broker.broker import Broker
+from tallystick.broker.cleaning import held_back_bytes
 from tallystick.broker.config import BrokerConfig, Endpoint
 from tallystick.broker.dispatch import Dispatcher
 from tallystick.broker.handlers import HANDLERS
+from tallystick.broker.measures import Observed, read_gauges
+from tallystick.broker.metrics_server import PATH, MetricsServer
+from tallystick.broker.partition import Partition
 from tallystick.broker.server import Server
 from tallystick.kernel.clock import SystemClock
+from tallystick.storage.fs import StorageFailure
 
 _fast_loop: Callable[[], asyncio.AbstractEventLoop] | None
 try:
@@ -40,6 +45,8 @@ class Service:
     def __init__(self, config: BrokerConfig) -> None:
         self.broker = Broker(config, Path(config.log_dirs), SystemClock())
         self._server = Server(config, Dispatcher(self.broker, HANDLERS))
+        self._metrics: MetricsServer | None = None
+        self.metrics_address: Endpoint | None = None
         self.stop_requested = asyncio.Event()
 
     async def start(self) -> None:
@@ -54,9 +61,22 @@ class Service:
         host, port = await self._server.start()
         broker.address = _advertised(broker.config, host, port)
         await broker.start()
+        await self._start_metrics()
+
+    async def _start_metrics(self) -> None:
+        listen, metrics = self.broker.config.metrics_endpoint, self.broker.metrics
+        if listen is None:
+            return
+        observed = _observed(self.broker)
+        metrics.registry.read_from(lambda: read_gauges(observed))
+        self._metrics = MetricsServer(listen, metrics.registry.scrape)
+        self.metrics_address = await self._metrics.start()
+        _log.info("metrics are at http://%s%s", self.metrics_address, PATH)
 
     async def stop(self) -> None:
         """Answer what was asked, close every connection, then leave the data directory clean."""
+        if self._metrics is not None:
+            await self._metrics.stop()
         self.broker.release_waiters()
         await self._server.stop(STOP_S)
         await self.broker.stop()
@@ -70,6 +90,23 @@ class Service:
             f"tallystick {__version__}: cluster {broker.cluster_id}, listening on {broker.address}, "
             f"data in {broker.data_dir}, flush.policy {durability}"
         )
+
+
+def _observed(broker: Broker) -> Observed:
+    def held_back(partition: Partition) -> int:
+        try:
+            return held_back_bytes(partition.log, broker.clock.now_ms())
+        except (StorageFailure, OSError):
+            return 0  # its log is offline, and says so itself
+
+    return Observed(
+        now_ms=broker.clock.now_ms,
+        transaction_max_timeout_ms=lambda: broker.config.transaction_max_timeout_ms,
+        partitions=broker.topics.all_partitions,
+        transactions=broker.transactions,
+        held_back=held_back,
+        reserve=broker.files.reserve,
+    )
 
 
 def _advertised(config: BrokerConfig, host: str, port: int) -> Endpoint:
