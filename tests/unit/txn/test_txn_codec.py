@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from tallystick.broker.txn.codec import (
     decode_batches,
-    decode_latest,
     decode_record,
     encode_batch_of,
     encode_record,
+    iter_stored,
     may_lower,
     partition_of,
 )
@@ -429,7 +429,7 @@ def test_the_last_record_of_an_id_is_all_replay_needs(many: list[TxnRecord]) -> 
             for r in found
         )
 
-    latest = list(decode_latest(data))
+    latest = [decode_record(key, value) for key, value in dict(iter_stored(data)).items()]
     assert state(latest) == state(many)
     assert len(latest) == len(state(many))
 

@@ -21,18 +21,16 @@ from functools import lru_cache, partial
 from typing import Final
 
 from tallystick.broker.txn.apply import apply
-from tallystick.broker.txn.codec import decode_batches, encode_batch_of, partition_of
+from tallystick.broker.txn.codec import decode_record, encode_batch_of, iter_stored, partition_of
 from tallystick.broker.txn.commands import (
     AddImplicitly,
     Answer,
     Command,
-    EntryExpired,
     Env,
     Expire,
     MarkersWritten,
     Step,
     TimeOut,
-    TxnRecord,
     WhilePending,
     while_pending,
 )
@@ -51,8 +49,8 @@ from tallystick.storage.producers import AppendOrigin
 
 _log = logging.getLogger("tallystick.transactions")
 
-REPLAY_CHUNK_BYTES: Final = 256 * 1024
 # About a millisecond of work each; in between the broker serves others.
+REPLAY_CHUNK_BYTES: Final = 128 * 1024
 REPLAYED_PER_SLICE: Final = 64
 LOOKED_AT_PER_TICK: Final = 512
 ENDED_PER_TICK: Final = 32
@@ -209,16 +207,20 @@ class TransactionCoordinator:
             self._send_markers(entry)
 
     async def _replay(self, partition: StatePartition) -> None:
-        """Apply the log to nothing; the entries found are announced when all of it is applied."""
-        entries: dict[TransactionalId, TxnEntry] = {}
+        """Apply the last record of every id; what is found is announced when all of it is applied."""
         skipped: Counter[int] = Counter()
+        stored: dict[bytes, bytes | None] = {}
         for piece in partition.read_all(REPLAY_CHUNK_BYTES):
-            for number, record in enumerate(decode_batches(piece, skipped)):
-                _replay_record(entries, record)
-                if number % REPLAYED_PER_SLICE == 0:
-                    await asyncio.sleep(0)
-        for entry in entries.values():
-            self._keep(entry.transactional_id, entry)
+            stored.update(iter_stored(piece, skipped))
+            await asyncio.sleep(0)
+        found: list[TxnEntry | None] = []
+        for key, value in stored.items():
+            found.append(apply(None, decode_record(key, value)))
+            if len(found) % REPLAYED_PER_SLICE == 0:
+                await asyncio.sleep(0)
+        for entry in found:
+            if entry is not None:
+                self._keep(entry.transactional_id, entry)
         for version, number in skipped.items():
             _log.warning("%d records of __transaction_state have the unknown key version %d", number, version)
 
@@ -633,15 +635,6 @@ def _answer(asked: _Asked, answer: Answer) -> None:
 def _answer_all(group: Sequence[_Asked], answer: Answer) -> None:
     for asked in group:
         _answer(asked, answer)
-
-
-def _replay_record(entries: dict[TransactionalId, TxnEntry], record: TxnRecord) -> None:
-    name = record.transactional_id if isinstance(record, EntryExpired) else record.entry.transactional_id
-    entry = apply(entries.get(name), record)
-    if entry is None:
-        entries.pop(name, None)
-    else:
-        entries[name] = entry
 
 
 _partition_of = lru_cache(maxsize=1 << 14)(partition_of)
