@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from random import Random
 from typing import Any, Final, TypeVar
+from zlib import crc32
 
 from tallystick.broker.server import Answer, CloseConnection, Peer
 from tallystick.kernel.value import frozen
@@ -44,7 +45,9 @@ class Network:
 
     def __init__(self, machine: Machine, clients: VirtualLoop, faults: FaultPlan, random: Random) -> None:
         self.quiet = False
+        self.say: Callable[[str], None] | None = None
         self.answered: list[Callable[[Exchange], None]] = []
+        self.digest = 0  # of every frame that reached the broker or left it, in order
         self._machine = machine
         self._clients = clients
         self._faults = faults
@@ -78,7 +81,10 @@ class Network:
         frame = encode(header, spec.request_header_version(version)) + encode(request, version)
         reply: asyncio.Future[R] = self._clients.create_future()
         sent = _Sent(caller, spec, version, request, frame, reply)
-        for delay_s in self._fates(repeats):
+        fates = self._fates(repeats)
+        if self.say is not None:
+            self.say(f"{caller} asks {self._correlation} v{version} at +{fates}: {request!r}")
+        for delay_s in fates:
             self._clients.call_later(delay_s, self._deliver, sent)
         try:
             async with asyncio.timeout(REQUEST_TIMEOUT_S):
@@ -115,6 +121,7 @@ class Network:
         dispatcher = self._machine.dispatcher
         if dispatcher is None:
             return
+        self.digest = crc32(sent.frame, self.digest)
         peer = Peer("10.0.0.1", 1, 1)
         try:
             answer = dispatcher.dispatch(memoryview(sent.frame), peer)
@@ -135,9 +142,12 @@ class Network:
         if answer is None or machine.lives != life or not machine.alive:
             return
         frame = b"".join(answer)
+        self.digest = crc32(frame, self.digest)
         spec, version = sent.spec, sent.version
         _, at = decode_prefix(ResponseHeader, frame, spec.response_header_version(version), 4)
         response: object = decode_prefix(spec.response, frame, version, at)[0]
+        if self.say is not None:
+            self.say(f"{sent.caller} is answered: {response!r}")
         exchange = Exchange(sent.caller, spec.key, version, sent.request, response, life)
         for tell in self.answered:
             tell(exchange)

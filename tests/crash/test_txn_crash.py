@@ -1,0 +1,179 @@
+"""One transaction of each kind, the power lost after every effect of the disk; then recovered and checked.
+
+Nothing is sampled: each scenario runs once to count its effects, then once for each of them. Clients repeat
+what got no answer, as real ones do; a client that prepared a transaction may find out from its database
+alone how it ended. What has to hold afterwards is in `tallystick.testing.sim.checkers`.
+"""
+
+import asyncio
+import os
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+
+import pytest
+
+from tallystick.testing.memory_fs import Keep
+from tallystick.testing.sim.clients import Fenced, Kind
+from tallystick.testing.sim.dual_write import recover
+from tallystick.testing.sim.faults import FaultPlan, PowerLoss
+from tallystick.testing.world import PARTITIONS, World
+
+KEEPS: tuple[Keep, ...] = ("nothing", "prefix", "everything", "unordered")
+LONG = os.environ.get("TALLYSTICK_LONG") == "1"
+# The client of an id in the prepared directory whose last epoch is one away.
+SPENT = "spent-1"
+
+Script = Callable[[World], Coroutine[object, object, None]]
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """`told` is how each transaction ends, in order, crash or no crash; None: its client never hears of it."""
+
+    script: Script
+    kind: Kind
+    told: tuple[bool | None, ...]
+    owner: str = "plain-a"
+
+
+async def plain(world: World) -> None:
+    producer = world.producer("plain-a")
+    await producer.init()
+    for commit in (True, False, True):
+        producer.begin()
+        await producer.send(PARTITIONS, 2)
+        await producer.send(PARTITIONS[:1], 1)
+        await producer.end(commit=commit)
+
+
+async def with_offsets(world: World) -> None:
+    producer = world.producer("plain-a")
+    await producer.init()
+    for offset, commit in enumerate((True, False, True)):
+        producer.begin()
+        await producer.send(PARTITIONS[1:], 1)
+        await producer.send_offset("group-plain-a", PARTITIONS[0], offset)
+        await producer.end(commit=commit)
+
+
+async def two_phase(world: World) -> None:
+    owner = world.workers[0].owner
+    producer = world.producer(owner)
+    generation = await recover(producer, world.database, world.history)
+    for commit in (True, True, False):
+        txn = producer.begin()
+        await producer.send(PARTITIONS, 1)
+        if commit:
+            world.database.commit(owner, generation, txn)
+        await producer.end(commit=commit)
+
+
+async def kept(world: World) -> None:
+    """Prepared and decided, then the client dies twice before the third incarnation finishes it."""
+    owner = world.workers[0].owner
+    for decided in (True, False, True):
+        first = world.producer(owner)
+        generation = await recover(first, world.database, world.history)
+        txn = first.begin()
+        await first.send(PARTITIONS, 1)
+        if decided:
+            world.database.commit(owner, generation, txn)
+        await world.producer(owner).init(keep=True)
+        await world.producer(owner).init(keep=True)
+    await recover(world.producer(owner), world.database, world.history)
+
+
+async def fence(world: World) -> None:
+    owner = world.workers[0].owner
+    former = world.producer(owner)
+    await former.init()
+    former.begin()
+    await former.send(PARTITIONS, 1)
+    latter = world.producer(owner)
+    await latter.init()
+    with suppress(Fenced):
+        await former.end(commit=True)
+    latter.begin()
+    await latter.send(PARTITIONS[:2], 1)
+    await latter.end(commit=True)
+
+
+async def timeout(world: World) -> None:
+    producer = world.producer("plain-a")
+    await producer.init()
+    producer.begin()
+    await producer.send(PARTITIONS, 1)
+    await asyncio.sleep(2)
+    with suppress(Fenced):
+        await producer.end(commit=True)
+
+
+async def terminated(world: World) -> None:
+    """An administrator ends a transaction in doubt; its database had decided to commit it."""
+    owner = world.workers[0].owner
+    producer = world.producer(owner)
+    generation = await recover(producer, world.database, world.history)
+    txn = producer.begin()
+    await producer.send(PARTITIONS, 1)
+    world.database.commit(owner, generation, txn)
+    await world.producer(owner).init()
+
+
+async def overflow(world: World) -> None:
+    producer = world.producer(SPENT)
+    await producer.init()
+    for _ in range(4):
+        producer.begin()
+        await producer.send(PARTITIONS[:2], 1)
+        await producer.end(commit=True)
+
+
+TWO_PHASE = Kind(two_phase=True, keeps=True)
+SCENARIOS = {
+    "plain, version 2": Scenario(plain, Kind(), (True, False, True)),
+    "plain, version 1": Scenario(plain, Kind(version=1), (True, False, True)),
+    "with offsets, version 2": Scenario(with_offsets, Kind(offsets=True), (True, False, True)),
+    "with offsets, version 1": Scenario(with_offsets, Kind(version=1, offsets=True), (True, False, True)),
+    "two-phase": Scenario(two_phase, TWO_PHASE, (True, True, False)),
+    "kept": Scenario(kept, TWO_PHASE, (True, False, True)),
+    "kept, both pairs overflow": Scenario(kept, TWO_PHASE, (True, False, True), SPENT),
+    "kept without two-phase": Scenario(kept, Kind(keeps=True), (True, False, True)),
+    "epoch overflow": Scenario(overflow, Kind(), (True,) * 4, SPENT),
+    "fence": Scenario(fence, Kind(), (None, True)),
+    "fence on the last epoch": Scenario(fence, Kind(), (None, True), SPENT),
+    "timeout": Scenario(timeout, Kind(timeout_ms=300), (None,)),
+    "terminated": Scenario(terminated, Kind(two_phase=True, keeps=False), (None,)),
+}
+
+
+def run(scenario: Scenario, loss: PowerLoss | None) -> World:
+    """The scenario, with at most one loss of power, recovered; raises what its clients raise."""
+    faults = FaultPlan(power_losses=() if loss is None else (loss,), sync_delay_max_s=0.0)
+    world = World(0, faults=faults, kinds={scenario.owner: scenario.kind}, scenario=scenario.script)
+    result = world.run()
+    assert result.found == [], loss
+    told = tuple(txn.told for txn in world.history.txns)
+    assert told == scenario.told, loss
+    return world
+
+
+@cache
+def effects_of(name: str) -> int:
+    """How many effects the disk sees of a scenario without faults, its recovery included."""
+    return run(SCENARIOS[name], None).effects_of_first_life
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_power_is_lost_after_each_effect(name: str) -> None:
+    """[TXN-1] What was told before stays true, what was not is all or nothing, and nothing stays open."""
+    effects = effects_of(name)
+    assert effects > 20, "there is something to crash"
+    for effect in range(effects):
+        for keep in KEEPS if LONG else (KEEPS[effect % len(KEEPS)],):
+            run(
+                SCENARIOS[name],
+                PowerLoss(after_effects=effect, after_s=0, keep=keep, keep_seed=effect, down_s=0.01),
+            )

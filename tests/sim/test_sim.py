@@ -1,0 +1,51 @@
+"""Whole runs of the broker from one seed each, with faults; `make sim` runs ten thousand.
+
+The checkers are in `tallystick.testing.sim.checkers`: read_committed sees all or nothing, database and log
+agree, stable offsets only grow, pairs never go back, replay equals live, no record twice, all is completed.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tools.sim import run_seed
+
+KNOWN = Path(__file__).with_name("seeds.txt")
+LONG = os.environ.get("TALLYSTICK_LONG") == "1"
+RANGE = range(2_000 if LONG else 150)
+AT_ONCE = 50
+
+pytestmark = pytest.mark.slow
+
+
+def known_seeds() -> list[int]:
+    lines = KNOWN.read_text().splitlines()
+    return [int(line.split()[0]) for line in lines if line and not line.startswith("#")]
+
+
+@pytest.mark.parametrize("seed", known_seeds())
+def test_a_seed_that_found_something_stays_clean(seed: int) -> None:
+    assert run_seed(seed).found == []
+
+
+@pytest.mark.parametrize("first", RANGE[::AT_ONCE])
+def test_a_range_of_seeds_is_clean(first: int) -> None:
+    results = [run_seed(seed) for seed in range(first, first + AT_ONCE)]
+    assert {result.seed: result.found for result in results if result.found} == {}
+    assert sum(result.committed for result in results) > AT_ONCE, "the clients get somewhere"
+    assert sum(result.lives for result in results) > 2 * AT_ONCE, "and the broker is restarted"
+
+
+def test_a_seed_is_the_same_run_in_any_process() -> None:
+    """Nothing depends on the order of a set or on an address; the digest is of every frame."""
+
+    def printed(hash_seed: str) -> str:
+        command = [sys.executable, "-m", "tools.sim", "--seeds", "0..19", "--digest"]
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        return done.stdout
+
+    assert "digest" in (first := printed("1"))
+    assert printed("2") == first

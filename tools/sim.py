@@ -1,0 +1,112 @@
+"""Simulate whole runs of the broker, each from one seed: python -m tools.sim [--seed N | --seeds FROM..TO]
+
+A run is clients, broker, disk and clock in one thread, with faults; see `tallystick.testing.world`. The seed
+is printed first. Seeds that found something are listed at the end; `--seed N --trace` shows one of them.
+"""
+
+import argparse
+import logging
+import os
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+
+from tallystick.testing.world import Result, World
+
+# One task of a process; small enough that the end is not waited for long.
+SEEDS_AT_ONCE = 50
+
+
+def run_seed(seed: int, *, trace: bool = False) -> Result:
+    """One run; what it raised counts as found."""
+    world = World(seed, say=print if trace else None)
+    try:
+        return world.run()
+    except Exception as exc:
+        if trace:
+            traceback.print_exc()
+        return Result(seed, found=[*world.history.wrong, f"{exc!r}"])
+
+
+def _run_seeds(seeds: range) -> list[Result]:
+    logging.disable(logging.CRITICAL)  # a broker that is crashed on purpose has much to say
+    return [run_seed(seed) for seed in seeds]
+
+
+def run_seeds(seeds: range, processes: int) -> Iterator[Result]:
+    """All runs, by several processes."""
+    pieces = [seeds[i : i + SEEDS_AT_ONCE] for i in range(0, len(seeds), SEEDS_AT_ONCE)]
+    if processes == 1:
+        for piece in pieces:
+            yield from _run_seeds(piece)
+        return
+    with ProcessPoolExecutor(processes) as pool:
+        for results in pool.map(_run_seeds, pieces):
+            yield from results
+
+
+def _seeds(text: str) -> range:
+    first, dots, last = text.partition("..")
+    return range(int(first), int(last if dots else first) + 1)
+
+
+def _one(seed: int, *, trace: bool) -> int:
+    print(f"seed {seed}", flush=True)
+    if not trace:
+        logging.disable(logging.CRITICAL)
+    result = run_seed(seed, trace=trace)
+    for wrong in result.found:
+        print(f"  {wrong}")
+    print(
+        f"seed {seed}: {len(result.found)} findings; transactions: {result.committed} committed, "
+        f"{result.aborted} aborted, {result.unknown} untold; {result.lives} lives of the broker, "
+        f"{result.requests} answers, digest {result.digest:08x}"
+    )
+    return 1 if result.found else 0
+
+
+def _many(seeds: range, processes: int) -> int:
+    print(f"seeds {seeds.start}..{seeds.stop - 1}", flush=True)
+    began, done, failed = time.monotonic(), 0, list[Result]()
+    committed = lives = 0
+    for result in run_seeds(seeds, processes):
+        done += 1
+        committed += result.committed
+        lives += result.lives
+        if result.found:
+            failed.append(result)
+            print(f"seed {result.seed}: {result.found[0]}", flush=True)
+        if done % 1000 == 0:
+            print(f"{done:,} seeds, {len(failed)} failed, {time.monotonic() - began:.0f} s", flush=True)
+    took = time.monotonic() - began
+    print(
+        f"{done:,} seeds in {took:.0f} s ({1000 * took / max(done, 1):.1f} ms each): {len(failed)} failed; "
+        f"{committed:,} transactions committed, {lives:,} lives of the broker"
+    )
+    if failed:
+        print("failed:", *[result.seed for result in failed])
+    return 1 if failed else 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--seeds", type=_seeds, default=_seeds("0..9999"))
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--trace", action="store_true", help="show everything that happens; with --seed")
+    parser.add_argument("--digest", action="store_true", help="print a number for each run, and nothing else")
+    chosen = parser.parse_args()
+    if chosen.digest:
+        logging.disable(logging.CRITICAL)
+        for seed in chosen.seeds:
+            print(f"seed {seed}: digest {run_seed(seed).digest:08x}")
+        return 0
+    if chosen.seed is not None:
+        return _one(chosen.seed, trace=chosen.trace)
+    return _many(chosen.seeds, chosen.processes)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
