@@ -179,7 +179,7 @@ class GroupCoordinator:
         self._lanes: dict[GroupId, _Lane] = {}
         self._parked: dict[Ticket, AnswerFuture] = {}
         self._tickets = 0
-        self._loading: set[int] = set()
+        self._loading = set(range(len(topic.existing())))
         self._lost: set[int] = set()
         self._stopped = False
         self._wakes: list[tuple[int, GroupId]] = []
@@ -195,7 +195,6 @@ class GroupCoordinator:
     def start(self) -> None:
         """Begin to replay what is there and to keep time. Until replayed, a group answers LOADING."""
         existing = self._topic.existing()
-        self._loading = set(range(len(existing)))
         self._expire_at_ms = self._clock.monotonic_ms() + self.config.offsets_retention_check_interval_ms
         self._spawn(self._load(existing))
         self._arm(self._expire_at_ms)

@@ -1,0 +1,202 @@
+"""The real group coordinator on a log in memory, whose disk a test holds in its hands."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator
+from functools import wraps
+from itertools import count
+from typing import Any
+
+from tallystick.broker.group.commands import (
+    Answer,
+    Command,
+    CommitOffsets,
+    Join,
+    Joined,
+    MemberIdRequired,
+    OffsetToCommit,
+    Sync,
+    Synced,
+)
+from tallystick.broker.group.driver import GroupCoordinator
+from tallystick.broker.group.model import Group, GroupConfig, InstanceId, ProtocolChoice
+from tallystick.kernel.errors import Reject
+from tallystick.kernel.ids import GroupId, MemberId, Offset, TopicPartition
+from tallystick.protocol.records import patch_offset_and_epoch, read_header
+from tallystick.storage.fs import LogFull
+from tallystick.storage.log import NO_GUARD, AppendOrigin, AppendResult, TxnGuard
+from tallystick.testing import FakeClock
+
+G = GroupId("g")
+T0 = TopicPartition("t", 0)
+
+
+class Turn:
+    """Awaiting it lets everything that is ready run once."""
+
+    def __await__(self) -> Iterator[None]:
+        yield
+
+
+def on_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    @wraps(test)
+    def run(*args: Any, **kwargs: Any) -> None:
+        asyncio.run(test(*args, **kwargs))
+
+    return run
+
+
+class Gate:
+    """Holds durability back while it is closed."""
+
+    def __init__(self) -> None:
+        self.closed = False
+        self.waiting: list[asyncio.Future[None]] = []
+
+    def clear(self) -> None:
+        self.closed = True
+
+    def set(self) -> None:
+        self.closed = False
+        for future in self.waiting:
+            if not future.done():
+                future.set_result(None)
+        self.waiting.clear()
+
+
+class MemoryPartition:
+    """A log in memory whose durability can be held back, refused, or broken."""
+
+    def __init__(self) -> None:
+        self.batches: list[bytes] = []
+        self.guards: list[TxnGuard] = []
+        self.end = 0
+        self.gate = Gate()
+        self.refusal: Reject | None = None
+        self.failure: Exception | None = None
+        self.full = False
+
+    def append(
+        self, batches: bytes, origin: AppendOrigin = AppendOrigin.CLIENT, guard: TxnGuard = NO_GUARD
+    ) -> AppendResult | Reject:
+        assert origin is AppendOrigin.COORDINATOR
+        if self.refusal is not None:
+            return self.refusal
+        if self.full:
+            raise LogFull("/data", "no space left")
+        placed = bytearray(batches)
+        patch_offset_and_epoch(placed, 0, self.end, 0)
+        at, self.end = self.end, self.end + read_header(batches).record_count
+        self.batches.append(bytes(placed))
+        self.guards.append(guard)
+        return AppendResult(Offset(at), Offset(self.end - 1), -1, Offset(0))
+
+    def durable(self, offset: Offset) -> "asyncio.Future[None] | None":
+        if self.failure is None and not self.gate.closed:
+            return None
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if self.failure is not None:
+            future.set_exception(self.failure)
+        else:
+            self.gate.waiting.append(future)
+        return future
+
+    def read_all(self, max_bytes: int) -> Iterator[bytes]:
+        yield from self.batches
+
+
+class MemoryTopic:
+    def __init__(self, count: int = 1) -> None:
+        self.partitions = [MemoryPartition() for _ in range(count)]
+
+    @property
+    def partition_count(self) -> int:
+        return len(self.partitions)
+
+    def existing(self) -> list[MemoryPartition]:
+        return self.partitions
+
+    async def ensure(self) -> Reject | None:
+        return None
+
+    async def partition(self, index: int) -> MemoryPartition | Reject:
+        return self.partitions[index]
+
+
+class World:
+    def __init__(self, topic: MemoryTopic | None = None, **settings: int) -> None:
+        self.topic = topic or MemoryTopic()
+        self.clock = FakeClock()
+        ids = count(1)
+        config = GroupConfig(**{"group_initial_rebalance_delay_ms": 0, **settings})
+        self.coordinator = GroupCoordinator(self.topic, config, self.clock, lambda: str(next(ids)))
+
+    async def __aenter__(self) -> "World":
+        self.coordinator.start()
+        await self.settle()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for partition in self.topic.partitions:
+            partition.gate.set()
+        await self.coordinator.stop()
+
+    async def settle(self) -> None:
+        """Let the loop run until nothing is ready any more."""
+        for _ in range(20):
+            await Turn()
+
+    async def pass_time(self, by_ms: int) -> None:
+        self.clock.advance(by_ms)
+        self.coordinator.tick()
+        await self.settle()
+
+    def ask(self, command: Command, group_id: GroupId = G) -> "asyncio.Task[Answer]":
+        return asyncio.ensure_future(self.coordinator.execute(group_id, command))
+
+    def join(self, member_id: MemberId | None, name: str = "a", instance: str | None = None) -> Join:
+        return Join(
+            member_id=member_id,
+            instance_id=None if instance is None else InstanceId(instance),
+            client_id=name,
+            client_host="/h",
+            session_timeout_ms=10_000,
+            rebalance_timeout_ms=60_000,
+            protocol_type="consumer",
+            protocols=(ProtocolChoice("range", b""),),
+            ticket=self.coordinator.new_ticket(),
+        )
+
+    def sync(self, joined: Joined, assignments: dict[MemberId, bytes]) -> Sync:
+        return Sync(
+            member_id=joined.member_id,
+            generation=joined.generation,
+            assignments=assignments,
+            ticket=self.coordinator.new_ticket(),
+        )
+
+    async def member(self, name: str = "a") -> Joined:
+        """A member of a stable group of one."""
+        required = await self.coordinator.execute(G, self.join(None, name))
+        assert isinstance(required, MemberIdRequired)
+        asked = self.ask(self.join(required.member_id, name))
+        await self.settle()
+        await self.pass_time(0)
+        joined = await asked
+        assert isinstance(joined, Joined)
+        synced = await self.coordinator.execute(G, self.sync(joined, {joined.member_id: b"all"}))
+        assert isinstance(synced, Synced)
+        assert synced.assignment == b"all"
+        return joined
+
+    def group(self) -> Group:
+        group = self.coordinator.group(G)
+        assert isinstance(group, Group)
+        return group
+
+
+def commit(offset: int, joined: Joined | None = None) -> CommitOffsets:
+    return CommitOffsets(
+        member_id=joined and joined.member_id,
+        generation=joined and joined.generation,
+        offsets={T0: OffsetToCommit(offset=Offset(offset))},
+    )
