@@ -7,8 +7,8 @@ It knows nothing of connections; `serve.py` puts server, dispatcher and broker t
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import MappingProxyType
 
@@ -26,12 +26,13 @@ from tallystick.broker.metadata import ProducerIds
 from tallystick.broker.offsets_topic import ConsumerOffsetsTopic
 from tallystick.broker.topics import Topics
 from tallystick.broker.transactions_topic import transaction_state_topic
+from tallystick.broker.txn.codec import may_lower
 from tallystick.broker.txn.driver import TransactionCoordinator
 from tallystick.broker.txn.model import TxnConfig
 from tallystick.broker.txn.ports import TxnSettings
 from tallystick.broker.worker import Worker
 from tallystick.kernel.clock import Clock
-from tallystick.kernel.errors import TallystickError
+from tallystick.kernel.errors import Reject, TallystickError
 from tallystick.kernel.ids import INT32_MAX, ProducerId
 
 _log = logging.getLogger("tallystick.broker")
@@ -78,7 +79,7 @@ class Broker:
         self._dynamic = self.store.broker_configs()
         self.config = self._effective(self._dynamic)
         self.files.reconfigure(self.config)
-        self.features = Features(self.store, self.worker, lambda level: nullcontext(None))
+        self.features = Features(self.store, self.worker, self._lowering)
         self.topics = Topics(self.store, self.files, self.worker, self.config)
         self.topics.load()
         self.files.report_recovery()
@@ -167,6 +168,13 @@ class Broker:
     def transaction_version(self) -> int:
         """The finalized level of `transaction.version`: 0, 1 or 2."""
         return self.features.transaction_version
+
+    @asynccontextmanager
+    async def _lowering(self, level: int) -> AsyncIterator[Reject | None]:
+        """Transactions stand still while their level goes down; why it must not, if so."""
+        async with self.transactions.paused() as refused:
+            entries = self.transactions.entries()
+            yield refused or (entries if isinstance(entries, Reject) else may_lower(entries, level))
 
     async def new_producer_id(self) -> ProducerId:
         """An id that was never handed out before, by this or an earlier process [MET-2]."""

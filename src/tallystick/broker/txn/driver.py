@@ -12,6 +12,7 @@ whoever queued behind it; a marker is tried until its partition has it or is gon
 """
 
 import asyncio
+import gc
 import logging
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
@@ -193,15 +194,19 @@ class TransactionCoordinator:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _load(self, existing: Sequence[StatePartition]) -> None:
-        for index, partition in enumerate(existing):
-            try:
-                await self._replay(partition)
-            except Exception as exc:
-                # Unreadable, or impossible: either way the others must not wait for it.
-                _log.exception(
-                    "__transaction_state-%d cannot be replayed, its ids are offline: %s", index, exc
-                )
-                self._lost.add(index)
+        collects = gc.isenabled()
+        gc.disable()  # nothing of the much that is made here is garbage, and to find that out takes long
+        try:
+            for index, partition in enumerate(existing):
+                try:
+                    await self._replay(partition)
+                except Exception as exc:
+                    # Unreadable, or impossible: either way the others must not wait for it.
+                    _log.exception("__transaction_state-%d cannot be replayed: %s", index, exc)
+                    self._lost.add(index)
+        finally:
+            if collects:
+                gc.enable()
         self._loading = None
         for entry in list(self._entries.values()):
             self._send_markers(entry)
@@ -304,8 +309,8 @@ class TransactionCoordinator:
     async def paused(self) -> AsyncIterator[Reject | None]:
         """What is asked for waits until this is left; what was pending is durable, `entries` have it all.
 
-        For a change of the rules that every decision rests on. One at a time. With a Reject the disk kept it
-        from being so.
+        For a change of the rules that every decision rests on. One at a time. With a Reject the disk keeps
+        something back.
         """
         self._paused = deque()
         try:
@@ -327,7 +332,7 @@ class TransactionCoordinator:
                     await asyncio.wait(pending)
         except TimeoutError:
             return SLOW
-        return None
+        return LOST if self._lost else None
 
     def _meet(self, transactional_id: TransactionalId, asked: _Asked, lane: _Lane) -> None:
         """What a command is told that comes while a Step is pending [TXN-5]."""

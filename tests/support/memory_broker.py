@@ -1,0 +1,174 @@
+"""A whole broker without sockets, its disk in memory: requests go in as bytes, answers come out as values."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tallystick.broker.acl import Operation, Resource, ResourceType
+from tallystick.broker.broker import Broker
+from tallystick.broker.config import BrokerConfig, Endpoint
+from tallystick.broker.context import RequestContext
+from tallystick.broker.files import Disk
+from tallystick.broker.handlers import HANDLERS
+from tallystick.broker.metadata import MetadataStore
+from tallystick.broker.topics import NewTopic
+from tallystick.broker.txn.commands import SendMarkers
+from tallystick.broker.txn.driver import TransactionCoordinator
+from tallystick.broker.txn.model import Decided
+from tallystick.broker.txn.sending import Marked
+from tallystick.kernel.ids import TopicPartition
+from tallystick.protocol import decode, encode
+from tallystick.protocol.apis import API, ApiKey
+from tallystick.protocol.messages.update_features import FeatureUpdateKey, UpdateFeaturesRequest
+from tallystick.testing import FakeClock
+from tallystick.testing.memory_fs import MemoryFileSystem
+from tallystick.testing.sim.machine import KeptStore
+
+SETTINGS = {
+    "flush.policy": "os",
+    "log.reserve.bytes": "0",
+    "log.dirs": "data",
+    "transaction.two.phase.commit.enable": "true",
+    "transaction.state.log.num.partitions": "2",
+    "offsets.topic.num.partitions": "2",
+}
+
+
+class DenyTable:
+    """Everything is allowed but the rows; a type without a name stands for all of it."""
+
+    def __init__(self) -> None:
+        self.denied: set[tuple[Operation, Resource | ResourceType]] = set()
+
+    def allows(self, context: RequestContext, operation: Operation, resource: Resource) -> bool:
+        return self.denied.isdisjoint({(operation, resource), (operation, resource.type)})
+
+    def allows_any(self, context: RequestContext, operation: Operation, resource_type: ResourceType) -> bool:
+        return (operation, resource_type) not in self.denied
+
+
+class HeldMarkers:
+    """Markers stay on their way, for whoever looks at what is decided and not complete."""
+
+    def __init__(self) -> None:
+        self.to_write: list[TopicPartition] = []
+        self.written: set[TopicPartition] = set()
+
+    def write(self, send: SendMarkers, partition: TopicPartition, coordinator_epoch: int) -> "Marked | Any":
+        self.to_write.append(partition)
+        return None if partition in self.written else asyncio.get_running_loop().create_future()
+
+
+class MemoryBroker:
+    """`broker` is the real one."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
+        self.clock: FakeClock = broker.clock  # type: ignore[assignment]
+        self.table = broker.authorizer = DenyTable()
+
+    async def ask(self, request: Any, version: int) -> Any:
+        """Send a request through its bytes, and read the answer's."""
+        api = next(spec for spec in API.values() if isinstance(request, spec.request))
+        context = RequestContext(api.key, version, 1, "client", "10.0.0.1", 1)
+        answer = HANDLERS[api.key].run(self.broker, memoryview(encode(request, version)), context)
+        parts = answer if isinstance(answer, list) or answer is None else await answer
+        assert parts is not None
+        return decode(api.response, b"".join(parts), version)
+
+    async def make_topic(self, name: str, partitions: int = 2) -> None:
+        await self.broker.topics.create_if_absent(NewTopic(name, partitions))
+
+    def deny(self, *rows: tuple[Operation, Resource | ResourceType]) -> None:
+        """Exactly these, from now on."""
+        self.table.denied = set(rows)
+
+
+def memory_disk() -> Disk:
+    """A disk that may be given to one broker after the other."""
+    stores: list[KeptStore] = []
+
+    def opened(path: Path, cluster_id: str, make_room: Callable[[], None]) -> MetadataStore:
+        if not stores:
+            stores.append(KeptStore(cluster_id))
+            fs.open_append(str(path)).sync()
+        return stores[0].reopen(make_room)
+
+    fs = MemoryFileSystem()
+    return Disk(fs=fs, metadata=opened)
+
+
+@asynccontextmanager
+async def memory_broker(
+    disk: Disk | None = None, *, markers: HeldMarkers | None = None, **settings: str
+) -> AsyncIterator[MemoryBroker]:
+    """Stopped at the end. It has begun to read its logs when it is handed out, and not finished."""
+    given = {name.replace("_", "."): value for name, value in settings.items()}
+    config = BrokerConfig.parse(SETTINGS | given)
+    broker = Broker(config, Path("data"), FakeClock(), disk or memory_disk())
+    broker.address = Endpoint("h", 9092)
+    broker.open()
+    if markers is not None:
+        coordinator = broker.transactions
+        broker.transactions = TransactionCoordinator(
+            coordinator._topic,
+            markers,
+            broker.new_producer_id,
+            coordinator._settings,
+            broker.clock,
+        )
+    await broker.start()
+    try:
+        yield MemoryBroker(broker)
+    finally:
+        await broker.stop()
+
+
+async def set_level(desk: MemoryBroker, level: int, upgrade_type: int = 2, *, check: bool = False) -> int:
+    """Have `transaction.version` finalized at a level; the error code."""
+    update = FeatureUpdateKey(
+        feature="transaction.version", max_version_level=level, upgrade_type=upgrade_type
+    )
+    answer = await desk.ask(UpdateFeaturesRequest(feature_updates=(update,), validate_only=check), 2)
+    return int(answer.error_code)
+
+
+async def loaded(desk: MemoryBroker) -> None:
+    """The transaction log has been read."""
+    while desk.broker.transactions._loading is not None:
+        await desk.broker.transactions._loading
+
+
+class Turn:
+    """Awaiting it lets everything that is ready run once."""
+
+    def __await__(self) -> Iterator[None]:
+        yield
+
+
+async def completed(desk: MemoryBroker) -> None:
+    """Every decided transaction has its markers."""
+    for _ in range(1_000):
+        entries = desk.broker.transactions.entries()
+        assert isinstance(entries, tuple)
+        if not any(isinstance(entry.phase, Decided) for entry in entries):
+            return
+        await Turn()
+    raise AssertionError("markers are still on their way")
+
+
+def on_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    @wraps(test)
+    def run(*args: Any, **kwargs: Any) -> None:
+        asyncio.run(test(*args, **kwargs))
+
+    return run
+
+
+def versions(key: ApiKey) -> Any:
+    return pytest.mark.parametrize("version", range(API[key].min_version, API[key].max_version + 1))
