@@ -42,6 +42,7 @@ from tallystick.broker.handlers import (
     offset_for_leader_epoch,
     produce,
     sync_group,
+    txn_offset_commit,
     update_features,
     write_txn_markers,
 )
@@ -70,6 +71,7 @@ _SERVED: Final = (
     message(ApiKey.INIT_PRODUCER_ID, init_producer_id.handle),
     message(ApiKey.ADD_PARTITIONS_TO_TXN, add_partitions_to_txn.handle),
     message(ApiKey.ADD_OFFSETS_TO_TXN, add_offsets_to_txn.handle),
+    message(ApiKey.TXN_OFFSET_COMMIT, txn_offset_commit.handle),
     message(ApiKey.END_TXN, end_txn.handle),
     message(ApiKey.WRITE_TXN_MARKERS, write_txn_markers.handle),
     message(ApiKey.DESCRIBE_PRODUCERS, describe_producers.handle),

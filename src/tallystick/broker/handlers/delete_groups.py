@@ -1,9 +1,10 @@
-"""DeleteGroups: empty groups, with their offsets (KIP-229)."""
+"""DeleteGroups: empty groups, with their offsets (KIP-229); not those of open transactions (ADR 0088)."""
 
 from tallystick.broker.broker import Broker
 from tallystick.broker.context import RequestContext
 from tallystick.broker.group.commands import DeleteGroup
-from tallystick.broker.handlers.group_wire import code_of, distinct
+from tallystick.broker.handlers.group_wire import code_of, distinct, log_who_holds
+from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import GroupId
 from tallystick.protocol.messages.delete_groups import (
     DeletableGroupResult,
@@ -16,9 +17,15 @@ async def handle(
     broker: Broker, request: DeleteGroupsRequest, context: RequestContext
 ) -> DeleteGroupsResponse:
     results = [
-        DeletableGroupResult(
-            group_id=name, error_code=code_of(await broker.groups.execute(GroupId(name), DeleteGroup()))
-        )
+        DeletableGroupResult(group_id=name, error_code=await _delete(broker, GroupId(name)))
         for name in distinct(request.groups_names)
     ]
     return DeleteGroupsResponse(results=tuple(results))
+
+
+async def _delete(broker: Broker, group_id: GroupId) -> int:
+    command = DeleteGroup(discards_pending=broker.config.delete_open_transactions)
+    code = code_of(await broker.groups.execute(group_id, command))
+    if code == ErrorCode.POLICY_VIOLATION:
+        log_who_holds(broker, group_id, "DeleteGroups")
+    return code

@@ -1,16 +1,20 @@
 """What the handlers of the group APIs share: the wire's empty strings and -1 become None, and back."""
 
+import logging
 import uuid
 from collections.abc import Iterable
 from typing import Final
 
+from tallystick.broker.broker import Broker
 from tallystick.broker.group.model import InstanceId
 from tallystick.broker.metadata import Topic
 from tallystick.broker.topics import Topics
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
-from tallystick.kernel.ids import MemberId
+from tallystick.kernel.ids import GroupId, MemberId, ProducerId
 from tallystick.protocol.primitives import NIL
+
+_log = logging.getLogger("tallystick.groups")
 
 # Without an authorizer everybody may do everything (KIP-430): READ DELETE DESCRIBE DESCRIBE_CONFIGS
 # ALTER_CONFIGS.
@@ -39,6 +43,23 @@ def find_topic(topics: Topics, name: str, topic_id: uuid.UUID, *, by_id: bool) -
     if topic is not None:
         return topic
     return ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def log_who_holds(broker: Broker, group_id: GroupId, api: str) -> None:
+    """Name the transactions that a deletion was refused for: the answer has no room for a text."""
+    whose = ", ".join(_transaction_of(broker, found) for found in broker.groups.pending_producers(group_id))
+    _log.warning(
+        "%s of group %s was refused: offsets are part of the open transactions of %s; commit or abort them"
+        " first, or set delete.open.transactions=true",
+        api,
+        group_id,
+        whose,
+    )
+
+
+def _transaction_of(broker: Broker, producer_id: ProducerId) -> str:
+    entry = broker.transactions.find_writer(producer_id)
+    return f"producer id {producer_id}" if entry is None else repr(entry.transactional_id)
 
 
 def distinct(names: Iterable[str]) -> tuple[str, ...]:

@@ -1,9 +1,9 @@
-"""OffsetDelete: forget offsets of partitions the group does not read (KIP-496)."""
+"""OffsetDelete: forget offsets of partitions the group does not read (KIP-496), nor has open (ADR 0088)."""
 
 from tallystick.broker.broker import Broker
 from tallystick.broker.context import RequestContext
 from tallystick.broker.group.commands import DeleteOffsets, PerPartition
-from tallystick.broker.handlers.group_wire import code_of
+from tallystick.broker.handlers.group_wire import code_of, log_who_holds
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import GroupId, TopicPartition
 from tallystick.protocol.messages.offset_delete import (
@@ -25,9 +25,13 @@ async def handle(
         for partition in topic.partitions
     ]
     known = tuple(p for p in asked if broker.topics.partition(p.topic, p.partition) is not None)
-    answer = await broker.groups.execute(GroupId(request.group_id), DeleteOffsets(partitions=known))
+    group_id = GroupId(request.group_id)
+    command = DeleteOffsets(partitions=known, discards_pending=broker.config.delete_open_transactions)
+    answer = await broker.groups.execute(group_id, command)
     if not isinstance(answer, PerPartition):
         return OffsetDeleteResponse(error_code=code_of(answer))
+    if ErrorCode.POLICY_VIOLATION in answer.refused.values():
+        log_who_holds(broker, group_id, "OffsetDelete")
     missing = dict.fromkeys(set(asked) - set(known), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     codes = {**missing, **answer.refused}
     return OffsetDeleteResponse(

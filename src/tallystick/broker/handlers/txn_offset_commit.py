@@ -1,0 +1,138 @@
+"""TxnOffsetCommit: offsets that become the group's when a transaction commits (KIP-98, KIP-447).
+
+The offsets are written where the group's are, and that partition is one of the transaction's: newer clients
+have it added by this request, older ones have added it by AddOffsetsToTxn, which is then looked up (KIP-890).
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from tallystick.broker import verifying
+from tallystick.broker.acl import Operation, group, topic, transactional_id
+from tallystick.broker.broker import Broker
+from tallystick.broker.context import RequestContext
+from tallystick.broker.group.codec import header_of
+from tallystick.broker.group.commands import Answer, CommitTxnOffsets, OffsetToCommit
+from tallystick.broker.handlers.committing import Commit, Place
+from tallystick.broker.handlers.group_wire import instance_id_of, member_id_of
+from tallystick.broker.topics import GROUP_OFFSETS
+from tallystick.kernel.codes import ErrorCode
+from tallystick.kernel.errors import Reject
+from tallystick.kernel.ids import (
+    GroupId,
+    Identity,
+    ProducerEpoch,
+    ProducerId,
+    TopicPartition,
+    TransactionalId,
+)
+from tallystick.protocol.messages.txn_offset_commit import (
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitResponse,
+    TxnOffsetCommitResponsePartition,
+    TxnOffsetCommitResponseTopic,
+)
+
+LOADING_SINCE: Final = 2  # KAFKA-7296: before, clients could not bear COORDINATOR_LOAD_IN_PROGRESS
+ABORTABLE_SINCE: Final = 4  # KIP-890
+IMPLICIT_SINCE: Final = 5  # KIP-890
+TOPIC_IDS_SINCE: Final = 6  # KIP-1319, and with it GROUP_ID_NOT_FOUND
+
+NO_GROUP: Final = Reject(ErrorCode.INVALID_GROUP_ID, "a group id must not be empty")
+
+
+async def handle(
+    broker: Broker, request: TxnOffsetCommitRequest, context: RequestContext
+) -> TxnOffsetCommitResponse:
+    """Partitions that do not exist, or may not be read, are refused one by one; the rest is one command."""
+    version = context.api_version
+    forbidden = _forbidden(broker, request, context)
+    if forbidden is not None:
+        return _response(request, dict.fromkeys(_places(request), forbidden))
+    commit = Commit.of(
+        broker.topics,
+        request.topics,
+        by_id=version >= TOPIC_IDS_SINCE,
+        may_read=lambda name: broker.authorizer.allows(context, Operation.READ, topic(name)),
+    )
+    answer = await _commit(broker, request, version, commit.offsets) if commit.offsets else None
+    codes = commit.codes(answer)
+    if version < LOADING_SINCE:
+        instead: dict[int, int] = {
+            ErrorCode.COORDINATOR_LOAD_IN_PROGRESS: ErrorCode.COORDINATOR_NOT_AVAILABLE
+        }
+        codes = {place: instead.get(code, code) for place, code in codes.items()}
+    return _response(request, codes)
+
+
+def _forbidden(broker: Broker, request: TxnOffsetCommitRequest, context: RequestContext) -> ErrorCode | None:
+    """Who may write with the transactional id may use its producer ids."""
+    allows = broker.authorizer.allows
+    if not allows(context, Operation.WRITE, transactional_id(request.transactional_id)):
+        return ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+    if not allows(context, Operation.READ, group(request.group_id)):
+        return ErrorCode.GROUP_AUTHORIZATION_FAILED
+    return None
+
+
+async def _commit(
+    broker: Broker,
+    request: TxnOffsetCommitRequest,
+    version: int,
+    offsets: Mapping[TopicPartition, OffsetToCommit],
+) -> Answer:
+    group_id = GroupId(request.group_id)
+    if not group_id:
+        return NO_GROUP
+    # A group that cannot be kept here now must not cost its transaction a partition.
+    refused = await broker.groups.prepare() or broker.groups.unavailable(group_id)
+    if refused is not None:
+        return refused
+    partition = broker.topics.partition(GROUP_OFFSETS, broker.groups.partition_of(group_id))
+    if partition is None:
+        return Reject(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{GROUP_OFFSETS} was deleted")
+    identity = Identity(ProducerId(request.producer_id), ProducerEpoch(request.producer_epoch))
+    guard = await verifying.open_transaction(
+        broker,
+        partition,
+        header_of(identity),
+        transactional_id=TransactionalId(request.transactional_id),
+        implicit=version >= IMPLICIT_SINCE,
+        knows_abortable=version >= ABORTABLE_SINCE,
+    )
+    if isinstance(guard, Reject):
+        return guard
+    generation = request.generation_id_or_member_epoch
+    command = CommitTxnOffsets(
+        identity=identity,
+        member_id=member_id_of(request.member_id),
+        instance_id=instance_id_of(request.group_instance_id),
+        generation=None if generation < 0 else generation,
+        offsets=offsets,
+        knows_group_id_not_found=version >= TOPIC_IDS_SINCE,
+    )
+    return await broker.groups.commit_transactional(group_id, command, guard)
+
+
+def _places(request: TxnOffsetCommitRequest) -> list[Place]:
+    return [
+        (row, column) for row, asked in enumerate(request.topics) for column in range(len(asked.partitions))
+    ]
+
+
+def _response(request: TxnOffsetCommitRequest, codes: Mapping[Place, int]) -> TxnOffsetCommitResponse:
+    return TxnOffsetCommitResponse(
+        topics=tuple(
+            TxnOffsetCommitResponseTopic(
+                name=asked.name,
+                topic_id=asked.topic_id,
+                partitions=tuple(
+                    TxnOffsetCommitResponsePartition(
+                        partition_index=partition.partition_index, error_code=codes[row, column]
+                    )
+                    for column, partition in enumerate(asked.partitions)
+                ),
+            )
+            for row, asked in enumerate(request.topics)
+        )
+    )
