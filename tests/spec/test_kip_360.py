@@ -4,7 +4,7 @@ The KIP's instance epoch is our `superseded`: the pair whose repeated request is
 one."""
 
 import pytest
-from tests.support.transactions import (
+from txn_words import (
     DECIDED_STATES,
     IDLE_STATES,
     MAX,

@@ -2,7 +2,7 @@
 an abort that goes past it is remembered."""
 
 import pytest
-from tests.support.transactions import (
+from txn_words import (
     DECIDED_STATES,
     IDLE_STATES,
     P0,

@@ -7,7 +7,7 @@ so that a repetition can be told from a new request. Errors by state are those o
 from dataclasses import replace
 
 import pytest
-from tests.support.transactions import (
+from txn_words import (
     DECIDED_STATES,
     IDLE_STATES,
     MAX,

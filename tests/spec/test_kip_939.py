@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from tests.support.transactions import (
+from txn_words import (
     MAX,
     P0,
     P1,

@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import get_args
 
 import pytest
-from tests.support.transactions import (
+from txn_words import (
     DECIDED_STATES,
     IDLE_STATES,
     P0,

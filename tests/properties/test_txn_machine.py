@@ -1,0 +1,718 @@
+"""The transaction machine: every command in every state, and clients in any order against a naive model.
+
+I1 to I6 are the model's laws, checked after every step:
+
+    I1  a transaction is decided at most once, and its writer's pair names no other
+    I2  the pair for what comes next is newer than every pair ever answered
+    I3  markers carry the epoch after the writer's, on every partition
+    I4  when a transaction is complete, no partition has it open
+    I5  a pair older than the newest changes nothing
+    I6  a transaction of two-phase commit ends by EndTxn, or by InitProducerId without keep
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import get_args
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from txn_words import MAX, STATES, ident
+
+from tallystick.broker.txn.apply import apply
+from tallystick.broker.txn.codec import decode_batches, encode_batch_of
+from tallystick.broker.txn.commands import (
+    AddImplicitly,
+    AddPartitions,
+    Answer,
+    Command,
+    Done,
+    Ended,
+    EndTxn,
+    EntryStored,
+    Env,
+    Expire,
+    Initialised,
+    InitProducerId,
+    MarkersNoted,
+    MarkersWritten,
+    NoteForcedMarker,
+    PerPartition,
+    Step,
+    TimeOut,
+    VerifyPartitions,
+)
+from tallystick.broker.txn.decide import decide, refuse_while_pending
+from tallystick.broker.txn.model import (
+    PREVIOUS_STATES,
+    Decided,
+    ForcedCause,
+    ForcedOutcome,
+    Idle,
+    Ongoing,
+    Outcome,
+    Phase,
+    TxnConfig,
+    TxnEntry,
+)
+from tallystick.kernel.codes import ErrorCode
+from tallystick.kernel.errors import Reject
+from tallystick.kernel.ids import (
+    Identity,
+    Offset,
+    ProducerEpoch,
+    ProducerId,
+    TimestampMs,
+    TopicPartition,
+    TransactionalId,
+)
+from tallystick.testing.transactions import START_MS, TxnWorld, durable_view
+
+T = TransactionalId("t")
+SPARE = ProducerId(9)
+COMMANDS: tuple[type, ...] = get_args(Command)
+
+# ------------------------------------------------------------- values, legal ones: not all can be reached
+
+PARTITIONS = st.builds(TopicPartition, st.sampled_from(["a", "b"]), st.integers(0, 1))
+EPOCHS = st.sampled_from([0, 1, 2, 7, MAX - 2, MAX - 1, MAX])
+PAIRS = st.builds(Identity, st.integers(1, 2).map(ProducerId), EPOCHS.map(lambda epoch: ProducerEpoch(epoch)))
+WRITERS = PAIRS.filter(lambda pair: pair.epoch < MAX)
+TIMES = st.integers(START_MS - 100_000, START_MS).map(TimestampMs)
+TIMEOUTS = st.sampled_from([None, 1, 60_000, 900_000])
+SOME = st.frozensets(PARTITIONS, max_size=4)
+FORCED = st.builds(
+    ForcedOutcome,
+    writer=WRITERS,
+    cause=st.sampled_from(ForcedCause),
+    at_ms=TIMES,
+    partition=st.none() | PARTITIONS,
+)
+
+
+@st.composite
+def phases(draw: st.DrawFn, state: str) -> Phase:
+    outcome = Outcome.COMMIT if "Commit" in state else Outcome.ABORT
+    if state == "Empty":
+        return Idle()
+    if state.startswith("Complete"):
+        return Idle(outcome=outcome, started_ms=draw(TIMES))
+    if state == "Ongoing":
+        return Ongoing(
+            writer=draw(WRITERS), partitions=draw(SOME), started_ms=draw(TIMES), timeout_ms=draw(TIMEOUTS)
+        )
+    partitions = draw(st.frozensets(PARTITIONS, min_size=1))
+    return Decided(
+        outcome=outcome,
+        marker=draw(PAIRS),
+        partitions=partitions,
+        started_ms=draw(TIMES),
+        timeout_ms=draw(TIMEOUTS),
+        written=dict.fromkeys(sorted(partitions)[: draw(st.integers(0, len(partitions) - 1))], Offset(4)),
+    )
+
+
+@st.composite
+def entries(draw: st.DrawFn, state: str) -> TxnEntry:
+    phase = draw(phases(state))
+    version = draw(st.integers(0, 2))
+    client = draw(PAIRS)
+    if isinstance(phase, Ongoing) and (version < 2 or draw(st.booleans())):
+        client = phase.writer  # else it is kept
+    if isinstance(phase, Ongoing) and client.producer_id == phase.writer.producer_id:
+        client = max(client, phase.writer)
+    if isinstance(phase, Decided) and version < 2:
+        client = phase.marker
+    return TxnEntry(
+        transactional_id=T,
+        phase=phase,
+        client=client,
+        superseded=draw(st.none() | PAIRS.filter(lambda pair: pair != client)),
+        timeout_ms=draw(TIMEOUTS),
+        transaction_version=version,
+        updated_ms=draw(TIMES),
+        forced=tuple(draw(st.lists(FORCED, max_size=3))),
+    )
+
+
+@st.composite
+def commands(draw: st.DrawFn, kind: type, entry: TxnEntry | None) -> Command:
+    """One of its kind, more often than not with a pair that the entry knows."""
+    known = [entry.client, entry.shown, entry.superseded or entry.client] if entry else [ident(1, 0)]
+    pair = draw(st.sampled_from(known) | PAIRS)
+    partitions = draw(SOME)
+    version = draw(st.sampled_from([0, 2]))
+    made: dict[type, Callable[[], Command]] = {
+        InitProducerId: lambda: InitProducerId(
+            timeout_ms=draw(st.sampled_from([-1, 0, 1, 60_000, 900_000, 900_001])),
+            expected=draw(st.none() | st.just(pair)),
+            enable_2pc=draw(st.booleans()),
+            keep_prepared=draw(st.booleans()),
+        ),
+        AddPartitions: lambda: AddPartitions(
+            identity=pair, partitions=partitions, transaction_version=version
+        ),
+        AddImplicitly: lambda: AddImplicitly(identity=pair, partitions=partitions),
+        VerifyPartitions: lambda: VerifyPartitions(identity=pair, partitions=partitions),
+        EndTxn: lambda: EndTxn(
+            identity=pair, outcome=draw(st.sampled_from(Outcome)), transaction_version=version
+        ),
+        TimeOut: TimeOut,
+        MarkersWritten: lambda: MarkersWritten(
+            marker=pair, offsets={p: draw(st.none() | st.just(Offset(3))) for p in sorted(partitions)}
+        ),
+        NoteForcedMarker: lambda: NoteForcedMarker(writer=pair, partition=draw(PARTITIONS)),
+        Expire: Expire,
+    }
+    return made[kind]()
+
+
+CONFIGS = st.builds(
+    TxnConfig,
+    transaction_two_phase_commit_enable=st.booleans(),
+    transactional_id_expiration_ms=st.sampled_from([1, 50_000, 604_800_000]),
+    transaction_version=st.integers(0, 2),
+    remember_marker_offsets=st.booleans(),
+)
+
+# ------------------------------------------------------------- every command in every state
+
+E = ErrorCode
+SPOKEN = {E.CONCURRENT_TRANSACTIONS, E.PRODUCER_FENCED, E.INVALID_PRODUCER_ID_MAPPING, E.INVALID_TXN_STATE}
+REFUSALS: dict[type, set[ErrorCode]] = {
+    InitProducerId: {
+        E.CONCURRENT_TRANSACTIONS,
+        E.PRODUCER_FENCED,
+        E.UNSUPPORTED_VERSION,
+        E.INVALID_TRANSACTION_TIMEOUT,
+        E.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+    },
+    AddPartitions: SPOKEN | {E.UNSUPPORTED_VERSION},
+    AddImplicitly: SPOKEN | {E.UNSUPPORTED_VERSION},
+    VerifyPartitions: SPOKEN | {E.TRANSACTION_ABORTABLE},
+    EndTxn: SPOKEN,
+    # What comes from within is never refused: nobody is there to be told.
+    TimeOut: set(),
+    MarkersWritten: set(),
+    NoteForcedMarker: set(),
+    Expire: set(),
+}
+
+
+@pytest.mark.parametrize("kind", COMMANDS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("state", [None, *STATES])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+def test_every_command_in_every_state(state: str | None, kind: type, data: st.DataObject) -> None:
+    """[TXN-1] [TXN-2] [TXN-3] [TXN-4] [TXN-6] [TXN-7] [TXN-8] of each Step; and no command raises."""
+    config = data.draw(CONFIGS)
+    entry = None if state is None else data.draw(entries(state))
+    if entry is not None and config.transaction_version < 2:
+        # Lowering the level is refused while such an entry exists.
+        assume(not entry.is_kept and entry.transaction_version < 2)
+    command = data.draw(commands(kind, entry))
+    env = Env(transactional_id=T, config=config, now_ms=TimestampMs(START_MS), spare_id=SPARE)
+    kept = repr(entry)
+    step = decide(entry, command, env)
+    assert repr(entry) == kept, "a decision changed what it read"
+    assert decide(entry, command, env) == step, "a decision has two outcomes"
+    assert refuse_while_pending(entry, command).code in SPOKEN
+    if isinstance(step, Reject):
+        assert step.code in REFUSALS[kind]
+        assert step.reason
+    else:
+        check_step(entry, command, step, env)
+
+
+def check_step(entry: TxnEntry | None, command: Command, step: Step, env: Env) -> None:
+    durable = tuple(event for event in step.then_apply if not isinstance(event, MarkersNoted))
+    assert step.append == durable
+    assert not (isinstance(command, VerifyPartitions) and durable)
+    before = entry
+    for event in step.then_apply:
+        after = apply(before, event)
+        if isinstance(event, EntryStored):
+            check_stored(before, event.entry, env)
+        before = after
+    check_change(entry, command, before)
+    if before is not None and entry is not None and not durable:
+        assert durable_view(before) == durable_view(entry)
+    taken = before is not None and before.client.producer_id == SPARE
+    assert step.used_spare == taken
+    if not step.needs_durable:
+        assert isinstance(command, MarkersWritten)
+        assert before is not None
+        assert isinstance(before.phase, Idle)
+    sent = step.then_send
+    if sent is not None:
+        assert before is not None
+        assert isinstance(before.phase, Decided)
+        assert (sent.marker, sent.outcome) == (before.phase.marker, before.phase.outcome)
+        assert sent.partitions == before.phase.partitions != frozenset()
+        assert sent.transaction_version == before.transaction_version
+    if isinstance(step.then_reply, Reject):
+        assert step.then_reply.code is ErrorCode.CONCURRENT_TRANSACTIONS
+        assert isinstance(command, InitProducerId)
+    if isinstance(step.then_reply, Initialised | Ended):
+        assert before is not None
+        assert step.then_reply.client == before.client
+
+
+def check_stored(before: TxnEntry | None, after: TxnEntry, env: Env) -> None:
+    """A record follows the one before it, and is read back as it was written."""
+    if before is not None:
+        assert before.state in PREVIOUS_STATES[after.state]
+        assert not_older(after.client, before.client)
+    assert len(after.forced) <= 8
+    level = env.config.transaction_version
+    record = EntryStored(entry=after)
+    (read,) = decode_batches(encode_batch_of((record,), env.now_ms, level))
+    assert isinstance(read, EntryStored)
+    assert level == 0 or durable_view(read.entry) == durable_view(after)
+    assert read.entry.phase == durable_view(after).phase or level == 0
+    assert read.entry.state is after.state
+    assert read.entry.shown == after.shown
+
+
+def not_older(after: Identity, before: Identity) -> bool:
+    if after.producer_id == before.producer_id:
+        return after.epoch >= before.epoch
+    return after.producer_id == SPARE and after.epoch == 0
+
+
+def check_change(before: TxnEntry | None, command: Command, after: TxnEntry | None) -> None:
+    """What one command may do to an entry: I2, I3, I5 and I6, of a single step."""
+    if before is None or after is None:
+        assert before is None or (isinstance(command, Expire) and isinstance(before.phase, Idle))
+        return
+    pair = speaker(command)
+    if pair is not None and pair != before.client:
+        assert (after.client, after.state is before.state) == (before.client, True) or is_repetition(
+            command, before, after
+        )
+    if isinstance(before.phase, Ongoing) and not isinstance(after.phase, Ongoing):
+        check_end(before, before.phase, command, after)
+    if isinstance(before.phase, Decided) and isinstance(after.phase, Decided):
+        assert replace(before.phase, written={}) == replace(after.phase, written={})
+        assert after.client == before.client
+    if isinstance(before.phase, Ongoing) and isinstance(after.phase, Ongoing):
+        assert after.phase.writer == before.phase.writer
+        assert after.phase.partitions >= before.phase.partitions
+        assert after.phase.started_ms == before.phase.started_ms
+        assert before.phase.timeout_ms is not None or after.phase.timeout_ms is None
+    if isinstance(before.phase, Idle) and isinstance(after.phase, Ongoing):
+        assert after.phase.writer == before.client == after.client
+        assert after.phase.writer.epoch < MAX
+
+
+def speaker(command: Command) -> Identity | None:
+    match command:
+        case EndTxn(identity=pair) | AddPartitions(identity=pair) | AddImplicitly(identity=pair):
+            return pair
+        case InitProducerId(expected=pair):
+            return pair
+        case _:
+            return None
+
+
+def is_repetition(command: Command, before: TxnEntry, after: TxnEntry) -> bool:
+    """Of an InitProducerId whose reply was lost; it may bring another timeout, and the pair stays."""
+    same = isinstance(command, InitProducerId) and command.expected == before.superseded
+    return same and after.client == before.client and isinstance(after.phase, Idle)
+
+
+def check_end(before: TxnEntry, phase: Ongoing, command: Command, after: TxnEntry) -> None:
+    assert isinstance(command, EndTxn | TimeOut) or (
+        isinstance(command, InitProducerId) and not command.keep_prepared
+    )
+    if before.is_two_phase:
+        assert not isinstance(command, TimeOut)
+    forced = after.forced[-1:] if not isinstance(command, EndTxn) else ()
+    assert all(note.writer == phase.writer for note in forced)
+    assert isinstance(command, EndTxn) == (after.forced == before.forced)
+    if isinstance(after.phase, Idle):
+        assert not phase.partitions
+        return
+    assert isinstance(after.phase, Decided)
+    assert after.phase.outcome is (command.outcome if isinstance(command, EndTxn) else Outcome.ABORT)
+    assert after.phase.partitions == phase.partitions
+    assert after.phase.started_ms == phase.started_ms
+    moved = ident(phase.writer.producer_id, phase.writer.epoch + 1)
+    must_move = before.is_kept or not isinstance(command, EndTxn) or after.transaction_version == 2
+    assert after.phase.marker == (moved if must_move else phase.writer)
+    assert (after.client > before.client) == must_move or after.client.producer_id == SPARE
+
+
+# ------------------------------------------------------------- clients, leaders and time, in any order
+
+TIMEOUT_MS = 50
+LEADERS = tuple(TopicPartition("a", number) for number in range(3))
+FATES = st.sampled_from(["reply"] * 5 + ["twice", "twice", "lost", "late"])
+
+
+@dataclass(frozen=True)
+class Request:
+    """What one incarnation of a client sent; `txn` is the transaction it meant to end."""
+
+    incarnation: int
+    command: Command
+    txn: int | None = None
+
+
+@dataclass
+class Client:
+    """What one client knows."""
+
+    incarnation: int = 0
+    pair: Identity | None = None
+    txn: int | None = None
+    in_doubt: bool = False
+
+    def forget(self, incarnation: int) -> None:
+        self.incarnation, self.pair, self.txn, self.in_doubt = incarnation, None, None, False
+
+
+@dataclass
+class Leader:
+    """A partition, as naive as can be: who has a transaction open, and the last epoch of each producer."""
+
+    open: Identity | None = None
+    epochs: dict[int, int] = field(default_factory=dict)
+
+    def write(self, pair: Identity) -> None:
+        assert pair.epoch >= self.epochs.get(pair.producer_id, 0), "the leader has seen a later epoch"
+        assert self.open in (None, pair), f"{pair} writes into the transaction of {self.open}"
+        self.open, self.epochs[pair.producer_id] = pair, pair.epoch
+
+    def mark(self, marker: Identity, version: int) -> None:
+        last = self.epochs.get(marker.producer_id, -1)
+        if version >= 2:
+            assert marker.epoch > last or (marker.epoch == last and (self.open is None or last == MAX))
+        assert marker.epoch >= last
+        if self.open is not None:
+            assert self.open.producer_id == marker.producer_id
+            self.open = None
+        self.epochs[marker.producer_id] = marker.epoch
+
+
+class TxnMachine(RuleBasedStateMachine):
+    """Three clients that take one transactional id from each other; requests repeated, delayed,
+    unanswered."""
+
+    versions: tuple[int, ...] = (2,)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.world = TxnWorld(
+            TxnConfig(transaction_two_phase_commit_enable=True, transactional_id_expiration_ms=5_000)
+        )
+        self.clients = [Client() for _ in range(3)]
+        self.incarnations = 0
+        self.leaders = {partition: Leader() for partition in LEADERS}
+        self.network: list[Request] = []
+        # The model: transactions by number, what was decided of each, and who was ever told which pair.
+        self.txns = 0
+        self.writers: dict[int, Identity] = {}
+        self.decided: dict[int, Outcome] = {}
+        self.owners: dict[Identity, int] = {}
+
+    @initialize(epoch=st.sampled_from([0, MAX - 9, MAX - 4, MAX - 1]))
+    def someone_was_here(self, epoch: int) -> None:
+        entry = TxnEntry(
+            transactional_id=T,
+            phase=Idle(),
+            client=ident(42, epoch),
+            superseded=None,
+            timeout_ms=TIMEOUT_MS,
+            transaction_version=2,
+            updated_ms=self.world.now_ms(),
+        )
+        self.world.put(entry)
+        self.owners[entry.client] = 0
+
+    # ---- the network
+
+    def send(self, client: Client, command: Command, fate: str) -> Answer | None:
+        """The answer, if it comes."""
+        request = Request(client.incarnation, command, client.txn)
+        if fate != "reply" and fate != "lost":
+            self.network.append(request)
+        if fate == "late":
+            return None
+        answer = self.deliver(request)
+        return None if fate == "lost" else answer
+
+    def deliver(self, request: Request) -> Answer:
+        before = self.world.entries.get(T)
+        answer = self.world.run(T, request.command)
+        self.compare(before, request.command)
+        self.told(request, answer)
+        return answer
+
+    def compare(self, before: TxnEntry | None, command: Command) -> None:
+        """The laws, from one entry to the next."""
+        after = self.world.entries.get(T)
+        check_models_change(before, command, after)
+        if after is None:
+            return
+        was_open = before is not None and isinstance(before.phase, Ongoing)
+        if isinstance(after.phase, Ongoing) and not was_open:
+            self.begun(after.phase.writer)
+        if was_open and not isinstance(after.phase, Ongoing):
+            self.ended(command, after)
+
+    def begun(self, writer: Identity) -> None:
+        if self.versions == (2,):
+            assert writer not in self.writers.values(), "I1: a pair names two transactions"
+        self.txns += 1
+        self.writers[self.txns] = writer
+
+    def ended(self, command: Command, after: TxnEntry) -> None:
+        assert self.txns not in self.decided, "I1: decided twice"
+        self.decided[self.txns] = command.outcome if isinstance(command, EndTxn) else Outcome.ABORT
+        if after.transaction_version == 2:
+            assert all(after.client > told for told in self.owners), "I2: not the newest pair"
+        if isinstance(after.phase, Decided):
+            assert after.phase.outcome is self.decided[self.txns]
+            writer = self.writers[self.txns]
+            assert after.phase.marker.producer_id == writer.producer_id
+            moved = after.phase.marker.epoch - writer.epoch
+            assert moved == 1 or (moved == 0 and after.transaction_version < 2), "I3"
+
+    def told(self, request: Request, answer: Answer) -> None:
+        """An answer is true, and no pair is given to two incarnations."""
+        if isinstance(answer, Initialised | Ended):
+            owner = self.owners.setdefault(answer.client, request.incarnation)
+            assert owner == request.incarnation, f"{answer.client} belongs to {owner}"
+        command = request.command
+        if isinstance(answer, Ended) and isinstance(command, EndTxn) and request.txn is not None:
+            # Before version 2 a late repetition is answered by what came after (KAFKA-17754).
+            ours = command.transaction_version < 2 or self.decided[request.txn] is command.outcome
+            assert ours, "a decision that was not made"
+
+    @precondition(lambda self: self.network)
+    @rule(data=st.data(), again=st.booleans())
+    def something_delayed_arrives(self, data: st.DataObject, again: bool) -> None:
+        index = data.draw(st.integers(0, len(self.network) - 1))
+        request = self.network[index] if again else self.network.pop(index)
+        answer = self.deliver(request)
+        if isinstance(answer, Done) and isinstance(request.command, AddImplicitly):
+            self.append(request.command.identity, request.command.partitions)
+
+    # ---- clients
+
+    @rule(
+        who=st.integers(0, 2),
+        fate=FATES,
+        keep=st.booleans(),
+        two_phase=st.booleans(),
+        expected=st.booleans(),
+    )
+    def initialise(self, who: int, fate: str, keep: bool, two_phase: bool, expected: bool) -> None:
+        """A new incarnation; or, with `expected`, the owner asks for another epoch."""
+        client = self.clients[who]
+        if not expected:
+            self.incarnations += 1
+            client.forget(self.incarnations)
+        elif client.pair is None:
+            return
+        command = InitProducerId(
+            timeout_ms=TIMEOUT_MS, expected=client.pair, enable_2pc=two_phase, keep_prepared=keep
+        )
+        answer = self.send(client, command, fate)
+        if isinstance(answer, Initialised):
+            client.pair, client.in_doubt, client.txn = answer.client, answer.ongoing is not None, None
+            if answer.ongoing is not None:
+                assert answer.ongoing == self.writers[self.txns]
+                client.txn = self.txns
+
+    @rule(who=st.integers(0, 2), fate=FATES, partitions=st.frozensets(st.sampled_from(LEADERS), min_size=1))
+    def write(self, who: int, fate: str, partitions: frozenset[TopicPartition]) -> None:
+        client = self.clients[who]
+        if client.pair is None or client.in_doubt:
+            return
+        answer = self.send(client, self.adding(client.pair, partitions), fate)
+        if isinstance(answer, Done):
+            self.append(client.pair, partitions)
+            client.txn = self.txns
+
+    def adding(self, pair: Identity, partitions: frozenset[TopicPartition]) -> Command:
+        return AddImplicitly(identity=pair, partitions=partitions)
+
+    def append(self, pair: Identity, partitions: frozenset[TopicPartition]) -> None:
+        for partition in partitions:
+            self.leaders[partition].write(pair)
+
+    @rule(who=st.integers(0, 2), fate=FATES, outcome=st.sampled_from(Outcome), newest=st.booleans())
+    def end(self, who: int, fate: str, outcome: Outcome, newest: bool) -> None:
+        client = self.clients[who]
+        if client.pair is None:
+            return
+        version = self.versions[-1 if newest else 0]
+        command = EndTxn(identity=client.pair, outcome=outcome, transaction_version=version)
+        answer = self.send(client, command, fate)
+        if isinstance(answer, Ended):
+            client.pair, client.in_doubt, client.txn = answer.client, False, None
+
+    @rule(
+        who=st.integers(0, 2), two_phase=st.booleans(), keep=st.booleans(), outcome=st.sampled_from(Outcome)
+    )
+    def behave(self, who: int, two_phase: bool, keep: bool, outcome: Outcome) -> None:
+        """A client does all of it, as it should: this is how transactions come to their ends."""
+        client = self.clients[who]
+        self.initialise(who, "reply", keep, two_phase, False)
+        if client.pair is None:
+            self.markers_are_written(3)
+            self.initialise(who, "reply", keep, two_phase, False)
+        if client.in_doubt:
+            self.end(who, "twice", outcome, True)
+            self.markers_are_written(3)
+        self.write(who, "twice", frozenset(LEADERS[:2]))
+        if keep:
+            self.initialise(who, "twice", True, two_phase, False)
+        self.end(who, "twice", outcome, True)
+
+    # ---- everything else
+
+    def command(self, command: Command) -> None:
+        self.deliver(Request(-1, command))
+
+    @rule(count=st.integers(1, 3))
+    def markers_are_written(self, count: int) -> None:
+        send = self.world.in_flight.get(T)
+        entry = self.world.entries.get(T)
+        if send is None or entry is None or not isinstance(entry.phase, Decided):
+            return
+        reached = sorted(entry.phase.unmarked)[:count]
+        for partition in reached:
+            self.leaders[partition].mark(send.marker, send.transaction_version)
+        self.command(MarkersWritten(marker=send.marker, offsets=dict.fromkeys(reached, Offset(1))))
+
+    @rule(marker=st.sampled_from([ident(42, 3), ident(42, MAX), ident(1_000, 0)]))
+    def a_stale_report_arrives(self, marker: Identity) -> None:
+        entry = self.world.entries.get(T)
+        if entry is not None and entry.shown != marker:
+            self.command(MarkersWritten(marker=marker, offsets=dict.fromkeys(LEADERS, Offset(1))))
+
+    @rule(partition=st.sampled_from(LEADERS))
+    def an_administrator_aborts(self, partition: TopicPartition) -> None:
+        leader = self.leaders[partition]
+        if leader.open is not None:
+            writer, leader.open = leader.open, None
+            self.command(NoteForcedMarker(writer=writer, partition=partition))
+
+    @rule(by_ms=st.sampled_from([1, TIMEOUT_MS + 1, 6_000]))
+    def time_passes(self, by_ms: int) -> None:
+        self.world.elapsed_ms += by_ms
+        self.command(TimeOut())
+        self.command(Expire())
+
+    @rule(lose=st.booleans())
+    def restart(self, lose: bool) -> None:
+        """A record that nobody had to wait for may be lost with the power: the last one, if it says
+        Complete."""
+        last = list(decode_batches(self.world.log[-1])) if self.world.log else []
+        if lose and len(last) == 1 and isinstance(last[0], EntryStored):
+            phase = last[0].entry.phase
+            if isinstance(phase, Idle) and phase.outcome is not None and self.was_decided():
+                self.world.log.pop()
+        self.world.restart()
+
+    def was_decided(self) -> bool:
+        world = TxnWorld(self.world.config)
+        world.log = self.world.log[:-1]
+        entry = world.replayed().get(T)
+        return entry is not None and isinstance(entry.phase, Decided)
+
+    @rule()
+    def somebody_gets_through(self) -> None:
+        """No state keeps a client out for ever: markers, and asking again, are enough."""
+        client = self.clients[0]
+        self.initialise(0, "reply", False, False, False)
+        for _ in range(2):
+            if client.pair is None:
+                self.markers_are_written(3)
+                self.initialise(0, "reply", False, False, False)
+        assert client.pair is not None
+        self.write(0, "reply", frozenset(LEADERS[:1]))
+        assert client.txn == self.txns
+        self.end(0, "reply", Outcome.COMMIT, True)
+        assert self.decided[self.txns] is Outcome.COMMIT
+
+    # ---- the laws that need no history
+
+    @invariant()
+    def replay_equals_live(self) -> None:
+        """[TXN-2]"""
+        live = {name: durable_view(entry) for name, entry in self.world.entries.items()}
+        assert self.world.replayed() == live
+
+    @invariant()
+    def leaders_agree(self) -> None:
+        """[TXN-9] I4, and before it: what is open in a partition is the open transaction."""
+        entry = self.world.entries.get(T)
+        opened = {partition: leader.open for partition, leader in self.leaders.items() if leader.open}
+        phase = entry and entry.phase
+        if entry is None or isinstance(phase, Idle):
+            assert not opened, "I4: complete, and still open in a partition"
+        elif isinstance(phase, Ongoing):
+            assert opened.keys() <= phase.partitions
+            assert set(opened.values()) <= {phase.writer}
+        elif isinstance(phase, Decided):
+            assert opened.keys() <= phase.unmarked
+
+    @invariant()
+    def markers_of_one_transaction_agree(self) -> None:
+        """[TXN-6] Whatever was sent, and sent again, says the same."""
+        said = {send.marker: send.outcome for send in self.world.sent}
+        if self.versions == (2,):
+            assert all(said[send.marker] is send.outcome for send in self.world.sent)
+
+
+def check_models_change(before: TxnEntry | None, command: Command, after: TxnEntry | None) -> None:
+    """[TXN-7] [TXN-8] I5 and I6."""
+    if before is None or after is None:
+        return
+    pair = speaker(command)
+    if pair is not None and pair != before.client and not is_repetition(command, before, after):
+        assert after == before, "I5: an old pair changed something"
+    if before.is_two_phase and not isinstance(after.phase, Ongoing):
+        asked = isinstance(command, InitProducerId) and not command.keep_prepared
+        assert asked or isinstance(command, EndTxn), "I6"
+
+
+class MixedTxnMachine(TxnMachine):
+    """Among them clients of versions 0 and 1, whose pair stays when a transaction ends."""
+
+    versions = (0, 2)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.adds = 0
+
+    def adding(self, pair: Identity, partitions: frozenset[TopicPartition]) -> Command:
+        self.adds += 1
+        if self.adds % 2:
+            return super().adding(pair, partitions)
+        return AddPartitions(identity=pair, partitions=partitions, transaction_version=0)
+
+    @rule(who=st.integers(0, 2), partition=st.sampled_from(LEADERS))
+    def verify(self, who: int, partition: TopicPartition) -> None:
+        """An older client's first batch: the leader opens the transaction where the coordinator agrees."""
+        client = self.clients[who]
+        if client.pair is None:
+            return
+        ask = VerifyPartitions(identity=client.pair, partitions=frozenset({partition}))
+        answer = self.send(client, ask, "reply")
+        if isinstance(answer, PerPartition) and not answer.refused:
+            self.append(client.pair, frozenset({partition}))
+
+
+RUN = settings(
+    max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+TxnMachine.TestCase.settings = RUN
+MixedTxnMachine.TestCase.settings = RUN
+TestTxnMachine = TxnMachine.TestCase
+TestMixedTxnMachine = MixedTxnMachine.TestCase
