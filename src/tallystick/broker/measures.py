@@ -114,8 +114,7 @@ FORCED: Final = counter(
 )
 DELETIONS_REFUSED: Final = counter(
     "deletions_refused",
-    "DeleteTopics and DeleteRecords refused for a partition that an open transaction wrote to.",
-    ("of",),
+    "DeleteTopics and DeleteRecords refused because of open transactions (delete.open.transactions).",
 )
 
 FAMILIES: Final = (
@@ -134,17 +133,11 @@ class BrokerMetrics:
         self.registry = Registry()
         self.verification_failures: Counter = self.registry.counter(VERIFICATION_FAILURES)
         self._forced = self.registry.counter(FORCED, *((cause.name.lower(),) for cause in ForcedCause))
-        self._deletions_refused = self.registry.counter(DELETIONS_REFUSED, ("topic",), ("records",))
+        self.deletions_refused: Counter = self.registry.counter(DELETIONS_REFUSED)
 
     def forced(self, cause: ForcedCause) -> None:
         """A transaction was ended, and not by its client."""
         self._forced.add(cause.name.lower())
-
-    def topic_deletion_refused(self) -> None:
-        self._deletions_refused.add("topic")
-
-    def records_deletion_refused(self) -> None:
-        self._deletions_refused.add("records")
 
 
 class Transactions(Protocol):

@@ -115,8 +115,7 @@ def test_what_the_broker_counts() -> None:
     metrics = BrokerMetrics()
     metrics.verification_failures.add()
     metrics.forced(ForcedCause.TIMED_OUT)
-    metrics.topic_deletion_refused()
-    metrics.records_deletion_refused()
+    metrics.deletions_refused.add()
     shown = parsed(metrics.registry)
     assert shown["kafka_server_addpartitionstotxnmanager_verificationfailure_total"] == {(): 1}
     assert shown["tallystick_forced_outcomes_total"] == {
@@ -124,7 +123,7 @@ def test_what_the_broker_counts() -> None:
         (("cause", "timed_out"),): 1,
         (("cause", "marker"),): 0,
     }
-    assert shown["tallystick_deletions_refused_total"] == {(("of", "topic"),): 1, (("of", "records"),): 1}
+    assert shown["tallystick_deletions_refused_total"] == {(): 1}
 
 
 def test_a_long_text_comes_in_pieces_and_a_source_at_work_in_empty_ones() -> None:
