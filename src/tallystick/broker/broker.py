@@ -92,6 +92,7 @@ class Broker:
             self.new_producer_id,
             self._transaction_settings,
             self.clock,
+            forced=self.metrics.forced,
         )
 
     async def start(self) -> None:

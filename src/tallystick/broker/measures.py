@@ -18,7 +18,7 @@ from typing import Final, Protocol
 
 from tallystick.broker.metrics import Counter, Reading, Registry, Sample, counter, gauge, of_kafka
 from tallystick.broker.partition import Partition
-from tallystick.broker.txn.model import Decided, ForcedCause, Ongoing, TxnEntry, TxnState
+from tallystick.broker.txn.model import Decided, ForcedCause, ForcedOutcome, Ongoing, TxnEntry, TxnState
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import ProducerId, TimestampMs
 from tallystick.kernel.value import frozen
@@ -135,9 +135,9 @@ class BrokerMetrics:
         self._forced = self.registry.counter(FORCED, *((cause.name.lower(),) for cause in ForcedCause))
         self.deletions_refused: Counter = self.registry.counter(DELETIONS_REFUSED)
 
-    def forced(self, cause: ForcedCause) -> None:
+    def forced(self, outcome: ForcedOutcome) -> None:
         """A transaction was ended, and not by its client."""
-        self._forced.add(cause.name.lower())
+        self._forced.add(outcome.cause.name.lower())
 
 
 class Transactions(Protocol):

@@ -22,8 +22,9 @@ from tallystick.broker.metrics import (
     of_kafka,
     prometheus_name,
 )
-from tallystick.broker.txn.model import ForcedCause
+from tallystick.broker.txn.model import ForcedCause, ForcedOutcome
 from tallystick.kernel.check import InvariantBroken
+from tallystick.kernel.ids import Identity, ProducerEpoch, ProducerId, TimestampMs
 
 Parsed = dict[str, dict[tuple[tuple[str, str], ...], float]]
 
@@ -114,7 +115,8 @@ def test_a_counter_shows_what_it_knows_before_it_counts() -> None:
 def test_what_the_broker_counts() -> None:
     metrics = BrokerMetrics()
     metrics.verification_failures.add()
-    metrics.forced(ForcedCause.TIMED_OUT)
+    writer = Identity(ProducerId(1), ProducerEpoch(0))
+    metrics.forced(ForcedOutcome(writer=writer, cause=ForcedCause.TIMED_OUT, at_ms=TimestampMs(1)))
     metrics.deletions_refused.add()
     shown = parsed(metrics.registry)
     assert shown["kafka_server_addpartitionstotxnmanager_verificationfailure_total"] == {(): 1}

@@ -38,7 +38,7 @@ from tallystick.broker.txn.commands import (
 from tallystick.broker.txn.decide import CONCURRENT, decide, refuse_while_pending
 from tallystick.broker.txn.ending import markers_of
 from tallystick.broker.txn.expiry import expired, timed_out
-from tallystick.broker.txn.model import Decided, TxnEntry
+from tallystick.broker.txn.model import Decided, ForcedOutcome, TxnEntry
 from tallystick.broker.txn.ports import StatePartition, StateTopic, TxnSettings
 from tallystick.broker.txn.sending import MarkerSender, MarkerSink
 from tallystick.kernel.clock import Clock
@@ -128,14 +128,18 @@ class TransactionCoordinator:
         new_producer_id: Callable[[], Awaitable[ProducerId]],
         settings: Callable[[], TxnSettings],
         clock: Clock,
+        *,
+        forced: Callable[[ForcedOutcome], None] = lambda outcome: None,
     ) -> None:
         """Args:
         settings: as they are now; asked at every decision, so it must be cheap.
+        forced: told of every transaction that ends without its client, once that is durable.
         """
         self._topic = topic
         self._new_producer_id = new_producer_id
         self._settings = settings
         self._clock = clock
+        self._forced = forced
         self._sender = MarkerSender(markers, self, clock)
         self._entries: dict[TransactionalId, TxnEntry] = {}
         self._writers: dict[ProducerId, TransactionalId] = {}
@@ -433,10 +437,12 @@ class TransactionCoordinator:
     def _finish(self, transactional_id: TransactionalId, group: Sequence[_Asked], step: Step) -> None:
         """Apply, then reply, then send [TXN-1]."""
         if step.then_apply:
-            entry = self._entries.get(transactional_id)
+            entry = before = self._entries.get(transactional_id)
             for event in step.then_apply:
                 entry = apply(entry, event)
             self._keep(transactional_id, entry)
+            if entry is not None and entry.forced and (before is None or before.forced != entry.forced):
+                self._forced(entry.forced[-1])
         _answer_all(group, step.then_reply)
         if step.then_send is not None:
             self._sender.send(transactional_id, step.then_send, self.coordinator_epoch(transactional_id))
