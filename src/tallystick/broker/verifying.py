@@ -154,7 +154,9 @@ async def open_transaction(
         return NO_GUARD
     name = partition.topic_partition
     answer = await ask(broker, asker, producer_of(header), frozenset({name}))
-    return refusals(answer, asker, frozenset({name})).get(name) or TxnGuard(verification)
+    refused = refusals(answer, asker, frozenset({name}))
+    broker.metrics.verification_failures.add(by=len(refused))
+    return refused.get(name) or TxnGuard(verification)
 
 
 def producer_of(header: BatchHeader) -> Identity:

@@ -179,6 +179,7 @@ class Waiting:
 
     def _refused(self, answer: Answer) -> Mapping[TopicPartition, Reject]:
         found = refusals(answer, self._asker, self._asked)
+        self._broker.metrics.verification_failures.add(by=len(found))
         return {partition: self._towards_producer(refused) for partition, refused in found.items()}
 
     def _towards_producer(self, refused: Reject) -> Reject:
