@@ -1,4 +1,4 @@
-"""The transaction machine: every command in every state, and clients in any order against a naive model.
+"""Clients of one transactional id in any order, requests late, repeated, unanswered, against a naive model.
 
 I1 to I6 are the model's laws, checked after every step:
 
@@ -10,18 +10,14 @@ I1 to I6 are the model's laws, checked after every step:
     I6  a transaction of two-phase commit ends by EndTxn, or by InitProducerId without keep
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import get_args
+from dataclasses import dataclass, field
 
-import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from txn_words import MAX, STATES, ident
+from txn_words import MAX, T, ident, is_repetition, speaker
 
-from tallystick.broker.txn.apply import apply
-from tallystick.broker.txn.codec import decode_batches, encode_batch_of
+from tallystick.broker.txn.codec import decode_batches
 from tallystick.broker.txn.commands import (
     AddImplicitly,
     AddPartitions,
@@ -31,320 +27,29 @@ from tallystick.broker.txn.commands import (
     Ended,
     EndTxn,
     EntryStored,
-    Env,
     Expire,
     Initialised,
     InitProducerId,
-    MarkersNoted,
     MarkersWritten,
     NoteForcedMarker,
     PerPartition,
-    Step,
     TimeOut,
     VerifyPartitions,
 )
-from tallystick.broker.txn.decide import decide, refuse_while_pending
 from tallystick.broker.txn.model import (
-    PREVIOUS_STATES,
     Decided,
-    ForcedCause,
-    ForcedOutcome,
     Idle,
     Ongoing,
     Outcome,
-    Phase,
     TxnConfig,
     TxnEntry,
 )
-from tallystick.kernel.codes import ErrorCode
-from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import (
     Identity,
     Offset,
-    ProducerEpoch,
-    ProducerId,
-    TimestampMs,
     TopicPartition,
-    TransactionalId,
 )
-from tallystick.testing.transactions import START_MS, TxnWorld, durable_view
-
-T = TransactionalId("t")
-SPARE = ProducerId(9)
-COMMANDS: tuple[type, ...] = get_args(Command)
-
-# ------------------------------------------------------------- values, legal ones: not all can be reached
-
-PARTITIONS = st.builds(TopicPartition, st.sampled_from(["a", "b"]), st.integers(0, 1))
-EPOCHS = st.sampled_from([0, 1, 2, 7, MAX - 2, MAX - 1, MAX])
-PAIRS = st.builds(Identity, st.integers(1, 2).map(ProducerId), EPOCHS.map(lambda epoch: ProducerEpoch(epoch)))
-WRITERS = PAIRS.filter(lambda pair: pair.epoch < MAX)
-TIMES = st.integers(START_MS - 100_000, START_MS).map(TimestampMs)
-TIMEOUTS = st.sampled_from([None, 1, 60_000, 900_000])
-SOME = st.frozensets(PARTITIONS, max_size=4)
-FORCED = st.builds(
-    ForcedOutcome,
-    writer=WRITERS,
-    cause=st.sampled_from(ForcedCause),
-    at_ms=TIMES,
-    partition=st.none() | PARTITIONS,
-)
-
-
-@st.composite
-def phases(draw: st.DrawFn, state: str) -> Phase:
-    outcome = Outcome.COMMIT if "Commit" in state else Outcome.ABORT
-    if state == "Empty":
-        return Idle()
-    if state.startswith("Complete"):
-        return Idle(outcome=outcome, started_ms=draw(TIMES))
-    if state == "Ongoing":
-        return Ongoing(
-            writer=draw(WRITERS), partitions=draw(SOME), started_ms=draw(TIMES), timeout_ms=draw(TIMEOUTS)
-        )
-    partitions = draw(st.frozensets(PARTITIONS, min_size=1))
-    return Decided(
-        outcome=outcome,
-        marker=draw(PAIRS),
-        partitions=partitions,
-        started_ms=draw(TIMES),
-        timeout_ms=draw(TIMEOUTS),
-        written=dict.fromkeys(sorted(partitions)[: draw(st.integers(0, len(partitions) - 1))], Offset(4)),
-    )
-
-
-@st.composite
-def entries(draw: st.DrawFn, state: str) -> TxnEntry:
-    phase = draw(phases(state))
-    version = draw(st.integers(0, 2))
-    client = draw(PAIRS)
-    if isinstance(phase, Ongoing) and (version < 2 or draw(st.booleans())):
-        client = phase.writer  # else it is kept
-    if isinstance(phase, Ongoing) and client.producer_id == phase.writer.producer_id:
-        client = max(client, phase.writer)
-    if isinstance(phase, Decided) and version < 2:
-        client = phase.marker
-    return TxnEntry(
-        transactional_id=T,
-        phase=phase,
-        client=client,
-        superseded=draw(st.none() | PAIRS.filter(lambda pair: pair != client)),
-        timeout_ms=draw(TIMEOUTS),
-        transaction_version=version,
-        updated_ms=draw(TIMES),
-        forced=tuple(draw(st.lists(FORCED, max_size=3))),
-    )
-
-
-@st.composite
-def commands(draw: st.DrawFn, kind: type, entry: TxnEntry | None) -> Command:
-    """One of its kind, more often than not with a pair that the entry knows."""
-    known = [entry.client, entry.shown, entry.superseded or entry.client] if entry else [ident(1, 0)]
-    pair = draw(st.sampled_from(known) | PAIRS)
-    partitions = draw(SOME)
-    version = draw(st.sampled_from([0, 2]))
-    made: dict[type, Callable[[], Command]] = {
-        InitProducerId: lambda: InitProducerId(
-            timeout_ms=draw(st.sampled_from([-1, 0, 1, 60_000, 900_000, 900_001])),
-            expected=draw(st.none() | st.just(pair)),
-            enable_2pc=draw(st.booleans()),
-            keep_prepared=draw(st.booleans()),
-        ),
-        AddPartitions: lambda: AddPartitions(
-            identity=pair, partitions=partitions, transaction_version=version
-        ),
-        AddImplicitly: lambda: AddImplicitly(identity=pair, partitions=partitions),
-        VerifyPartitions: lambda: VerifyPartitions(identity=pair, partitions=partitions),
-        EndTxn: lambda: EndTxn(
-            identity=pair, outcome=draw(st.sampled_from(Outcome)), transaction_version=version
-        ),
-        TimeOut: TimeOut,
-        MarkersWritten: lambda: MarkersWritten(
-            marker=pair, offsets={p: draw(st.none() | st.just(Offset(3))) for p in sorted(partitions)}
-        ),
-        NoteForcedMarker: lambda: NoteForcedMarker(writer=pair, partition=draw(PARTITIONS)),
-        Expire: Expire,
-    }
-    return made[kind]()
-
-
-CONFIGS = st.builds(
-    TxnConfig,
-    transaction_two_phase_commit_enable=st.booleans(),
-    transactional_id_expiration_ms=st.sampled_from([1, 50_000, 604_800_000]),
-    transaction_version=st.integers(0, 2),
-    remember_marker_offsets=st.booleans(),
-)
-
-# ------------------------------------------------------------- every command in every state
-
-E = ErrorCode
-SPOKEN = {E.CONCURRENT_TRANSACTIONS, E.PRODUCER_FENCED, E.INVALID_PRODUCER_ID_MAPPING, E.INVALID_TXN_STATE}
-REFUSALS: dict[type, set[ErrorCode]] = {
-    InitProducerId: {
-        E.CONCURRENT_TRANSACTIONS,
-        E.PRODUCER_FENCED,
-        E.UNSUPPORTED_VERSION,
-        E.INVALID_TRANSACTION_TIMEOUT,
-        E.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-    },
-    AddPartitions: SPOKEN | {E.UNSUPPORTED_VERSION},
-    AddImplicitly: SPOKEN | {E.UNSUPPORTED_VERSION},
-    VerifyPartitions: SPOKEN | {E.TRANSACTION_ABORTABLE},
-    EndTxn: SPOKEN,
-    # What comes from within is never refused: nobody is there to be told.
-    TimeOut: set(),
-    MarkersWritten: set(),
-    NoteForcedMarker: set(),
-    Expire: set(),
-}
-
-
-@pytest.mark.parametrize("kind", COMMANDS, ids=lambda kind: kind.__name__)
-@pytest.mark.parametrize("state", [None, *STATES])
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(data=st.data())
-def test_every_command_in_every_state(state: str | None, kind: type, data: st.DataObject) -> None:
-    """[TXN-1] [TXN-2] [TXN-3] [TXN-4] [TXN-6] [TXN-7] [TXN-8] of each Step; and no command raises."""
-    config = data.draw(CONFIGS)
-    entry = None if state is None else data.draw(entries(state))
-    if entry is not None and config.transaction_version < 2:
-        # Lowering the level is refused while such an entry exists.
-        assume(not entry.is_kept and entry.transaction_version < 2)
-    command = data.draw(commands(kind, entry))
-    env = Env(transactional_id=T, config=config, now_ms=TimestampMs(START_MS), spare_id=SPARE)
-    kept = repr(entry)
-    step = decide(entry, command, env)
-    assert repr(entry) == kept, "a decision changed what it read"
-    assert decide(entry, command, env) == step, "a decision has two outcomes"
-    assert refuse_while_pending(entry, command).code in SPOKEN
-    if isinstance(step, Reject):
-        assert step.code in REFUSALS[kind]
-        assert step.reason
-    else:
-        check_step(entry, command, step, env)
-
-
-def check_step(entry: TxnEntry | None, command: Command, step: Step, env: Env) -> None:
-    durable = tuple(event for event in step.then_apply if not isinstance(event, MarkersNoted))
-    assert step.append == durable
-    assert not (isinstance(command, VerifyPartitions) and durable)
-    before = entry
-    for event in step.then_apply:
-        after = apply(before, event)
-        if isinstance(event, EntryStored):
-            check_stored(before, event.entry, env)
-        before = after
-    check_change(entry, command, before)
-    if before is not None and entry is not None and not durable:
-        assert durable_view(before) == durable_view(entry)
-    taken = before is not None and before.client.producer_id == SPARE
-    assert step.used_spare == taken
-    if not step.needs_durable:
-        assert isinstance(command, MarkersWritten)
-        assert before is not None
-        assert isinstance(before.phase, Idle)
-    sent = step.then_send
-    if sent is not None:
-        assert before is not None
-        assert isinstance(before.phase, Decided)
-        assert (sent.marker, sent.outcome) == (before.phase.marker, before.phase.outcome)
-        assert sent.partitions == before.phase.partitions != frozenset()
-        assert sent.transaction_version == before.transaction_version
-    if isinstance(step.then_reply, Reject):
-        assert step.then_reply.code is ErrorCode.CONCURRENT_TRANSACTIONS
-        assert isinstance(command, InitProducerId)
-    if isinstance(step.then_reply, Initialised | Ended):
-        assert before is not None
-        assert step.then_reply.client == before.client
-
-
-def check_stored(before: TxnEntry | None, after: TxnEntry, env: Env) -> None:
-    """A record follows the one before it, and is read back as it was written."""
-    if before is not None:
-        assert before.state in PREVIOUS_STATES[after.state]
-        assert not_older(after.client, before.client)
-    assert len(after.forced) <= 8
-    level = env.config.transaction_version
-    record = EntryStored(entry=after)
-    (read,) = decode_batches(encode_batch_of((record,), env.now_ms, level))
-    assert isinstance(read, EntryStored)
-    assert level == 0 or durable_view(read.entry) == durable_view(after)
-    assert read.entry.phase == durable_view(after).phase or level == 0
-    assert read.entry.state is after.state
-    assert read.entry.shown == after.shown
-
-
-def not_older(after: Identity, before: Identity) -> bool:
-    if after.producer_id == before.producer_id:
-        return after.epoch >= before.epoch
-    return after.producer_id == SPARE and after.epoch == 0
-
-
-def check_change(before: TxnEntry | None, command: Command, after: TxnEntry | None) -> None:
-    """What one command may do to an entry: I2, I3, I5 and I6, of a single step."""
-    if before is None or after is None:
-        assert before is None or (isinstance(command, Expire) and isinstance(before.phase, Idle))
-        return
-    pair = speaker(command)
-    if pair is not None and pair != before.client:
-        assert (after.client, after.state is before.state) == (before.client, True) or is_repetition(
-            command, before, after
-        )
-    if isinstance(before.phase, Ongoing) and not isinstance(after.phase, Ongoing):
-        check_end(before, before.phase, command, after)
-    if isinstance(before.phase, Decided) and isinstance(after.phase, Decided):
-        assert replace(before.phase, written={}) == replace(after.phase, written={})
-        assert after.client == before.client
-    if isinstance(before.phase, Ongoing) and isinstance(after.phase, Ongoing):
-        assert after.phase.writer == before.phase.writer
-        assert after.phase.partitions >= before.phase.partitions
-        assert after.phase.started_ms == before.phase.started_ms
-        assert before.phase.timeout_ms is not None or after.phase.timeout_ms is None
-    if isinstance(before.phase, Idle) and isinstance(after.phase, Ongoing):
-        assert after.phase.writer == before.client == after.client
-        assert after.phase.writer.epoch < MAX
-
-
-def speaker(command: Command) -> Identity | None:
-    match command:
-        case EndTxn(identity=pair) | AddPartitions(identity=pair) | AddImplicitly(identity=pair):
-            return pair
-        case InitProducerId(expected=pair):
-            return pair
-        case _:
-            return None
-
-
-def is_repetition(command: Command, before: TxnEntry, after: TxnEntry) -> bool:
-    """Of an InitProducerId whose reply was lost; it may bring another timeout, and the pair stays."""
-    same = isinstance(command, InitProducerId) and command.expected == before.superseded
-    return same and after.client == before.client and isinstance(after.phase, Idle)
-
-
-def check_end(before: TxnEntry, phase: Ongoing, command: Command, after: TxnEntry) -> None:
-    assert isinstance(command, EndTxn | TimeOut) or (
-        isinstance(command, InitProducerId) and not command.keep_prepared
-    )
-    if before.is_two_phase:
-        assert not isinstance(command, TimeOut)
-    forced = after.forced[-1:] if not isinstance(command, EndTxn) else ()
-    assert all(note.writer == phase.writer for note in forced)
-    assert isinstance(command, EndTxn) == (after.forced == before.forced)
-    if isinstance(after.phase, Idle):
-        assert not phase.partitions
-        return
-    assert isinstance(after.phase, Decided)
-    assert after.phase.outcome is (command.outcome if isinstance(command, EndTxn) else Outcome.ABORT)
-    assert after.phase.partitions == phase.partitions
-    assert after.phase.started_ms == phase.started_ms
-    moved = ident(phase.writer.producer_id, phase.writer.epoch + 1)
-    must_move = before.is_kept or not isinstance(command, EndTxn) or after.transaction_version == 2
-    assert after.phase.marker == (moved if must_move else phase.writer)
-    assert (after.client > before.client) == must_move or after.client.producer_id == SPARE
-
-
-# ------------------------------------------------------------- clients, leaders and time, in any order
+from tallystick.testing.transactions import TxnWorld, durable_view
 
 TIMEOUT_MS = 50
 LEADERS = tuple(TopicPartition("a", number) for number in range(3))

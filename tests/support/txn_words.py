@@ -236,3 +236,19 @@ def last_value(world: TxnWorld) -> TransactionLogValue:
 def unchanged(txn: Txn, before: TxnEntry, records: int) -> bool:
     """Neither the entry nor the log has moved."""
     return txn.entry == before and len(txn.world.log) == records
+
+
+def speaker(command: Command) -> Identity | None:
+    match command:
+        case EndTxn(identity=pair) | AddPartitions(identity=pair) | AddImplicitly(identity=pair):
+            return pair
+        case InitProducerId(expected=pair):
+            return pair
+        case _:
+            return None
+
+
+def is_repetition(command: Command, before: TxnEntry, after: TxnEntry) -> bool:
+    """Of an InitProducerId whose reply was lost; it may bring another timeout, and the pair stays."""
+    same = isinstance(command, InitProducerId) and command.expected == before.superseded
+    return same and after.client == before.client and isinstance(after.phase, Idle)
