@@ -1,0 +1,240 @@
+"""The transaction coordinator over a topic, partitions and a clock that a test holds in its hand."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
+from functools import wraps
+from itertools import count
+from typing import Any
+
+from tallystick.broker.txn.codec import decode_batches
+from tallystick.broker.txn.commands import (
+    DONE,
+    AddImplicitly,
+    Answer,
+    Command,
+    EndTxn,
+    EntryStored,
+    Initialised,
+    InitProducerId,
+    SendMarkers,
+)
+from tallystick.broker.txn.driver import (
+    TransactionCoordinator,
+)
+from tallystick.broker.txn.model import Outcome, TxnEntry
+from tallystick.broker.txn.ports import TxnSettings
+from tallystick.broker.txn.sending import Marked
+from tallystick.kernel.codes import ErrorCode
+from tallystick.kernel.errors import Reject
+from tallystick.kernel.ids import (
+    Identity,
+    Offset,
+    ProducerEpoch,
+    ProducerId,
+    TopicPartition,
+    TransactionalId,
+)
+from tallystick.kernel.value import frozen
+from tallystick.protocol.records import patch_offset_and_epoch, read_header
+from tallystick.storage.fs import LogFull
+from tallystick.storage.log import AppendOrigin
+from tallystick.testing import FakeClock
+
+T = TransactionalId("t")
+P0, P1, P2 = (TopicPartition("data", index) for index in range(3))
+FULL = LogFull("/data", "no space left")
+
+
+class Turn:
+    """Awaiting it lets everything that is ready run once."""
+
+    def __await__(self) -> Generator[None, None, None]:
+        yield
+
+
+def on_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    @wraps(test)
+    def run(*args: Any, **kwargs: Any) -> None:
+        asyncio.run(test(*args, **kwargs))
+
+    return run
+
+
+@frozen
+class At:
+    last_offset: Offset
+
+
+class MemoryPartition:
+    """A log in memory whose syncs can be held back, and whose appends can be refused or fail."""
+
+    def __init__(self) -> None:
+        self.batches: list[bytes] = []
+        self.end = 0
+        self.leader_epoch = 7
+        self.syncs: list[asyncio.Future[None]] | None = None
+        self.refusal: Reject | Exception | None = None
+
+    def append(self, batches: bytes, origin: AppendOrigin) -> At | Reject:
+        if isinstance(self.refusal, Exception):
+            raise self.refusal
+        if self.refusal is not None:
+            return self.refusal
+        placed = bytearray(batches)
+        patch_offset_and_epoch(placed, 0, self.end, 0)
+        self.end += read_header(batches).record_count
+        self.batches.append(bytes(placed))
+        return At(Offset(self.end - 1))
+
+    def durable(self, offset: Offset) -> "asyncio.Future[None] | None":
+        if self.syncs is None:
+            return None
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.syncs.append(future)
+        return future
+
+    def hold(self) -> None:
+        """From now on nothing becomes durable by itself."""
+        self.syncs = []
+
+    def sync(self, failure: Exception | None = None) -> None:
+        """Put everything so far on the disk, or fail to."""
+        held, self.syncs = self.syncs or [], []
+        for future in held:
+            if failure is None:
+                future.set_result(None)
+            else:
+                future.set_exception(failure)
+
+    def read_all(self, max_bytes: int) -> Iterator[bytes]:
+        yield from self.batches
+
+    def states(self) -> list[str]:
+        """What the log says, in order."""
+        return [
+            record.entry.state.label if isinstance(record, EntryStored) else "gone"
+            for batch in self.batches
+            for record in decode_batches(batch)
+        ]
+
+
+class MemoryTopic:
+    def __init__(self, partitions: int = 1) -> None:
+        self.partitions = [MemoryPartition() for _ in range(partitions)]
+
+    @property
+    def partition_count(self) -> int:
+        return len(self.partitions)
+
+    def existing(self) -> list[MemoryPartition]:
+        return self.partitions
+
+    async def ensure(self) -> Reject | None:
+        return None
+
+
+class MemoryMarkers:
+    """Partitions that take markers, unless they are told not to."""
+
+    def __init__(self) -> None:
+        self.written: list[tuple[SendMarkers, TopicPartition, int]] = []
+        self.answers: dict[TopicPartition, Marked | Exception | Awaitable[Marked]] = {}
+
+    def write(
+        self, send: SendMarkers, partition: TopicPartition, coordinator_epoch: int
+    ) -> Marked | Awaitable[Marked]:
+        answer = self.answers.get(partition, Offset(100))
+        if isinstance(answer, Exception):
+            raise answer
+        if not isinstance(answer, Reject):
+            self.written.append((send, partition, coordinator_epoch))
+        return answer
+
+    def partitions(self) -> list[TopicPartition]:
+        return sorted(partition for _, partition, _ in self.written)
+
+
+class World:
+    def __init__(self, topic: MemoryTopic | None = None, **settings: Any) -> None:
+        self.topic = topic or MemoryTopic()
+        self.log = self.topic.partitions[0]
+        self.markers = MemoryMarkers()
+        self.clock = FakeClock()
+        self.settings = TxnSettings(**settings)
+        self.ids = count(1000)
+        self.no_ids: Exception | None = None
+        self.coordinator = self.new_coordinator()
+
+    def new_coordinator(self) -> TransactionCoordinator:
+        return TransactionCoordinator(
+            self.topic, self.markers, self.new_producer_id, lambda: self.settings, self.clock
+        )
+
+    async def new_producer_id(self) -> ProducerId:
+        if self.no_ids is not None:
+            raise self.no_ids
+        return ProducerId(next(self.ids))
+
+    async def __aenter__(self) -> "World":
+        self.coordinator.start()
+        await self.settle()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        for partition in self.topic.partitions:
+            partition.sync()
+        await self.coordinator.stop()
+
+    async def settle(self) -> None:
+        for _ in range(12):
+            await Turn()
+
+    async def restart(self) -> None:
+        """The process ends and another begins, with what is in the log."""
+        await self.coordinator.stop()
+        self.log.syncs = None
+        self.coordinator = self.new_coordinator()
+        self.coordinator.start()
+        await self.settle()
+
+    async def pass_time(self, by_ms: int) -> None:
+        self.clock.advance(by_ms)
+        while self.coordinator.tick() <= self.clock.monotonic_ms():
+            await Turn()
+        await self.settle()
+
+    def ask(self, command: Command, name: TransactionalId = T) -> "asyncio.Future[Answer]":
+        return self.coordinator.submit(name, command)
+
+    async def init(self, name: TransactionalId = T, timeout_ms: int = 60_000) -> Identity:
+        answer = await self.coordinator.execute(name, InitProducerId(timeout_ms=timeout_ms))
+        assert isinstance(answer, Initialised)
+        return answer.client
+
+    async def begin(self, *partitions: TopicPartition, name: TransactionalId = T) -> Identity:
+        """An open transaction."""
+        who = await self.init(name)
+        assert await self.coordinator.execute(name, add(who, *(partitions or (P0,)))) == DONE
+        return who
+
+    def entry(self, name: TransactionalId = T) -> TxnEntry:
+        entry = self.coordinator.entry(name)
+        assert isinstance(entry, TxnEntry)
+        return entry
+
+
+def add(who: Identity, *partitions: TopicPartition) -> AddImplicitly:
+    return AddImplicitly(identity=who, partitions=frozenset(partitions))
+
+
+def commit(who: Identity, version: int = 2) -> EndTxn:
+    return EndTxn(identity=who, outcome=Outcome.COMMIT, transaction_version=version)
+
+
+def other_than(who: Identity) -> Identity:
+    return Identity(ProducerId(1), ProducerEpoch(9))
+
+
+def code_of(answer: Answer) -> ErrorCode:
+    assert isinstance(answer, Reject)
+    return answer.code
