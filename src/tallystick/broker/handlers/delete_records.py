@@ -1,9 +1,10 @@
-"""DeleteRecords: move the beginning of partitions forward."""
+"""DeleteRecords: move the beginning of partitions forward, and not past what a transaction may commit."""
 
 from typing import Final
 
 from tallystick.broker.broker import Broker
 from tallystick.broker.context import RequestContext
+from tallystick.broker.handlers.open_transactions import refuse_deletion
 from tallystick.broker.topics import INTERNAL
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import Offset
@@ -40,6 +41,9 @@ def _delete(broker: Broker, topic: str, index: int, offset: int) -> DeleteRecord
     target = log.high_watermark if offset == HIGH_WATERMARK else Offset(offset)
     if not 0 <= target <= log.high_watermark:
         return _refused(index, ErrorCode.OFFSET_OUT_OF_RANGE)
+    refused = refuse_deletion(broker, [(partition, target)])
+    if refused is not None:
+        return _refused(index, refused.code)
     try:
         partition.delete_records_before(target)
     except (StorageFailure, OSError):

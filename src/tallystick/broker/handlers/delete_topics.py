@@ -2,6 +2,7 @@
 
 from tallystick.broker.broker import Broker
 from tallystick.broker.context import RequestContext
+from tallystick.broker.handlers.open_transactions import refuse_deletion
 from tallystick.broker.topics import INTERNAL
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
@@ -54,6 +55,9 @@ async def _refusal(broker: Broker, name: str) -> Reject | None:
         return Reject(ErrorCode.TOPIC_DELETION_DISABLED, "delete.topic.enable is false")
     if name in INTERNAL:
         return Reject(ErrorCode.INVALID_TOPIC_EXCEPTION, f"topic {name!r} is the broker's own")
+    in_doubt = refuse_deletion(broker, [(p, p.log.log_end_offset) for p in broker.topics.partitions(name)])
+    if in_doubt is not None:
+        return in_doubt
     refused = await broker.topics.delete(name)
     if refused is None:
         broker.groups.forget_topic(name)

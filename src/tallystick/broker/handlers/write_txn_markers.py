@@ -13,6 +13,7 @@ Source: KafkaApis.handleWriteTxnMarkersRequest; KIP-664 "Aborting Transactions";
 """
 
 import asyncio
+import logging
 from collections.abc import Iterator
 from typing import Final
 
@@ -21,7 +22,7 @@ from tallystick.broker.broker import Broker
 from tallystick.broker.context import RequestContext
 from tallystick.broker.partition import Partition
 from tallystick.broker.topics import GROUP_OFFSETS, TRANSACTION_STATE, TopicDeleted
-from tallystick.broker.txn.commands import NoteForcedMarker
+from tallystick.broker.txn.commands import Answer, NoteForcedMarker
 from tallystick.broker.txn.model import Decided, Ongoing, Outcome, TxnEntry
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
@@ -38,6 +39,8 @@ from tallystick.protocol.messages.write_txn_markers import (
 from tallystick.protocol.records.control import ControlType, Marker, encode_marker
 from tallystick.storage.fs import StorageFailure
 from tallystick.storage.log import AppendOrigin, AppendResult, TxnGuard
+
+_log = logging.getLogger("tallystick.transactions")
 
 # Kafka's request.timeout.ms, which bounds the same wait there.
 DURABLE_S_MAX: Final = 30.0
@@ -131,7 +134,7 @@ async def _write(broker: Broker, wanted: _Wanted) -> ErrorCode:
         return ErrorCode.INVALID_TXN_STATE
     try:
         async with asyncio.timeout(DURABLE_S_MAX):
-            result = await _append(broker, partition, wanted)
+            result = await _append(broker, partition, wanted, entry)
     except TimeoutError:
         return ErrorCode.REQUEST_TIMED_OUT
     except TopicDeleted:
@@ -140,14 +143,11 @@ async def _write(broker: Broker, wanted: _Wanted) -> ErrorCode:
         return ErrorCode.KAFKA_STORAGE_ERROR
     if isinstance(result, Reject):
         return ErrorCode.NOT_LEADER_OR_FOLLOWER if result.code in _NOT_READY else result.code
-    if entry is not None and isinstance(entry.phase, Ongoing) and name in entry.phase.partitions:
-        note = NoteForcedMarker(writer=entry.phase.writer, partition=name)
-        await broker.transactions.execute(entry.transactional_id, note)
     return ErrorCode.NONE
 
 
 def _contradicts(entry: TxnEntry, wanted: _Wanted) -> bool:
-    """Would the marker give one partition another outcome than the coordinator has decided on?"""
+    """Would the marker give one partition another outcome than the coordinator has decided on [TXN-11]?"""
     match entry.phase:
         case Ongoing(partitions=partitions):
             return wanted.outcome is Outcome.COMMIT and wanted.partition in partitions
@@ -157,11 +157,37 @@ def _contradicts(entry: TxnEntry, wanted: _Wanted) -> bool:
             return False
 
 
-async def _append(broker: Broker, partition: Partition, wanted: _Wanted) -> AppendResult | Reject:
+async def _append(
+    broker: Broker, partition: Partition, wanted: _Wanted, entry: TxnEntry | None
+) -> AppendResult | Reject:
+    """Write the marker and have it noted. Nothing is decided between the two: the note is handed in before
+    anybody else is heard, or after a decision that was on its way, which the coordinator then knows as torn.
+    """
     batch = encode_marker(wanted.marker, wanted.identity, timestamp_ms=broker.clock.now_ms())
+    synced: asyncio.Future[None] | None = None
     if wanted.partition.topic == GROUP_OFFSETS:
-        return await broker.groups.write_marker(wanted.partition.partition, batch, wanted.guard)
-    return await partition.append_durably(batch, AppendOrigin.COORDINATOR, wanted.guard)
+        result = await broker.groups.write_marker(wanted.partition.partition, batch, wanted.guard)
+    else:
+        result = partition.append(batch, AppendOrigin.COORDINATOR, wanted.guard)
+        if isinstance(result, AppendResult):
+            synced = partition.durable(result.last_offset)
+    if isinstance(result, Reject):
+        return result
+    noted = _note(broker, wanted.partition, entry)
+    if synced is not None:
+        await synced
+    if noted is not None and isinstance(refused := await noted, Reject):
+        _log.error("an ABORT marker in %s is not on record: %s", wanted.partition, refused.reason)
+    return result
+
+
+def _note(
+    broker: Broker, partition: TopicPartition, entry: TxnEntry | None
+) -> "asyncio.Future[Answer] | None":
+    if entry is None or not isinstance(entry.phase, Ongoing) or partition not in entry.phase.partitions:
+        return None
+    command = NoteForcedMarker(writer=entry.phase.writer, partition=partition)
+    return broker.transactions.submit(entry.transactional_id, command)
 
 
 def _response(results: list[tuple[_Asked, ErrorCode]]) -> WriteTxnMarkersResponse:

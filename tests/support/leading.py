@@ -1,0 +1,268 @@
+"""A broker in memory for partition leaders and transactional producers; a test may hold its disk."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+from tests.support.memory_broker import HeldMarkers, MemoryBroker, memory_broker, memory_disk
+
+from tallystick.broker.broker import Broker
+from tallystick.broker.context import RequestContext
+from tallystick.broker.dispatch import Body
+from tallystick.broker.files import Disk
+from tallystick.broker.handlers import HANDLERS
+from tallystick.broker.partition import Partition
+from tallystick.broker.topics import TRANSACTION_STATE
+from tallystick.broker.txn.commands import Ended, EndTxn, Initialised, InitProducerId
+from tallystick.broker.txn.model import Outcome
+from tallystick.kernel.codes import ErrorCode
+from tallystick.kernel.ids import Identity, Offset, TopicPartition, TransactionalId
+from tallystick.protocol import decode, encode
+from tallystick.protocol.apis import ApiKey
+from tallystick.protocol.messages.add_partitions_to_txn import (
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnTopic,
+)
+from tallystick.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic, PartitionData
+from tallystick.protocol.messages.list_offsets import (
+    ListOffsetsPartition,
+    ListOffsetsRequest,
+    ListOffsetsTopic,
+)
+from tallystick.protocol.messages.produce import (
+    PartitionProduceData,
+    PartitionProduceResponse,
+    ProduceRequest,
+    ProduceResponse,
+    TopicProduceData,
+)
+from tallystick.protocol.records import BatchMeta, Record, encode_batch
+from tallystick.storage.fs import StorageFailure
+from tallystick.storage.log import Log
+
+TOPIC = "orders"
+T = TransactionalId("pay-7")
+IMPLICIT, VERIFIED, OLD = 12, 11, 10  # versions of Produce
+
+
+class HeldDisk:
+    """Syncs logs when a test says so, and not before."""
+
+    def __init__(self) -> None:
+        self.holding = False
+        self._wanted: dict[Log, None] = {}
+        self._synced: Callable[[Log, Offset], None] = lambda log, end: None
+
+    def syncer(
+        self, synced: Callable[[Log, Offset], None], failed: Callable[[Log, StorageFailure], None]
+    ) -> "HeldDisk":
+        self._synced = synced
+        return self
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None:
+        self.release()
+
+    def request(self, log: Log) -> None:
+        self._wanted[log] = None
+        if not self.holding:
+            self.sync()
+
+    def sync(self, topic: str | None = None) -> None:
+        """Everything that waits is on the disk now, or what waits of one topic."""
+        for log in [log for log in self._wanted if topic in (None, log.topic_partition.topic)]:
+            del self._wanted[log]
+            self._synced(log, log.sync())
+
+    def release(self) -> None:
+        self.holding = False
+        self.sync()
+
+
+class Leader(MemoryBroker):
+    """The broker, two partitions of a topic, and what a transactional producer does."""
+
+    def __init__(self, broker: Broker, disk: HeldDisk) -> None:
+        super().__init__(broker)
+        self.disk = disk
+
+    def partition(self, index: int = 0) -> Partition:
+        found = self.broker.topics.partition(TOPIC, index)
+        assert found is not None
+        return found
+
+    def records_of_coordinator(self) -> int:
+        """How many records `__transaction_state` has: one for each change of a transactional id."""
+        return sum(p.log.log_end_offset for p in self.broker.topics.partitions(TRANSACTION_STATE))
+
+    # ---- a producer
+
+    async def identity(self, name: TransactionalId = T) -> Identity:
+        assert await self.broker.transactions.prepare() is None
+        answer = await self.broker.transactions.execute(name, InitProducerId(timeout_ms=60_000))
+        assert isinstance(answer, Initialised), answer
+        return answer.client
+
+    async def end(
+        self, identity: Identity, outcome: Outcome, *, name: TransactionalId = T, version: int = 2
+    ) -> Identity:
+        answer = await self.broker.transactions.execute(
+            name, EndTxn(identity=identity, outcome=outcome, transaction_version=version)
+        )
+        assert isinstance(answer, Ended), answer
+        await turns()
+        return answer.client
+
+    async def add(self, identity: Identity, *indexes: int, name: TransactionalId = T) -> None:
+        """As clients before transaction version 2 do, ahead of the data."""
+        request = AddPartitionsToTxnRequest(
+            v3_and_below_transactional_id=name,
+            v3_and_below_producer_id=identity.producer_id,
+            v3_and_below_producer_epoch=identity.epoch,
+            v3_and_below_topics=(AddPartitionsToTxnTopic(name=TOPIC, partitions=indexes),),
+        )
+        answer = await self.ask(request, 3)
+        codes = {
+            p.partition_error_code
+            for t in answer.results_by_topic_v3_and_below
+            for p in t.results_by_partition
+        }
+        assert codes == {0}
+
+    def send(self, request: ProduceRequest, version: int = IMPLICIT) -> "asyncio.Future[Body]":
+        """Start a request. Its bytes are overwritten as soon as the handler has returned."""
+        frame = bytearray(encode(request, version))
+        context = RequestContext(ApiKey.PRODUCE, version, 1, "client", "10.0.0.1", 1)
+        answer = HANDLERS[ApiKey.PRODUCE].run(self.broker, memoryview(frame), context)
+        frame[:] = b"\xff" * len(frame)
+        if isinstance(answer, Awaitable):
+            return asyncio.ensure_future(answer)
+        done: asyncio.Future[Body] = asyncio.get_running_loop().create_future()
+        done.set_result(answer)
+        return done
+
+    async def produce(
+        self, request: ProduceRequest, version: int = IMPLICIT
+    ) -> list[PartitionProduceResponse]:
+        return told(await self.send(request, version), version)
+
+    async def write(self, identity: Identity, sequence: int = 0, index: int = 0, **kind: Any) -> ErrorCode:
+        """Produce one record to one partition."""
+        version = kind.pop("version", IMPLICIT)
+        (answer,) = await self.produce(request({index: batch(identity, sequence)}, **kind), version)
+        return ErrorCode(answer.error_code)
+
+    # ---- a consumer
+
+    async def fetch(
+        self, offset: int = 0, *, isolation: int = 1, index: int = 0, wait_ms: int = 0
+    ) -> PartitionData:
+        request = FetchRequest(
+            replica_id=-1,
+            max_wait_ms=wait_ms,
+            min_bytes=1,
+            isolation_level=isolation,
+            topics=(
+                FetchTopic(
+                    topic=TOPIC,
+                    partitions=(
+                        FetchPartition(partition=index, fetch_offset=offset, partition_max_bytes=1 << 20),
+                    ),
+                ),
+            ),
+        )
+        answer = await self.ask(request, 12)
+        found: PartitionData = answer.responses[0].partitions[0]
+        return found
+
+    async def latest(self, *, isolation: int, timestamp: int = -1) -> int:
+        request = ListOffsetsRequest(
+            replica_id=-1,
+            isolation_level=isolation,
+            topics=(
+                ListOffsetsTopic(
+                    name=TOPIC, partitions=(ListOffsetsPartition(partition_index=0, timestamp=timestamp),)
+                ),
+            ),
+        )
+        offset: int = (await self.ask(request, 7)).topics[0].partitions[0].offset
+        return offset
+
+
+@asynccontextmanager
+async def leader(
+    disk: Disk | None = None, *, markers: HeldMarkers | None = None, **settings: str
+) -> AsyncIterator[Leader]:
+    """`flush_policy="ack"` holds the disk as soon as `disk.holding` is set."""
+    held = HeldDisk()
+    given = replace(disk or memory_disk(), syncer=held.syncer)
+    async with memory_broker(given, markers=markers, **settings) as made:
+        leading = Leader(made.broker, held)
+        await leading.make_topic(TOPIC)
+        try:
+            yield leading
+        finally:
+            held.release()
+
+
+async def turns(count: int = 20) -> None:
+    """Let everything happen that needs no time."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+def batch(
+    identity: Identity | None,
+    sequence: int = 0,
+    *,
+    count: int = 1,
+    transactional: bool = True,
+    at_ms: int = 1,
+) -> bytes:
+    records = [
+        Record(offset=n, timestamp_ms=at_ms, key=b"k", value=b"v%d" % (sequence + n), headers=())
+        for n in range(count)
+    ]
+    if identity is None:
+        return encode_batch(records, BatchMeta())
+    meta = BatchMeta(
+        producer_id=identity.producer_id,
+        epoch=identity.epoch,
+        base_sequence=sequence,
+        transactional=transactional,
+    )
+    return encode_batch(records, meta)
+
+
+def request(
+    batches: dict[int, bytes] | list[tuple[int, bytes]],
+    *,
+    name: str | None = T,
+    acks: int = -1,
+    timeout_ms: int = 10_000,
+) -> ProduceRequest:
+    pairs = batches.items() if isinstance(batches, dict) else batches
+    return ProduceRequest(
+        transactional_id=name,
+        acks=acks,
+        timeout_ms=timeout_ms,
+        topic_data=(
+            TopicProduceData(
+                name=TOPIC,
+                partition_data=tuple(PartitionProduceData(index=i, records=data) for i, data in pairs),
+            ),
+        ),
+    )
+
+
+def told(body: Body, version: int = IMPLICIT) -> list[PartitionProduceResponse]:
+    assert body is not None
+    answer = decode(ProduceResponse, b"".join(body), version)
+    return [partition for topic in answer.responses for partition in topic.partition_responses]
+
+
+def orders(index: int) -> TopicPartition:
+    return TopicPartition(TOPIC, index)

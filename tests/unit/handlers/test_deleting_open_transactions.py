@@ -1,0 +1,111 @@
+"""No open transaction loses records because somebody deletes them [TXN-10]."""
+
+import logging
+
+import pytest
+from tests.support.leading import TOPIC, Leader, batch, leader, request
+from tests.support.memory_broker import on_a_loop
+
+from tallystick.broker.txn.model import Outcome
+from tallystick.kernel.codes import ErrorCode
+from tallystick.kernel.ids import Identity, ProducerEpoch, ProducerId
+from tallystick.protocol.messages.delete_records import (
+    DeleteRecordsPartition,
+    DeleteRecordsPartitionResult,
+    DeleteRecordsRequest,
+    DeleteRecordsTopic,
+)
+from tallystick.protocol.messages.delete_topics import DeletableTopicResult, DeleteTopicsRequest
+
+
+async def delete_records(made: Leader, before: int) -> DeleteRecordsPartitionResult:
+    wanted = (DeleteRecordsPartition(partition_index=0, offset=before),)
+    asked = DeleteRecordsRequest(
+        topics=(DeleteRecordsTopic(name=TOPIC, partitions=wanted),), timeout_ms=1_000
+    )
+    found: DeleteRecordsPartitionResult = (await made.ask(asked, 2)).topics[0].partitions[0]
+    return found
+
+
+async def delete_topic(made: Leader) -> DeletableTopicResult:
+    answer = await made.ask(DeleteTopicsRequest(topic_names=(TOPIC,), timeout_ms=1_000), 5)
+    found: DeletableTopicResult = answer.responses[0]
+    return found
+
+
+async def three_plain_records_then_a_transaction(made: Leader) -> Identity:
+    identity = await made.identity()
+    await made.produce(request({0: batch(None)}, name=None))
+    await made.produce(request({0: batch(None)}, name=None))
+    await made.produce(request({0: batch(None)}, name=None))
+    await made.write(identity)
+    return identity
+
+
+@on_a_loop
+async def test_records_before_the_transaction_may_go_and_its_own_may_not(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with leader() as made:
+        identity = await three_plain_records_then_a_transaction(made)
+        with caplog.at_level(logging.WARNING):
+            for target in (4, -1):
+                assert (await delete_records(made, target)).error_code == ErrorCode.POLICY_VIOLATION
+        assert "'pay-7' in orders-0 since offset 3" in caplog.text
+        before = await delete_records(made, 3)
+        assert (before.error_code, before.low_watermark) == (0, 3)
+        await made.end(identity, Outcome.COMMIT)
+        after = await delete_records(made, -1)
+        assert (after.error_code, after.low_watermark) == (0, 5)
+
+
+@on_a_loop
+async def test_a_topic_is_not_deleted_under_a_transaction_which_is_named() -> None:
+    async with leader() as made:
+        identity = await three_plain_records_then_a_transaction(made)
+        refused = await delete_topic(made)
+        assert refused.error_code == ErrorCode.POLICY_VIOLATION
+        assert refused.error_message is not None
+        assert "'pay-7' in orders-0 since offset 3" in refused.error_message
+        await made.end(identity, Outcome.ABORT)
+        assert (await delete_topic(made)).error_code == 0
+
+
+@on_a_loop
+async def test_a_transaction_that_no_coordinator_knows_is_named_by_its_producer() -> None:
+    async with leader(transaction_partition_verification_enable="false") as made:
+        hanging = Identity(ProducerId(4711), ProducerEpoch(0))
+        assert await made.write(hanging, version=11) is ErrorCode.NONE
+        message = (await delete_topic(made)).error_message or ""
+        assert "producer id 4711 in orders-0" in message
+
+
+@on_a_loop
+async def test_of_many_some_are_named() -> None:
+    async with leader(transaction_partition_verification_enable="false") as made:
+        for n in range(13):
+            await made.write(Identity(ProducerId(1_000 + n), ProducerEpoch(0)), version=11)
+        message = (await delete_topic(made)).error_message or ""
+        assert message.count("producer id") == 10
+        assert "and 3 more" in message
+
+
+@on_a_loop
+async def test_who_says_so_may_delete_all_the_same() -> None:
+    """delete.open.transactions=true is Kafka's way. The coordinator finds the partition gone, and goes on."""
+    async with leader(delete_open_transactions="true") as made:
+        identity = await three_plain_records_then_a_transaction(made)
+        assert (await delete_records(made, -1)).low_watermark == 4
+        assert (await delete_topic(made)).error_code == 0
+        await made.end(identity, Outcome.COMMIT)
+        await made.make_topic(TOPIC)
+        assert await made.write(await made.identity()) is ErrorCode.NONE
+
+
+@on_a_loop
+async def test_the_setting_can_be_changed_while_running() -> None:
+    async with leader() as made:
+        await three_plain_records_then_a_transaction(made)
+        assert (await delete_topic(made)).error_code == ErrorCode.POLICY_VIOLATION
+        await made.broker.configure("", {"delete.open.transactions": "true"})
+        assert (await delete_topic(made)).error_code == 0

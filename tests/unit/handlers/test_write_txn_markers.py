@@ -1,0 +1,294 @@
+"""WriteTxnMarkers from outside: what an administrator may end, and what the coordinator learns of it."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from tests.support.leading import TOPIC, VERIFIED, Leader, T, leader, turns
+from tests.support.memory_broker import HeldMarkers, on_a_loop
+
+from tallystick.broker.acl import CLUSTER, Operation
+from tallystick.broker.topics import TRANSACTION_STATE
+from tallystick.broker.txn.model import ForcedCause, Outcome, TxnEntry
+from tallystick.kernel.codes import ErrorCode
+from tallystick.kernel.ids import Identity, ProducerEpoch, ProducerId
+from tallystick.protocol import encode
+from tallystick.protocol.messages.write_txn_markers import (
+    WritableTxnMarker,
+    WritableTxnMarkerTopic,
+    WriteTxnMarkersRequest,
+)
+from tallystick.protocol.records import read_marker
+
+STRANGER = Identity(ProducerId(77), ProducerEpoch(4))
+
+
+def marker(
+    identity: Identity, *indexes: int, commit: bool = False, topic: str = TOPIC, **fields: Any
+) -> WritableTxnMarker:
+    starts = fields.pop("starts", ())
+    return WritableTxnMarker(
+        producer_id=identity.producer_id,
+        producer_epoch=identity.epoch,
+        transaction_result=commit,
+        topics=(WritableTxnMarkerTopic(name=topic, partition_indexes=indexes, txn_start_offsets=starts),),
+        **{"coordinator_epoch": 0, **fields},
+    )
+
+
+async def write(made: Leader, *markers: WritableTxnMarker, version: int = 2) -> list[tuple[int, ErrorCode]]:
+    """Partition and code, in the order of the answer."""
+    answer = await made.ask(WriteTxnMarkersRequest(markers=markers), version)
+    return [
+        (partition.partition_index, ErrorCode(partition.error_code))
+        for result in answer.markers
+        for topic in result.topics
+        for partition in topic.partitions
+    ]
+
+
+async def code(made: Leader, one: WritableTxnMarker, version: int = 2) -> ErrorCode:
+    ((_, found),) = await write(made, one, version=version)
+    return found
+
+
+async def hang(made: Leader) -> int:
+    """A transaction that no coordinator knows, as a broker without verification may have it."""
+    await made.broker.configure("", {"transaction.partition.verification.enable": "false"})
+    assert await made.write(STRANGER, version=VERIFIED) is ErrorCode.NONE
+    (start,) = [first for first, _ in made.partition().log.producer_state.open_transactions()]
+    return start
+
+
+def entry(made: Leader) -> TxnEntry:
+    found = made.broker.transactions.entry(T)
+    assert isinstance(found, TxnEntry)
+    return found
+
+
+# ------------------------------------------------------------------------------------- as Kafka's
+
+
+@on_a_loop
+async def test_markers_are_cluster_business() -> None:
+    async with leader() as made:
+        made.deny((Operation.ALTER, CLUSTER), (Operation.CLUSTER_ACTION, CLUSTER))
+        refused = await write(made, marker(STRANGER, 0, 1))
+        assert refused == [(index, ErrorCode.CLUSTER_AUTHORIZATION_FAILED) for index in (0, 1)]
+        for one_of_them in (Operation.ALTER, Operation.CLUSTER_ACTION):
+            made.deny((one_of_them, CLUSTER))
+            assert await code(made, marker(STRANGER, 0)) is ErrorCode.NONE
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@on_a_loop
+async def test_a_hanging_transaction_is_ended_and_readers_go_on(version: int) -> None:
+    async with leader() as made:
+        await hang(made)
+        assert await made.latest(isolation=1) == 0
+        assert await code(made, marker(STRANGER, 0), version) is ErrorCode.NONE
+        assert await made.latest(isolation=1) == 2
+        assert [(t.producer_id, t.first_offset) for t in (await made.fetch()).aborted_transactions or ()] == [
+            (STRANGER.producer_id, 0)
+        ]
+
+
+@on_a_loop
+async def test_answers_are_per_producer_and_partition() -> None:
+    async with leader() as made:
+        other = Identity(ProducerId(78), ProducerEpoch(0))
+        answer = await made.ask(
+            WriteTxnMarkersRequest(
+                markers=(
+                    marker(STRANGER, 0, 9),
+                    marker(other, 1),
+                    marker(STRANGER, 1),
+                    marker(other, 0, topic="nowhere"),
+                )
+            ),
+            2,
+        )
+        told = {
+            (result.producer_id, topic.name, p.partition_index): p.error_code
+            for result in answer.markers
+            for topic in result.topics
+            for p in topic.partitions
+        }
+        assert len(answer.markers) == 2
+        assert told == {
+            (77, TOPIC, 0): 0,
+            (77, TOPIC, 9): ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+            (77, TOPIC, 1): 0,
+            (78, TOPIC, 1): 0,
+            (78, "nowhere", 0): ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        }
+
+
+@on_a_loop
+async def test_nobody_asked_is_nobody_told() -> None:
+    async with leader() as made:
+        assert (await made.ask(WriteTxnMarkersRequest(), 1)).markers == ()
+
+
+@on_a_loop
+async def test_the_version_of_the_transaction_says_which_epoch_a_marker_has() -> None:
+    """KIP-1228: version 2 of a transaction ends above its epoch; a request of version 1 cannot say so."""
+    async with leader() as made:
+        await hang(made)
+        same, older = marker(STRANGER, 0, transaction_version=2), marker(STRANGER, 0, transaction_version=1)
+        assert await code(made, same) is ErrorCode.INVALID_PRODUCER_EPOCH
+        assert await code(made, older) is ErrorCode.NONE
+
+
+@on_a_loop
+async def test_a_coordinator_that_was_replaced_ends_nothing() -> None:
+    async with leader() as made:
+        assert await code(made, marker(STRANGER, 0, coordinator_epoch=6)) is ErrorCode.NONE
+        fenced = ErrorCode.TRANSACTION_COORDINATOR_FENCED
+        assert await code(made, marker(STRANGER, 0, coordinator_epoch=5)) is fenced
+        assert await code(made, marker(STRANGER, 0, coordinator_epoch=-1)) is fenced
+
+
+@on_a_loop
+async def test_a_marker_of_nobody_is_no_marker() -> None:
+    async with leader() as made:
+        for nobody in (
+            Identity(ProducerId(-1), ProducerEpoch(0)),
+            Identity(ProducerId(1), ProducerEpoch(-1)),
+        ):
+            assert await code(made, marker(nobody, 0)) is ErrorCode.INVALID_REQUEST
+        await made.identity()
+        internal = marker(STRANGER, 0, topic=TRANSACTION_STATE)
+        assert await code(made, internal) is ErrorCode.INVALID_TOPIC_EXCEPTION
+
+
+# ------------------------------------------------------------------- past the coordinator [TXN-11]
+
+
+@on_a_loop
+async def test_an_abort_into_an_open_transaction_is_noted_with_the_coordinator() -> None:
+    async with leader() as made:
+        identity = await made.identity()
+        await made.write(identity, index=0)
+        await made.write(identity, index=1)
+        assert await code(made, marker(identity, 1)) is ErrorCode.NONE
+        (noted,) = entry(made).forced
+        assert (noted.writer, noted.cause) == (identity, ForcedCause.MARKER)
+        assert str(noted.partition) == f"{TOPIC}-1"
+        await made.end(identity, Outcome.COMMIT)
+        assert entry(made).forced == (noted,)
+
+
+@on_a_loop
+async def test_what_the_coordinator_does_not_include_is_not_noted() -> None:
+    async with leader() as made:
+        identity = await made.identity()
+        await made.write(identity, index=0)
+        assert await code(made, marker(identity, 1)) is ErrorCode.NONE
+        assert await code(made, marker(STRANGER, 0)) is ErrorCode.NONE
+        assert entry(made).forced == ()
+
+
+@on_a_loop
+async def test_nothing_but_a_decision_commits() -> None:
+    """[TXN-11]"""
+    async with leader() as made:
+        identity = await made.identity()
+        await made.write(identity)
+        assert await code(made, marker(identity, 0, commit=True)) is ErrorCode.INVALID_TXN_STATE
+        assert made.partition().log.log_end_offset == 1
+        await made.end(identity, Outcome.ABORT)
+        assert made.partition().log.producer_state.first_undecided_offset is None
+
+
+@pytest.mark.parametrize("decided", list(Outcome))
+@on_a_loop
+async def test_no_partition_is_given_another_outcome_than_was_decided(decided: Outcome) -> None:
+    """[TXN-11] The decision is durable, and its marker on the way."""
+    async with leader(markers=HeldMarkers()) as made:
+        identity = await made.identity()
+        await made.write(identity)
+        await made.end(identity, decided)
+        commit = decided is Outcome.COMMIT
+        assert await code(made, marker(identity, 0, commit=not commit)) is ErrorCode.INVALID_TXN_STATE
+        assert made.partition().log.producer_state.first_undecided_offset == 0
+        assert await code(made, marker(identity, 0, commit=commit)) is ErrorCode.NONE
+        assert entry(made).forced == ()
+
+
+@on_a_loop
+async def test_an_abort_beside_a_commit_that_is_being_decided_is_noted() -> None:
+    """Both are on their way to the disk: the transaction is torn, and that is on record."""
+    async with leader(flush_policy="ack") as made:
+        identity = await made.identity()
+        await made.write(identity)
+        made.disk.holding = True
+        ending = asyncio.ensure_future(made.end(identity, Outcome.COMMIT))
+        await turns()
+        forced = asyncio.ensure_future(code(made, marker(identity, 0)))
+        await turns()
+        made.disk.sync(TRANSACTION_STATE)
+        await turns()
+        made.disk.release()
+        await ending
+        assert await forced is ErrorCode.NONE
+        assert [noted.cause for noted in entry(made).forced] == [ForcedCause.MARKER]
+
+
+# -------------------------------------------------------------------------------- guarded (KIP-664)
+
+
+@on_a_loop
+async def test_the_guard_ends_the_transaction_that_begins_there() -> None:
+    async with leader() as made:
+        start = await hang(made)
+        guarded = marker(STRANGER, 0, starts=(start,), coordinator_epoch=-1, transaction_version=2)
+        assert await code(made, guarded) is ErrorCode.NONE
+        *_, last = made.partition().read_all(1 << 20)
+        found = read_marker(last, last.rindex(b"\0\0\0\0\0\0\0\1\0\0\0"))
+        assert found is not None
+        assert found.coordinator_epoch == -1
+        assert made.partition().log.producer_state.active[77].coordinator_epoch is None
+        # Repeated, it finds nothing: the same request never ends a later transaction.
+        assert await code(made, guarded) is ErrorCode.INVALID_TXN_STATE
+
+
+@on_a_loop
+async def test_the_guard_refuses_another_offset_and_another_epoch() -> None:
+    async with leader() as made:
+        start = await hang(made)
+        other = Identity(STRANGER.producer_id, ProducerEpoch(STRANGER.epoch + 1))
+        for one, expected in (
+            (marker(STRANGER, 0, starts=(start + 1,)), ErrorCode.INVALID_TXN_STATE),
+            (marker(STRANGER, 1, starts=(start,)), ErrorCode.INVALID_TXN_STATE),
+            (marker(other, 0, starts=(start,)), ErrorCode.INVALID_PRODUCER_EPOCH),
+            (marker(STRANGER, 0, starts=(start, start)), ErrorCode.INVALID_REQUEST),
+        ):
+            assert await code(made, one) is expected
+        assert made.partition().log.log_end_offset == 1
+
+
+@on_a_loop
+async def test_a_coordinator_is_never_fenced_by_a_guarded_abort() -> None:
+    async with leader() as made:
+        identity = await made.identity()
+        await made.write(identity)
+        guarded = marker(identity, 0, starts=(0,), coordinator_epoch=-1)
+        assert await code(made, guarded) is ErrorCode.NONE
+        await made.write(identity, 1)
+        await made.end(identity, Outcome.COMMIT)
+        assert made.partition().log.producer_state.first_undecided_offset is None
+        assert len(entry(made).forced) == 1
+
+
+def test_the_guard_is_a_tag_that_kafka_skips() -> None:
+    """Tag 10000 of the topic: everything else is where Kafka's schema has it."""
+    plain = WriteTxnMarkersRequest(markers=(marker(STRANGER, 0),))
+    guarded = WriteTxnMarkersRequest(markers=(marker(STRANGER, 0, starts=(5,)),))
+    for version in (1, 2):
+        tagged = "01 90 4e 09 02 00 00 00 00 00 00 00 05"
+        before = encode(plain, version).hex(" ")
+        at = before.index("00 00 00 00 00") + len("00 00 00 00 00")
+        assert encode(guarded, version).hex(" ").count(tagged) == 1
+        assert len(encode(guarded, version)) == len(encode(plain, version)) + len(bytes.fromhex(tagged)) - 1
+        assert at > 0
