@@ -8,6 +8,9 @@ what the machine says now, run `make scripts-rewrite` (TALLYSTICK_REWRITE_SCRIPT
     leave NAME|instance=I ...
     commit [NAME] TOPIC-P=OFFSET ... [gen=N]    fetch TOPIC-P ...    delete-offsets TOPIC-P ...
     delete-group    expire    forget TOPIC      wait MS              restart         show
+    txn-commit PID/EPOCH NAME|- TOPIC-P=OFFSET ... [gen=N]            end-txn PID/EPOCH commit|abort
+
+`stable=1` fetches stable offsets; `pending=1` deletes what a transaction has open, too.
 """
 
 import os
@@ -23,6 +26,7 @@ from tallystick.broker.group.codec import decode_batches
 from tallystick.broker.group.commands import (
     Answer,
     CommitOffsets,
+    CommitTxnOffsets,
     DeleteGroup,
     DeleteOffsets,
     Done,
@@ -40,11 +44,26 @@ from tallystick.broker.group.commands import (
     Sync,
     Synced,
 )
-from tallystick.broker.group.events import GroupRemoved, GroupStored, OffsetsCommitted, OffsetsDeleted
+from tallystick.broker.group.events import (
+    GroupRemoved,
+    GroupStored,
+    OffsetsCommitted,
+    OffsetsDeleted,
+    TransactionEnded,
+)
 from tallystick.broker.group.model import GroupConfig, InstanceId, ProtocolChoice, Ticket
 from tallystick.broker.group.queries import fetch_offset
 from tallystick.kernel.errors import Reject
-from tallystick.kernel.ids import GroupId, MemberId, Offset, TopicPartition
+from tallystick.kernel.ids import (
+    GroupId,
+    Identity,
+    MemberId,
+    Offset,
+    ProducerEpoch,
+    ProducerId,
+    TopicPartition,
+)
+from tallystick.protocol.records import ControlType
 from tallystick.testing.groups import GroupWorld
 
 SCRIPTS = sorted((Path(__file__).parent / "group").glob("*.txt"))
@@ -59,6 +78,11 @@ def subscription(topics: list[str]) -> bytes:
 def partition(text: str) -> TopicPartition:
     topic, _, number = text.rpartition("-")
     return TopicPartition(topic, int(number))
+
+
+def identity(text: str) -> Identity:
+    producer_id, _, epoch = text.partition("/")
+    return Identity(ProducerId(int(producer_id)), ProducerEpoch(int(epoch)))
 
 
 class Script:
@@ -164,6 +188,23 @@ class Script:
         )
         self.direct(name or "-", "OffsetCommit", answer)
 
+    def do_txn_commit(self, names: list[str], options: dict[str, str]) -> None:
+        producer, name = names
+        member = {} if name == "-" else {"member_id": self.ids[name], "generation": self.generation(options)}
+        answer = self.world.run(
+            GROUP,
+            CommitTxnOffsets(
+                identity=identity(producer),
+                offsets={partition(p): OffsetToCommit(offset=Offset(int(o))) for p, o in options.items()},
+                **member,  # type: ignore[arg-type]
+            ),
+        )
+        self.direct(name, "TxnOffsetCommit", answer)
+
+    def do_end_txn(self, names: list[str], options: dict[str, str]) -> None:
+        producer, outcome = names
+        self.world.end_transaction(identity(producer), ControlType[outcome.upper()])
+
     def do_fetch(self, names: list[str], options: dict[str, str]) -> None:
         for name in names:
             found = fetch_offset(
@@ -182,14 +223,19 @@ class Script:
             self.lines.append(f"reply  OffsetFetch {name} {text}")
 
     def do_delete_offsets(self, names: list[str], options: dict[str, str]) -> None:
-        answer = self.world.run(GROUP, DeleteOffsets(partitions=tuple(map(partition, names))))
+        answer = self.world.run(
+            GROUP,
+            DeleteOffsets(partitions=tuple(map(partition, names)), discards_pending="pending" in options),
+        )
         self.direct("-", "OffsetDelete", answer)
 
     def do_forget(self, names: list[str], options: dict[str, str]) -> None:
         self.world.run(GROUP, ForgetPartitions(topics=frozenset(names)))
 
     def do_delete_group(self, names: list[str], options: dict[str, str]) -> None:
-        self.direct("-", "DeleteGroups", self.world.run(GROUP, DeleteGroup()))
+        self.direct(
+            "-", "DeleteGroups", self.world.run(GROUP, DeleteGroup(discards_pending="pending" in options))
+        )
 
     def do_expire(self, names: list[str], options: dict[str, str]) -> None:
         self.world.run(GROUP, ExpireOffsets())
@@ -240,8 +286,11 @@ class Script:
                     lines.append(f"append group gen={stored.generation} {stored.protocol_name} [{members}]")
                 case GroupRemoved():
                     lines.append("append group tombstone")
-                case OffsetsCommitted(offsets=offsets):
-                    lines += [f"append offset {p}={o.offset}" for p, o in offsets.items()]
+                case OffsetsCommitted(offsets=offsets, producer_id=producer_id):
+                    whose = "" if producer_id is None else f" of producer {producer_id}"
+                    lines += [f"append offset {p}={o.offset}{whose}" for p, o in offsets.items()]
+                case TransactionEnded(producer_id=producer_id, committed=committed):
+                    lines.append(f"append {'COMMIT' if committed else 'ABORT'} of producer {producer_id}")
                 case OffsetsDeleted(partitions=partitions):
                     lines += [f"append offset {p} tombstone" for p in partitions]
         return lines
