@@ -15,10 +15,11 @@ import asyncio
 import gc
 import logging
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
+from types import MappingProxyType
 from typing import Final
 
 from tallystick.broker.txn.apply import apply
@@ -35,11 +36,12 @@ from tallystick.broker.txn.commands import (
     WhilePending,
     while_pending,
 )
+from tallystick.broker.txn.consistency import moved
 from tallystick.broker.txn.decide import CONCURRENT, decide, refuse_while_pending
 from tallystick.broker.txn.ending import markers_of
 from tallystick.broker.txn.expiry import expired, timed_out
 from tallystick.broker.txn.model import Decided, ForcedOutcome, TxnEntry
-from tallystick.broker.txn.ports import StatePartition, StateTopic, TxnSettings
+from tallystick.broker.txn.ports import Comparison, StatePartition, StateTopic, TxnSettings
 from tallystick.broker.txn.sending import MarkerSender, MarkerSink
 from tallystick.kernel.clock import Clock
 from tallystick.kernel.codes import ErrorCode
@@ -160,8 +162,12 @@ class TransactionCoordinator:
 
     # ---- life
 
-    def start(self) -> None:
-        """Begin to replay what is there and to keep time. Until all is replayed every id answers LOADING."""
+    def start(self, comparison: Comparison | None = None) -> None:
+        """Begin to replay what is there and to keep time. Until all is replayed every id answers LOADING.
+
+        After an unclean start a comparison with the partitions is part of that.
+        """
+        self._comparison = comparison
         self._loop = asyncio.get_running_loop()
         self._sweeps = self._new_sweeps()
         existing = self._topic.existing()
@@ -211,6 +217,11 @@ class TransactionCoordinator:
         finally:
             if collects:
                 gc.enable()
+        if self._comparison is not None:
+            try:
+                await self._comparison.settle(self)
+            except Exception as exc:
+                _log.exception("partitions cannot be compared with __transaction_state: %s", exc)
         self._loading = None
         for entry in list(self._entries.values()):
             self._send_markers(entry)
@@ -220,6 +231,8 @@ class TransactionCoordinator:
         skipped: Counter[int] = Counter()
         stored: dict[bytes, bytes | None] = {}
         for piece in partition.read_all(REPLAY_CHUNK_BYTES):
+            if self._comparison is not None:
+                await self._comparison.read(piece)
             stored.update(iter_stored(piece, skipped))
             await asyncio.sleep(0)
         found: list[TxnEntry | None] = []
@@ -367,13 +380,7 @@ class TransactionCoordinator:
     def _decide(self, transactional_id: TransactionalId, group: Sequence[_Asked]) -> None:
         """Decide; then carry out, or take the lane until the records are durable [TXN-1]."""
         command = _merged(group)
-        settings = self._settings()
-        env = Env(
-            transactional_id=transactional_id,
-            config=settings.config,
-            now_ms=self._clock.now_ms(),
-            spare_id=self._spares[0],
-        )
+        env = self._env(transactional_id)
         step = decide(self._entries.get(transactional_id), command, env)
         if isinstance(step, Reject):
             self._refuse(transactional_id, group, step)
@@ -392,6 +399,14 @@ class TransactionCoordinator:
             for asked in group:
                 self._bound(asked)
             pending.add_done_callback(partial(self._durable, transactional_id, lane, step))
+
+    def _env(self, transactional_id: TransactionalId) -> Env:
+        return Env(
+            transactional_id=transactional_id,
+            config=self._settings().config,
+            now_ms=self._clock.now_ms(),
+            spare_id=self._spares[0],
+        )
 
     def _refuse(self, transactional_id: TransactionalId, group: Sequence[_Asked], why: Reject) -> None:
         """Tell them; but who may wait for the end of the transaction before is kept until then [TXN-5]."""
@@ -483,6 +498,35 @@ class TransactionCoordinator:
             _answer_all((*lane.current, *lane.queue), LOST)
         for name in [name for name in self._held if self.partition_of(name) == index]:
             _answer_all(self._held.pop(name), LOST)
+
+    # ---- at the end of loading, after an unclean start
+
+    def loaded(self) -> Mapping[TransactionalId, TxnEntry]:
+        return MappingProxyType(self._entries)
+
+    def run_loading(self, transactional_id: TransactionalId, command: Command) -> AnswerFuture:
+        asked = _Asked(command, self._loop.create_future())
+        self._admit(transactional_id, asked)
+        return asked.future
+
+    async def move_loading(self, transactional_id: TransactionalId) -> Reject | None:
+        if not self._spares and self._restocking is not None:
+            await self._restocking
+        if not self._spares:
+            return NO_PRODUCER_ID
+        env = self._env(transactional_id)
+        step = moved(self._entries[transactional_id], env)
+        if isinstance(step, Reject):
+            return step
+        self._spares.popleft()
+        pending = self._append(transactional_id, step, env)
+        if isinstance(pending, Reject):
+            return pending
+        if pending is not None:
+            await pending
+        for event in step.then_apply:
+            self._keep(transactional_id, apply(None, event))
+        return None
 
     # ---- producer ids
 

@@ -1,12 +1,13 @@
 """What the transaction coordinator is given: its topic and its settings."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from typing import Protocol
 
-from tallystick.broker.txn.model import TxnConfig
+from tallystick.broker.txn.commands import Answer, Command
+from tallystick.broker.txn.model import TxnConfig, TxnEntry
 from tallystick.kernel.errors import Reject
-from tallystick.kernel.ids import Offset
+from tallystick.kernel.ids import Offset, TransactionalId
 from tallystick.kernel.value import frozen
 from tallystick.storage.producers import AppendOrigin
 
@@ -64,4 +65,36 @@ class StateTopic(Protocol):
 
     async def ensure(self) -> Reject | None:
         """Make the topic unless it is there."""
+        ...
+
+
+class LoadedIds(Protocol):
+    """The coordinator at the end of its loading, to whom nobody else may speak yet."""
+
+    def loaded(self) -> Mapping[TransactionalId, TxnEntry]:
+        """Every entry, as it is now."""
+        ...
+
+    def coordinator_epoch(self, transactional_id: TransactionalId) -> int:
+        """Signs markers."""
+        ...
+
+    def run_loading(self, transactional_id: TransactionalId, command: Command) -> Awaitable[Answer]:
+        """Run a command as if loading were over."""
+        ...
+
+    async def move_loading(self, transactional_id: TransactionalId) -> Reject | None:
+        """Give the id's client another producer id (`consistency.moved`)."""
+        ...
+
+
+class Comparison(Protocol):
+    """After an unclean start: what the log says is compared with what partitions have, and put right."""
+
+    async def read(self, piece: bytes) -> None:
+        """A piece of the log, whole batches; all of an id in order."""
+        ...
+
+    async def settle(self, ids: LoadedIds) -> None:
+        """Act on what was found. Order: everything is loaded, no marker has been sent yet."""
         ...

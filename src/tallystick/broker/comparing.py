@@ -1,0 +1,237 @@
+"""After an unclean start: what `txn.consistency` finds is carried out, before any transactional id is served.
+
+What partitions have is noted before anybody can write to them; the transaction log is noted while it is
+replayed; then `settle` acts, while every id still answers that it is being loaded.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from types import MappingProxyType
+from typing import Final
+
+from tallystick.broker.partition import Partition
+from tallystick.broker.topics import Topics
+from tallystick.broker.txn.codec import decode_batches
+from tallystick.broker.txn.commands import AddImplicitly, Answer, EndTxn, SendMarkers
+from tallystick.broker.txn.consistency import (
+    VERDICTS,
+    Decision,
+    Decisions,
+    IdFound,
+    Loss,
+    OpenFound,
+    Seen,
+    SeenPartition,
+    SeenProducer,
+    Verdict,
+    compare,
+)
+from tallystick.broker.txn.model import EPOCH_BUMP_VERSION, Decided, Outcome
+from tallystick.broker.txn.pairs import marker_of
+from tallystick.broker.txn.ports import LoadedIds
+from tallystick.broker.txn.sending import MarkerSink
+from tallystick.kernel.errors import Reject
+from tallystick.kernel.ids import (
+    Identity,
+    Offset,
+    ProducerEpoch,
+    ProducerId,
+    TimestampMs,
+    TopicPartition,
+)
+from tallystick.protocol.records import ControlType, iter_headers, read_marker
+
+_log = logging.getLogger("tallystick.transactions")
+
+SCAN_BYTES: Final = 1024 * 1024
+# About a millisecond of work; in between the broker serves others.
+NOTED_PER_SLICE: Final = 64
+# A marker that cannot be written at once, because offsets are still being replayed or the disk is full.
+MARKER_TRIES: Final = 10
+MARKER_RETRY_S: Final = 0.05
+
+_OUTCOMES: Final = MappingProxyType({ControlType.COMMIT: Outcome.COMMIT, ControlType.ABORT: Outcome.ABORT})
+
+
+FindOutcome = Callable[[TopicPartition, Identity, TimestampMs], Outcome | None]
+
+
+class UncleanStart:
+    """The comparison at one start. Made before anything is served; the coordinator owns it then.
+
+    hanging  transactions that nobody will end, as found at the start
+    losses   what is gone from below acknowledged commits
+    """
+
+    def __init__(self, seen: Seen, markers: MarkerSink, find_outcome: FindOutcome) -> None:
+        """Args:
+        find_outcome: what the end marker with this pair in a partition, not older than a time, says;
+            None: it has none.
+        """
+        self.hanging: tuple[OpenFound, ...] = ()
+        self.losses: tuple[Loss, ...] = ()
+        self._seen = seen
+        self._markers = markers
+        self._find_outcome = find_outcome
+        self._decisions = Decisions(seen)
+
+    async def read(self, piece: bytes) -> None:
+        """A piece of the transaction log, all of an id in order."""
+        for number, record in enumerate(decode_batches(piece), start=1):
+            self._decisions.note(record)
+            if number % NOTED_PER_SLICE == 0:
+                await asyncio.sleep(0)
+
+    async def settle(self, ids: LoadedIds) -> None:
+        """Put right what can be, list the rest.
+
+        Order: lost markers first. A partition that gets another marker of the same producer id before its
+            own would end the wrong transaction with it.
+        """
+        found = compare(ids.loaded().values(), self._decisions.found, self._seen)
+        self.losses = found.losses
+        self._hang(open_ for open_ in found.open if VERDICTS[open_.finding] is Verdict.HANGING)
+        for open_ in found.open:
+            if VERDICTS[open_.finding] is Verdict.WRITE_MARKER:
+                await self._write_marker(ids, open_)
+        for open_ in found.open:
+            if VERDICTS[open_.finding] is Verdict.ADD_AGAIN:
+                await self._add_again(ids, open_)
+        for behind in found.ids:
+            if VERDICTS[behind.finding] is Verdict.DECIDE_AGAIN:
+                await self._decide_again(ids, behind)
+        for behind in found.ids:
+            if VERDICTS[behind.finding] is Verdict.NEW_PRODUCER_ID:
+                await self._move(ids, behind)
+        for loss in found.losses:
+            _log.error(
+                "%s: offsets %d to %d are gone, below the end of transactions that were committed: %s",
+                loss.partition,
+                loss.first_offset,
+                loss.last_offset,
+                ", ".join(map(repr, loss.transactional_ids)),
+            )
+
+    def _hang(self, found: Iterable[OpenFound]) -> None:
+        for open_ in found:
+            _log.error("hanging transaction, no coordinator will end it: %s", open_)
+            self.hanging += (open_,)
+
+    async def _write_marker(self, ids: LoadedIds, open_: OpenFound) -> None:
+        decision = open_.decision
+        if decision is None or not await self._written(ids, open_.partition, decision):
+            self._hang((open_,))
+        else:
+            _log.warning("%s of %s is written again: the marker was lost", decision.outcome.value, open_)
+
+    async def _written(self, ids: LoadedIds, partition: TopicPartition, decision: Decision) -> bool:
+        send = SendMarkers(
+            marker=decision.marker,
+            outcome=decision.outcome,
+            partitions=frozenset({partition}),
+            transaction_version=decision.transaction_version,
+        )
+        epoch = ids.coordinator_epoch(decision.transactional_id)
+        for attempt in range(MARKER_TRIES):
+            marked = self._markers.write(send, partition, epoch)
+            done = await marked if isinstance(marked, Awaitable) else marked
+            if not isinstance(done, Reject):
+                return done is not None
+            await asyncio.sleep(MARKER_RETRY_S * 2**attempt)
+        return False
+
+    async def _add_again(self, ids: LoadedIds, open_: OpenFound) -> None:
+        transactional_id = open_.transactional_id
+        if transactional_id is None:
+            return
+        command = AddImplicitly(identity=open_.writer, partitions=frozenset({open_.partition}))
+        answer = asyncio.ensure_future(ids.run_loading(transactional_id, command))
+        if isinstance(ids.loaded()[transactional_id].phase, Decided):
+            # It waits for markers, which are not written before loading is over.
+            answer.add_done_callback(lambda done: self._added(open_, done.result()))
+        else:
+            self._added(open_, await answer)
+
+    def _added(self, open_: OpenFound, answer: Answer) -> None:
+        if isinstance(answer, Reject):
+            self._hang((open_,))
+        else:
+            _log.warning("%s is part of the transaction again: the record of it was lost", open_)
+
+    async def _decide_again(self, ids: LoadedIds, behind: IdFound) -> None:
+        name, marker = behind.transactional_id, marker_of(behind.writer)
+        found = (self._find_outcome(at, marker, behind.since_ms) for at in behind.witnesses)
+        outcome = next((outcome for outcome in found if outcome is not None), None)
+        if outcome is None:
+            _log.error(
+                "the transaction of %s, %r, was ended, and nothing is left that says how", behind.writer, name
+            )
+            return
+        command = EndTxn(
+            identity=ids.loaded()[name].client, outcome=outcome, transaction_version=EPOCH_BUMP_VERSION
+        )
+        answer = await ids.run_loading(name, command)
+        if isinstance(answer, Reject):
+            _log.error("%s of %r cannot be decided again: %s", outcome.value, name, answer.reason)
+        else:
+            _log.warning(
+                "%s of %s, %r, is decided again: a marker says so", outcome.value, behind.writer, name
+            )
+
+    async def _move(self, ids: LoadedIds, behind: IdFound) -> None:
+        answer = await ids.move_loading(behind.transactional_id)
+        refused = f", but that is refused: {answer.reason}" if isinstance(answer, Reject) else ""
+        _log.warning(
+            "%r leaves producer id %d, of which a partition has records the transaction log has lost%s",
+            behind.transactional_id,
+            behind.writer.producer_id,
+            refused,
+        )
+
+
+# ---- the partitions of this broker
+
+
+def compare_after_crash(topics: Topics, markers: MarkerSink) -> UncleanStart:
+    """Note what all partitions have. Order: before anything is written to them."""
+
+    def find_outcome(name: TopicPartition, marker: Identity, since_ms: TimestampMs) -> Outcome | None:
+        partition = topics.partition(name.topic, name.partition)
+        return None if partition is None else read_outcome(partition, marker, since_ms)
+
+    seen = {partition.topic_partition: _seen(partition) for partition in topics.all_partitions()}
+    return UncleanStart(seen, markers, find_outcome)
+
+
+def _seen(partition: Partition) -> SeenPartition:
+    producers = {
+        ProducerId(state.producer_id): SeenProducer(
+            epoch=ProducerEpoch(state.epoch),
+            last_timestamp_ms=TimestampMs(state.last_timestamp_ms),
+            first_offset=None if state.txn_first_offset is None else Offset(state.txn_first_offset),
+        )
+        for state in partition.log.producer_state.active.values()
+    }
+    return SeenPartition(log_end_offset=partition.log.log_end_offset, producers=producers)
+
+
+def read_outcome(partition: Partition, marker: Identity, since_ms: TimestampMs) -> Outcome | None:
+    """What the end marker signed by `marker` says; None: there is none.
+
+    Cost: what was written since `since_ms` is read.
+    """
+    log, end = partition.log, partition.log.log_end_offset
+    found = log.offset_for_timestamp(since_ms)
+    at = end if found is None else found[0]
+    while at < end:
+        result = log.read(at, SCAN_BYTES, upper=end)
+        if isinstance(result, Reject) or not result.data:
+            return None
+        for position, header in iter_headers(result.data):
+            at = Offset(header.next_offset)
+            if header.is_control and header.producer == marker:
+                read = read_marker(result.data, position)
+                if read is not None:
+                    return _OUTCOMES[read.type]
+    return None
