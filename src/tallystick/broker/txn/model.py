@@ -57,7 +57,13 @@ class TxnState(IntEnum):
     @property
     def label(self) -> str:
         """As DescribeTransactions and the tools write it."""
-        return "".join(word.capitalize() for word in self.name.split("_"))
+        return _LABELS[self]
+
+
+# ListTransactions writes one a transactional id: made once, it is a third of the work less.
+_LABELS: Final = MappingProxyType(
+    {state: "".join(word.capitalize() for word in state.name.split("_")) for state in TxnState}
+)
 
 
 class Outcome(Enum):
