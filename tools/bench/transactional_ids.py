@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from tools.bench.brokers import create_topic
-from tools.bench.raw import Raw, for_each, until_done
+from tools.bench.raw import PATIENCE_S, Raw, for_each, until_done
 from tools.broker_process import BrokerProcess
 
-from tallystick.kernel.codes import ErrorCode
 from tallystick.protocol.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
 from tallystick.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 from tallystick.protocol.messages.list_transactions import ListTransactionsRequest, ListTransactionsResponse
@@ -88,13 +87,31 @@ async def open_one(raw: Raw, transactional_id: str, partition: int) -> None:
     )
 
 
-async def list_all(raw: Raw, *states: str) -> int:
-    """How many ids ListTransactions shows."""
-    request = ListTransactionsRequest(state_filters=states)
-    answer = await until_done(
-        lambda: raw.ask(request, ListTransactionsResponse, LIST_VERSION), lambda answer: answer.error_code
-    )
-    return len(answer.transaction_states)
+async def time_listing(raw: Raw, request: ListTransactionsRequest, wanted: int) -> float:
+    """Milliseconds until the answer is here, in which `wanted` ids must be."""
+    began = time.perf_counter()
+    frame = await raw.exchange(request, LIST_VERSION)
+    taken = (time.perf_counter() - began) * 1000
+    listed = len(raw.read(frame, request, ListTransactionsResponse, LIST_VERSION).transaction_states)
+    if listed != wanted:
+        raise RuntimeError(f"{wanted} transactions were opened, {listed} are listed")
+    return taken
+
+
+async def time_loading(raw: Raw, wanted: int) -> float:
+    """The moment at which an answer came that has `wanted` ids."""
+    request = ListTransactionsRequest()
+    give_up_at = time.monotonic() + PATIENCE_S
+    while True:
+        frame = await raw.exchange(request, LIST_VERSION)
+        arrived = time.monotonic()
+        answer = raw.read(frame, request, ListTransactionsResponse, LIST_VERSION)
+        # Kafka lists without an error what it has so far, before it has begun to load.
+        if not answer.error_code and len(answer.transaction_states) == wanted:
+            return arrived
+        if arrived > give_up_at:
+            raise RuntimeError(f"{len(answer.transaction_states)} of {wanted} ids are listed")
+        await asyncio.sleep(0.02)
 
 
 def open_transactions(process: BrokerProcess, count: int, partitions: int) -> OpenTransactions:
@@ -110,14 +127,9 @@ def open_transactions(process: BrokerProcess, count: int, partitions: int) -> Op
         await for_each(bootstrap, range(count), lambda raw, n: open_one(raw, f"open-{n}", n % partitions))
         seconds = time.monotonic() - started
         grown = process.rss_bytes() - before
-        taken = []
+        ongoing = ListTransactionsRequest(state_filters=("Ongoing",))
         async with await Raw.connect(bootstrap) as raw:
-            for _ in range(LISTINGS):
-                began = time.perf_counter()
-                listed = await list_all(raw, "Ongoing")
-                taken.append((time.perf_counter() - began) * 1000)
-                if listed != count + partitions:
-                    raise RuntimeError(f"{count + partitions} transactions were opened, {listed} are listed")
+            taken = [await time_listing(raw, ongoing, count + partitions) for _ in range(LISTINGS)]
         return OpenTransactions(
             count=count,
             bytes_each=grown / count,
@@ -139,21 +151,14 @@ def restart(process: BrokerProcess, count: int) -> Restart:
 
         await for_each(process.bootstrap, range(count), one)
 
-    async def loaded() -> None:
-        def code_of(answer: ListTransactionsResponse) -> int:
-            # Kafka lists without an error what it has so far, before it has begun to load.
-            all_there = len(answer.transaction_states) == count + 1
-            return answer.error_code or (0 if all_there else ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
-
+    async def loaded() -> float:
         async with await Raw.connect(process.bootstrap) as raw:
-            request = ListTransactionsRequest()
-            await until_done(lambda: raw.ask(request, ListTransactionsResponse, LIST_VERSION), code_of)
+            return await time_loading(raw, count + 1)
 
     def start() -> float:
         began = time.monotonic()
         process.start()
-        asyncio.run(loaded())
-        return time.monotonic() - began
+        return asyncio.run(loaded()) - began
 
     asyncio.run(fill())
     process.stop()
