@@ -97,6 +97,7 @@ class Topics:
         self._partitions: dict[str, list[Partition]] = {}
         # Collisions: Kafka's metric names write '.' as '_', so two names may not differ in that alone.
         self._folded: dict[str, str] = {}
+        self._begun: dict[str, Topic] = {}  # in the metadata; the disk had no room for all of their files
 
     # ----------------------------------------------------------------------- reading
 
@@ -163,7 +164,7 @@ class Topics:
         if refused is not None:
             return refused
         if wanted.name in self._by_name:
-            return Reject(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic {wanted.name!r} already exists.")
+            return _exists(wanted.name)
         other = self._folded.get(_fold(wanted.name))
         if other is not None:
             return Reject(
@@ -187,16 +188,23 @@ class Topics:
         return None
 
     async def create(self, wanted: NewTopic) -> Topic | Reject:
-        """Make a topic. Raises: OSError, StorageFailure; the next start finishes what was made durable."""
+        """Make a topic. Raises: OSError, StorageFailure; the next attempt or start finishes what began."""
         async with self._lock:
-            refused = self.check_new(wanted)
-            if refused is not None:
-                return refused
-            topic = Topic(wanted.name, new_id(), wanted.partitions, MappingProxyType(dict(wanted.configs)))
-            await self._worker.run(lambda: self._store.create_topics([topic]))
+            topic = self._begun.get(wanted.name)
+            if topic is None:
+                refused = self.check_new(wanted)
+                if refused is not None:
+                    return refused
+                configs = MappingProxyType(dict(wanted.configs))
+                topic = Topic(wanted.name, new_id(), wanted.partitions, configs)
+                await self._worker.run(lambda: self._store.create_topics([topic]))
+                self._begun[topic.name] = topic
             self._enter(topic, await self._open(topic, range(topic.partitions)))
+            del self._begun[topic.name]
             _log.info("created topic %s, %d partitions", topic.name, topic.partitions)
-            return topic
+            if (topic.partitions, topic.configs) == (wanted.partitions, wanted.configs):
+                return topic
+            return _exists(topic.name)
 
     async def _open(self, topic: Topic, indexes: range) -> list[Partition]:
         config = self.config_of(topic)
@@ -281,6 +289,10 @@ class Topics:
             await self._worker.run(lambda: self._store.forget_deleted([topic.topic_id]))
             _log.info("deleted topic %s", name)
             return None
+
+
+def _exists(name: str) -> Reject:
+    return Reject(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic {name!r} already exists.")
 
 
 def _fold(name: str) -> str:
