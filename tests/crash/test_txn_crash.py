@@ -30,7 +30,7 @@ Script = Callable[[World], Coroutine[object, object, None]]
 
 @dataclass(frozen=True)
 class Scenario:
-    """`told` is how each transaction ends, in order, crash or no crash; None: its client never hears of it."""
+    """`told` is how each transaction ends, in order, crash or not; None: its client never hears of it."""
 
     script: Script
     kind: Kind

@@ -31,6 +31,7 @@ from tallystick.protocol.messages.offset_fetch import (
     OffsetFetchRequestTopic,
     OffsetFetchResponse,
 )
+from tallystick.storage.fs import StorageFailure
 from tallystick.storage.producers import AppendOrigin
 from tallystick.testing.memory_fs import UNLIMITED, PowerLost
 from tallystick.testing.sim import checkers
@@ -40,7 +41,7 @@ from tallystick.testing.sim.faults import FaultPlan, PowerLoss, draw
 from tallystick.testing.sim.history import History
 from tallystick.testing.sim.loop import START_MS, VirtualTime, new_loop
 from tallystick.testing.sim.machine import Image, Machine
-from tallystick.testing.sim.network import Network
+from tallystick.testing.sim.network import Exchange, Network
 from tallystick.testing.sim.reader import Reader
 from tallystick.testing.sim.workers import Around, Worker
 
@@ -52,7 +53,7 @@ REST_BY_S: Final = 900.0
 
 _SETTINGS: Final = {
     "log.dirs": "data",
-    "log.reserve.bytes": "0",
+    "log.reserve.bytes": "65536",
     "log.cleaner.enable": "false",
     "offsets.topic.num.partitions": "2",
     "transaction.state.log.num.partitions": "2",
@@ -117,8 +118,7 @@ class World:
             self._tell(f"{self.faults}")
         self.network.answered += [
             lambda exchange: checkers.check_pair(self.history, exchange),
-            lambda exchange: checkers.check_answer(self.history, exchange),
-            self._count,
+            self._look_at,
         ]
         around = Around(self.network, self.history, self.database, self.faults, self.random)
         self.workers = [
@@ -174,8 +174,8 @@ class World:
     def _finish(self) -> None:
         """No more faults: recover everything, restart, and look whether it can be true."""
         self._calm = self.network.quiet = True
-        self.machine.fs.capacity = UNLIMITED
-        self.machine.fs.crash_after = None
+        fs = self.machine.fs
+        fs.capacity, fs.crash_after, fs.sync_failure = UNLIMITED, None, None
         self._until(self._spawn(self._settle()))
         before = self._entries()
         self._restart()
@@ -261,7 +261,7 @@ class World:
         if isinstance(exc, PowerLost) or exc is None:
             return
         self._boots_failed += 1
-        if not isinstance(exc, OSError) or self._calm or self._boots_failed > 50:
+        if not isinstance(exc, OSError | StorageFailure) or self._calm or self._boots_failed > 50:
             self.history.report(f"the broker does not start: {exc!r}")
             raise exc
         self._down(_BROKEN)
@@ -446,8 +446,10 @@ class World:
                     for wrong in checkers.check_offset(self.history, worker.owner, number):
                         self.history.report(wrong)
 
-    def _count(self, exchange: object) -> None:
+    def _look_at(self, exchange: Exchange) -> None:
         self.result.requests += 1
+        if self.machine.broker is not None and self.machine.broker.failure is None:
+            checkers.check_answer(self.history, exchange)
 
     def _count_outcomes(self) -> None:
         told = [txn.told for txn in self.history.txns]

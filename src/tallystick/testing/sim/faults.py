@@ -53,8 +53,9 @@ class FaultPlan:
 
     @property
     def may_forget(self) -> bool:
-        """Whether records that were acknowledged can be lost: nothing was synced before power failed."""
-        return self.flush_policy != "ack" and any(loss.keep != "everything" for loss in self.power_losses)
+        """Whether records that were acknowledged can be lost: nothing was synced before the disk failed."""
+        unkept = any(loss.keep != "everything" for loss in self.power_losses)
+        return self.flush_policy != "ack" and (unkept or bool(self.disk_breaks_at_s))
 
 
 SPAN_S: Final = 2.0

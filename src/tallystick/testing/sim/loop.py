@@ -6,6 +6,7 @@ without the others. What they do depends on nothing but the calls made and their
 
 import asyncio
 import heapq
+import warnings
 from asyncio import events
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -109,13 +110,11 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self._dead = True
         self._ready.clear()
         self._timers.clear()
-        for task in self._tasks:
-            if not task.done():
-                task._log_destroy_pending = False  # type: ignore[attr-defined]
-                try:
-                    task.get_coro().close()
-                except BaseException:
-                    continue  # a finally of a dead process
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # some were about to wait for another
+            for task in self._tasks:
+                if not task.done():
+                    _close(task)
         self._tasks.clear()
         self._ready.clear()
 
@@ -207,6 +206,14 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     def get_debug(self) -> bool:
         return False
+
+
+def _close(task: "asyncio.Task[Any]") -> None:
+    task._log_destroy_pending = False  # type: ignore[attr-defined]
+    try:
+        task.get_coro().close()
+    except BaseException:
+        return  # a `finally` of a dead process
 
 
 def new_loop(

@@ -126,7 +126,7 @@ class Network:
         try:
             answer = dispatcher.dispatch(memoryview(sent.frame), peer)
         except CloseConnection as exc:
-            self._machine.loop.call_exception_handler({"message": "closed a connection", "exception": exc})
+            self._close(exc)
             return
         if isinstance(answer, list) or answer is None:
             self._leave(sent, life, answer)
@@ -134,7 +134,15 @@ class Network:
             self._machine.loop.create_task(self._wait(sent, life, answer))
 
     async def _wait(self, sent: "_Sent", life: int, answer: Awaitable[Answer]) -> None:
-        self._leave(sent, life, await answer)
+        try:
+            self._leave(sent, life, await answer)
+        except CloseConnection as exc:
+            self._close(exc)
+
+    def _close(self, exc: CloseConnection) -> None:
+        """These clients break no rule: their connection is closed for a broken disk alone."""
+        if self._machine.broker is not None and self._machine.broker.failure is None:
+            self._machine.loop.call_exception_handler({"message": "closed a connection", "exception": exc})
 
     def _leave(self, sent: "_Sent", life: int, answer: Answer) -> None:
         """The broker has handed a reply to its socket."""
