@@ -13,6 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from tallystick.broker.acl import ALLOW_ALL, Authorizer
+from tallystick.broker.comparing import compare_after_crash
 from tallystick.broker.config import BrokerConfig, Endpoint
 from tallystick.broker.coordinator_topic import CoordinatorTopic
 from tallystick.broker.features import Features
@@ -86,9 +87,12 @@ class Broker:
         self.groups = GroupCoordinator(
             ConsumerOffsetsTopic(self.topics, lambda: self.config), group_config(self.config), self.clock
         )
+        markers = PartitionMarkers(self.topics, self.groups, self.clock)
+        # Before anything is written: what the partitions have now is what the crash has left.
+        self.comparison = None if self.files.was_clean else compare_after_crash(self.topics, markers)
         self.transactions = TransactionCoordinator(
             CoordinatorTopic(self.topics, lambda: transaction_state_topic(self.config)),
-            PartitionMarkers(self.topics, self.groups, self.clock),
+            markers,
             self.new_producer_id,
             self._transaction_settings,
             self.clock,
@@ -99,7 +103,7 @@ class Broker:
         """Begin what runs beside the requests: coordinators, syncing, housekeeping."""
         self.files.start()
         self.groups.start()
-        self.transactions.start()
+        self.transactions.start(self.comparison)
 
     async def stop(self) -> None:
         """Finish what was started, and leave a mark that nothing needs recovery."""

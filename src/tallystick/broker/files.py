@@ -226,6 +226,11 @@ class DataDirectory:
             _log.warning("no topic owns these directories, they are left alone: %s", ", ".join(strangers))
 
     @property
+    def was_clean(self) -> bool:
+        """Whether the last process here ended as it should; a fresh directory was left by none."""
+        return self._dir.was_clean
+
+    @property
     def reserve(self) -> Reserve:
         return self._reserve
 
