@@ -158,8 +158,9 @@ class Leader(MemoryBroker):
     # ---- a consumer
 
     async def fetch(
-        self, offset: int = 0, *, isolation: int = 1, index: int = 0, wait_ms: int = 0
+        self, offset: int = 0, *, isolation: int = 1, max_bytes: int = 1 << 20, wait_ms: int = 0
     ) -> PartitionData:
+        """Of partition 0."""
         request = FetchRequest(
             replica_id=-1,
             max_wait_ms=wait_ms,
@@ -169,7 +170,7 @@ class Leader(MemoryBroker):
                 FetchTopic(
                     topic=TOPIC,
                     partitions=(
-                        FetchPartition(partition=index, fetch_offset=offset, partition_max_bytes=1 << 20),
+                        FetchPartition(partition=0, fetch_offset=offset, partition_max_bytes=max_bytes),
                     ),
                 ),
             ),

@@ -262,7 +262,7 @@ class Log:
             return None
         if header.is_control:
             marker = read_marker(data)
-            if marker is None:
+            if marker is None or origin is AppendOrigin.REPLICATION:
                 return None
             verdict = self.producer_state.check_marker(
                 header, marker, guard.transaction_version, txn_start_offset=guard.txn_start_offset

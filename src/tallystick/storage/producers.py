@@ -424,6 +424,11 @@ class ProducerStates:
         found.observe(header.base_sequence, epoch)
         return found
 
+    def drop_verification(self, producer_id: int, verification: Verification) -> None:
+        """The coordinator does not know the producer: nothing of it is kept, as anybody may make one up."""
+        if self._verifications.get(producer_id) is verification:
+            del self._verifications[producer_id]
+
     # -- expiry, snapshots ------------------------------------------------------------------------------
 
     def expire(self, now_ms: int, expiration_ms: int) -> int:

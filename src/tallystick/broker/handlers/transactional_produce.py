@@ -18,7 +18,7 @@ from tallystick.broker.broker import Broker
 from tallystick.broker.context import RequestContext
 from tallystick.broker.partition import Partition
 from tallystick.broker.txn.commands import DONE, Answer
-from tallystick.broker.verifying import Asker, Turn, ask, begin, producer_of, refusals
+from tallystick.broker.verifying import Asker, Turn, ask, begin, drop_unknown, producer_of, refusals
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import TopicPartition, TransactionalId
@@ -195,6 +195,7 @@ class Waiting:
         reject = refused.get(name)
         if reject is not None:
             batch.result = reject
+            drop_unknown(batch.target, batch.header, held.verification, reject)
         elif self._broker.topics.partition(name.topic, name.partition) is not batch.target:
             batch.result = Reject(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{name} was deleted meanwhile")
         else:
