@@ -156,7 +156,23 @@ async def open_transaction(
     answer = await ask(broker, asker, producer_of(header), frozenset({name}))
     refused = refusals(answer, asker, frozenset({name}))
     broker.metrics.verification_failures.add(by=len(refused))
-    return refused.get(name) or TxnGuard(verification)
+    reject = refused.get(name)
+    if reject is not None:
+        drop_unknown(partition, header, verification, reject)
+        return reject
+    return TxnGuard(verification)
+
+
+def drop_unknown(
+    partition: Partition, header: BatchHeader, verification: Verification | None, refused: Reject
+) -> None:
+    """Keep no guard for a producer that the coordinator does not know.
+
+    Of one it knows it is kept: the lowest sequence asked for must not be overtaken, however often it is
+    refused for now.
+    """
+    if verification is not None and refused.code is ErrorCode.INVALID_PRODUCER_ID_MAPPING:
+        partition.log.producer_state.drop_verification(header.producer_id, verification)
 
 
 def producer_of(header: BatchHeader) -> Identity:

@@ -195,6 +195,11 @@ class ProducerStates:
             return min(undecided, self._decided[0][1]) if self._decided else undecided
         return self._decided[0][1] if self._decided else None
 
+    @property
+    def verifications(self) -> int:
+        """How many questions to the coordinator have led to no append yet."""
+        return len(self._verifications)
+
     def open_transactions(self) -> Iterator[tuple[int, int]]:
         """First offset and producer id of every open transaction, oldest first."""
         return iter(self._open.items())

@@ -121,6 +121,28 @@ async def test_what_the_coordinator_refuses_reaches_the_producer_in_its_own_word
         assert made.partition().log.log_end_offset == 0
 
 
+@on_a_loop
+async def test_producers_that_nobody_knows_leave_nothing_behind() -> None:
+    """Whoever may write could otherwise fill the broker's memory with ids that it makes up."""
+    async with leader() as made:
+        identity = await made.identity()
+        for n in range(50):
+            await made.write(Identity(ProducerId(identity.producer_id + 1 + n), ProducerEpoch(0)))
+        assert made.partition().log.producer_state.verifications == 0
+
+
+@on_a_loop
+async def test_a_refused_batch_is_not_overtaken_by_the_one_behind_it() -> None:
+    """Version 1 of the protocol: what is unknown here may begin anywhere, but not past what was refused."""
+    async with leader() as made:
+        identity = await made.identity()
+        assert await made.write(identity, 5, version=VERIFIED) is ErrorCode.TRANSACTION_ABORTABLE
+        await made.add(identity, 0)
+        assert await made.write(identity, 6, version=VERIFIED) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+        assert await made.write(identity, 5, version=VERIFIED) is ErrorCode.NONE
+        assert await made.write(identity, 6, version=VERIFIED) is ErrorCode.NONE
+
+
 @pytest.mark.parametrize("version", [IMPLICIT, VERIFIED, OLD])
 @on_a_loop
 async def test_a_coordinator_that_is_not_ready_means_try_the_same_batch_again(version: int) -> None:
