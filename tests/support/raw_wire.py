@@ -2,11 +2,12 @@
 
 import socket
 import struct
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Self, TypeVar
 
 from tallystick.protocol import decode, decode_prefix, encode
-from tallystick.protocol.apis import API
+from tallystick.protocol.apis import API, ApiSpec
 from tallystick.protocol.messages.headers import RequestHeader, ResponseHeader
 
 R = TypeVar("R")
@@ -29,7 +30,17 @@ class RawConnection:
         self._socket.close()
 
     def ask(self, request: object, cls: type[R], version: int) -> R:
-        spec = next(spec for spec in API.values() if spec.request is type(request))
+        return self.ask_all([request], cls, version)[0]
+
+    def ask_all(self, requests: Sequence[object], cls: type[R], version: int) -> list[R]:
+        """Send all of them, then read the answers, which come in that order."""
+        spec = next(spec for spec in API.values() if spec.request is type(requests[0]))
+        first = self._sent + 1
+        frames = [self._frame(spec, request, version) for request in requests]
+        self._socket.sendall(b"".join(frames))
+        return [self._answer(spec, cls, version, number) for number in range(first, self._sent + 1)]
+
+    def _frame(self, spec: ApiSpec, request: object, version: int) -> bytes:
         self._sent += 1
         header = RequestHeader(
             request_api_key=spec.key,
@@ -38,11 +49,13 @@ class RawConnection:
             client_id="raw",
         )
         body = encode(header, spec.request_header_version(version)) + encode(request, version)
-        self._socket.sendall(struct.pack(">i", len(body)) + body)
+        return struct.pack(">i", len(body)) + body
+
+    def _answer(self, spec: ApiSpec, cls: type[R], version: int, number: int) -> R:
         (size,) = struct.unpack(">i", self._exactly(4))
         frame = self._exactly(size)
         answered, at = decode_prefix(ResponseHeader, frame, spec.response_header_version(version))
-        assert answered.correlation_id == self._sent
+        assert answered.correlation_id == number
         return decode(cls, frame[at:], version)
 
     def _exactly(self, size: int) -> bytes:
