@@ -62,6 +62,13 @@ class Gate:
                 future.set_result(None)
         self.waiting.clear()
 
+    def fail(self, cause: Exception) -> None:
+        """The disk did not keep its word: nothing that waits becomes durable."""
+        for future in self.waiting:
+            if not future.done():
+                future.set_exception(cause)
+        self.waiting.clear()
+
 
 class MemoryPartition:
     """A log in memory whose durability can be held back, refused, or broken."""

@@ -192,11 +192,28 @@ async def test_after_a_failed_append_nothing_behind_it_is_applied(first: str) ->
         await world.settle()
         last = end(world, Q)
         await world.settle()
-        log.gate.waiting[0].set_exception(OSError("disk on fire"))
-        log.gate.set()
+        log.failure = OSError("disk on fire")
+        log.gate.fail(log.failure)
         assert await asyncio.gather(*asked, last) == [LOST, LOST, LOST]
         assert world.coordinator.group(G) == LOST
         assert await end(world) == LOST
+
+
+@on_a_loop
+async def test_a_transaction_ends_though_its_groups_cannot_be_read() -> None:
+    """Else its producer would wait for ever. The marker is in the log, for a restart that can read it."""
+    topic = MemoryTopic()
+    async with World(topic) as world:
+        await ask(world, in_transaction(5))
+    log = topic.partitions[0]
+    readable = list(log.batches)
+    log.batches = [b"\0" * 100]
+    async with World(topic) as world:
+        assert world.coordinator.group(G) == LOST
+        assert isinstance(await end(world), AppendResult)
+    log.batches[:1] = readable
+    async with World(topic) as world:
+        assert world.group().offsets[T0].offset == 5
 
 
 @on_a_loop

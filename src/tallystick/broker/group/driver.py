@@ -9,10 +9,10 @@ import asyncio
 import heapq
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 from uuid import uuid4
 
 from tallystick.broker.group.codec import (
@@ -43,8 +43,9 @@ from tallystick.broker.group.events import (
     SessionExtended,
 )
 from tallystick.broker.group.expiry import due, next_deadline
-from tallystick.broker.group.log_order import Durable, LogOrder
+from tallystick.broker.group.log_order import LogOrder
 from tallystick.broker.group.model import Group, GroupConfig, Now, Ticket
+from tallystick.broker.group.ports import OffsetsPartition, OffsetsTopic
 from tallystick.broker.group.table import GroupTable
 from tallystick.kernel.clock import Clock
 from tallystick.kernel.codes import ErrorCode
@@ -78,48 +79,6 @@ _REFUSED_AS: Final = {
     ErrorCode.MESSAGE_TOO_LARGE: ErrorCode.UNKNOWN_SERVER_ERROR,
     ErrorCode.RECORD_LIST_TOO_LARGE: ErrorCode.UNKNOWN_SERVER_ERROR,
 }
-
-
-class OffsetsPartition(Protocol):
-    """What the coordinator needs of one partition of `__consumer_offsets`."""
-
-    def append(
-        self, batches: bytes, origin: AppendOrigin = ..., guard: TxnGuard = ...
-    ) -> AppendResult | Reject:
-        """Append one batch.
-
-        A Reject and LogFull mean that nothing was written; another exception, that nobody knows.
-        """
-        ...
-
-    def durable(self, offset: Offset) -> Durable | None:
-        """Done when power loss cannot take the record any more, as far as flush.policy promises."""
-        ...
-
-    def read_all(self, max_bytes: int) -> Iterator[bytes]:
-        """Everything in the log now, in order, in pieces of whole batches."""
-        ...
-
-
-class OffsetsTopic(Protocol):
-    """`__consumer_offsets` as a whole."""
-
-    @property
-    def partition_count(self) -> int:
-        """A group's partition depends on it, so it is the topic's own once there is a topic."""
-        ...
-
-    def existing(self) -> Sequence[OffsetsPartition]:
-        """All partitions, by index; empty when there is no topic yet."""
-        ...
-
-    async def ensure(self) -> Reject | None:
-        """Make the topic unless it is there."""
-        ...
-
-    async def partition(self, index: int) -> OffsetsPartition | Reject:
-        """One partition; the topic is made when it is not there."""
-        ...
 
 
 AnswerFuture = asyncio.Future[Answer]
@@ -336,30 +295,40 @@ class GroupCoordinator:
 
         Order: on return the marker is durable, and applied after everything that is before it in the
             partition's log, and before everything behind it [GRP-7].
-        Rejects with: COORDINATOR_LOAD_IN_PROGRESS, NOT_COORDINATOR, COORDINATOR_NOT_AVAILABLE,
-            UNKNOWN_TOPIC_OR_PARTITION when there is no such partition, and what the log says.
+        Rejects with: COORDINATOR_LOAD_IN_PROGRESS, COORDINATOR_NOT_AVAILABLE, UNKNOWN_TOPIC_OR_PARTITION
+            when there is no such partition, NOT_COORDINATOR when nobody knows, and what the log says.
         """
-        refused = self._partition_unavailable(index)
-        if refused is not None:
-            return refused
+        if self._stopped:
+            return STOPPED
+        if index in self._loading:
+            return LOADING
         existing = self._topic.existing()
         if index >= len(existing):
             return Reject(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no __consumer_offsets-{index}")
-        shard = self._shard(index)
+        partition, table, offline = existing[index], self._shard(index).table, index in self._lost
 
         def end_transaction(_: Offset) -> None:
             for entry in decode_batches(batch):
-                shard.table.replay(entry)
+                table.replay(entry)
 
         try:
-            appended = self._append_in_turn(index, existing[index], batch, guard, end_transaction)
+            appended = self._append_in_turn(index, partition, batch, guard, end_transaction)
+            if isinstance(appended, Reject):
+                return appended
+            result, applied = appended
+            if await applied:
+                return result
+            if not offline:
+                return LOST
+            # The groups are offline, and the log need not be: a transaction must be able to end, or its
+            # producer would wait for that until a restart, which reads the marker like any other.
+            durable = partition.durable(result.last_offset)
+            if durable is not None:
+                await durable
+            return result
         except Exception as exc:
             self._report_loss(index, exc)
             return LOST
-        if isinstance(appended, Reject):
-            return appended
-        result, applied = appended
-        return result if await applied else LOST
 
     def unavailable(self, group_id: GroupId) -> Reject | None:
         """Why nothing can be asked about the group now; None: it can."""
@@ -367,11 +336,7 @@ class GroupCoordinator:
             return STOPPED
         if not self._loading and not self._lost:
             return None
-        return self._partition_unavailable(self.partition_of(group_id))
-
-    def _partition_unavailable(self, index: int) -> Reject | None:
-        if self._stopped:
-            return STOPPED
+        index = self.partition_of(group_id)
         if index in self._loading:
             return LOADING
         return LOST if index in self._lost else None
