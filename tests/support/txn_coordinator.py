@@ -162,7 +162,7 @@ class World:
         self.clock = FakeClock()
         self.settings = TxnSettings(**settings)
         self.ids = count(1000)
-        self.no_ids: Exception | None = None
+        self.no_ids: Exception | asyncio.Event | None = None
         self.coordinator = self.new_coordinator()
 
     def new_coordinator(self) -> TransactionCoordinator:
@@ -171,7 +171,9 @@ class World:
         )
 
     async def new_producer_id(self) -> ProducerId:
-        if self.no_ids is not None:
+        if isinstance(self.no_ids, asyncio.Event):
+            await self.no_ids.wait()
+        elif self.no_ids is not None:
             raise self.no_ids
         return ProducerId(next(self.ids))
 

@@ -406,3 +406,18 @@ async def test_without_producer_ids_a_client_is_told_to_ask_again() -> None:
         assert answers.count(NO_PRODUCER_ID) == 1
         world.no_ids = None
         await world.init()
+
+
+@on_a_loop
+async def test_who_waits_for_a_producer_id_learns_that_the_partition_was_lost_meanwhile() -> None:
+    async with World() as world:
+        world.log.hold()
+        world.no_ids = asyncio.Event()
+        names = [TransactionalId(f"id-{number}") for number in range(SPARES + 1)]
+        asked = [world.ask(InitProducerId(timeout_ms=1000), name) for name in names]
+        world.log.sync(OSError("input/output error"))
+        await world.settle()
+        assert [future.done() for future in asked] == [True] * SPARES + [False]
+        world.no_ids.set()
+        assert set(await asyncio.gather(*asked)) == {LOST}
+        assert len(world.log.batches) == SPARES

@@ -35,6 +35,7 @@ from tallystick.broker.txn.sending import BACKOFF_MS, MARKERS_PER_TURN
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import (
+    Offset,
     ProducerId,
     TopicPartition,
     TransactionalId,
@@ -275,3 +276,31 @@ async def test_a_caller_that_goes_away_undoes_nothing() -> None:
         world.log.sync()
         await world.settle()
         assert world.entry().state is TxnState.COMPLETE_COMMIT
+
+
+@on_a_loop
+async def test_what_is_decided_is_completed_while_the_broker_is_stopping() -> None:
+    async with World() as world:
+        who = await world.begin()
+        slow = world.markers.answers[P0] = asyncio.get_running_loop().create_future()
+        await world.ask(commit(who))
+        await world.settle()
+        world.coordinator.release()
+        slow.set_result(Offset(9))
+        await world.settle()
+        assert world.log.states()[-1] == "CompleteCommit"
+
+
+@on_a_loop
+async def test_nothing_is_swept_before_all_is_loaded() -> None:
+    async with World() as world:
+        await world.begin()
+        await world.coordinator.stop()
+        world.clock.advance(1_000_000)
+        again = world.coordinator = world.new_coordinator()
+        again.start()
+        world.clock.advance(10_000)
+        assert again.tick() > world.clock.monotonic_ms()
+        await world.settle()
+        await world.pass_time(100)
+        assert world.entry().state is TxnState.COMPLETE_ABORT

@@ -15,7 +15,7 @@ import asyncio
 import gc
 import logging
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
@@ -29,20 +29,18 @@ from tallystick.broker.txn.commands import (
     Answer,
     Command,
     Env,
-    Expire,
     MarkersWritten,
     Step,
-    TimeOut,
     WhilePending,
     while_pending,
 )
 from tallystick.broker.txn.consistency import moved
 from tallystick.broker.txn.decide import CONCURRENT, decide, refuse_while_pending
 from tallystick.broker.txn.ending import markers_of
-from tallystick.broker.txn.expiry import expired, timed_out
 from tallystick.broker.txn.model import Decided, ForcedOutcome, TxnEntry
 from tallystick.broker.txn.ports import Comparison, StatePartition, StateTopic, TxnSettings
 from tallystick.broker.txn.sending import MarkerSender, MarkerSink
+from tallystick.broker.txn.sweeping import Sweeps
 from tallystick.kernel.clock import Clock
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
@@ -55,8 +53,8 @@ _log = logging.getLogger("tallystick.transactions")
 # About a millisecond of work each; in between the broker serves others.
 REPLAY_CHUNK_BYTES: Final = 128 * 1024
 REPLAYED_PER_SLICE: Final = 64
-LOOKED_AT_PER_TICK: Final = 512
-ENDED_PER_TICK: Final = 32
+# How long sweeps wait for the end of loading before they look again.
+LOADING_MS: Final = 100
 # Producer ids at hand, for decisions that cannot wait for one.
 SPARES: Final = 16
 
@@ -104,19 +102,6 @@ class _Lane:
     queue: deque[_Asked] = field(default_factory=deque)
 
 
-@dataclass(slots=True)
-class _Sweep:
-    """A look at every id every `interval_ms`, a few a tick: `command` for those whose time has come."""
-
-    command: Command
-    is_due: Callable[[TxnEntry], bool]
-    interval_ms: int
-    next_ms: int
-    said: str
-    left: Iterator[TransactionalId] | None = None
-    found: int = 0
-
-
 class TransactionCoordinator:
     """All transactional ids of this broker. Owned by the event loop's thread; not to be shared.
 
@@ -156,7 +141,6 @@ class TransactionCoordinator:
         self._paused: deque[tuple[TransactionalId, _Asked]] | None = None
         self._stopped = False
         self._deadlines: deque[tuple[int, _Asked]] = deque()
-        self._sweeps: tuple[_Sweep, ...] = ()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_ms = 0
 
@@ -169,12 +153,12 @@ class TransactionCoordinator:
         """
         self._comparison = comparison
         self._loop = asyncio.get_running_loop()
-        self._sweeps = self._new_sweeps()
+        self._sweeps = Sweeps(self._entries, self._ask_in_passing, self._settings, self._clock)
         existing = self._topic.existing()
         if existing:
             self._loading = self._loop.create_task(self._load(existing))
         self._restock()
-        self._arm(min(sweep.next_ms for sweep in self._sweeps))
+        self._arm(self._sweeps.next_ms)
 
     def release(self) -> None:
         """Refuse what comes, and whatever waits and has not been begun: the broker is stopping."""
@@ -192,7 +176,7 @@ class TransactionCoordinator:
         self._sender.stop()
         if self._timer is not None:
             self._timer.cancel()
-        appending = [asked.future for lane in self._lanes.values() for asked in lane.current]
+        appending = [lane.synced for lane in self._lanes.values()]
         if appending:
             await asyncio.wait(appending, timeout=self._settings().answer_timeout_ms / 1_000)
         for lane in self._lanes.values():
@@ -308,12 +292,16 @@ class TransactionCoordinator:
         unavailable = self._unavailable(transactional_id)
         if unavailable is not None:
             _answer(asked, unavailable)
-        elif self._paused is not None:
+        else:
+            self._take_in(transactional_id, asked)
+        return asked.future
+
+    def _take_in(self, transactional_id: TransactionalId, asked: _Asked) -> None:
+        if self._paused is not None:
             self._paused.append((transactional_id, asked))
             self._bound(asked)
         else:
             self._admit(transactional_id, asked)
-        return asked.future
 
     def _admit(self, transactional_id: TransactionalId, asked: _Asked) -> None:
         lane = self._lanes.get(transactional_id)
@@ -365,6 +353,9 @@ class TransactionCoordinator:
 
     def _run(self, transactional_id: TransactionalId, group: Sequence[_Asked]) -> None:
         """One decision, guarded: a broken invariant ends the shard it was found in, and nothing else."""
+        if self._lost and self.partition_of(transactional_id) in self._lost:
+            _answer_all(group, LOST)  # it waited for something else while the partition was lost
+            return
         if not self._spares:
             for asked in group:
                 self._bound(asked)
@@ -438,7 +429,9 @@ class TransactionCoordinator:
         self, transactional_id: TransactionalId, lane: _Lane, step: Step, synced: "asyncio.Future[None]"
     ) -> None:
         if self._lanes.get(transactional_id) is not lane:
-            return  # the partition was lost meanwhile; whoever waited knows
+            if not synced.cancelled():
+                synced.exception()  # the partition was lost meanwhile, and whoever waited knows
+            return
         try:
             synced.result()
             del self._lanes[transactional_id]
@@ -552,7 +545,10 @@ class TransactionCoordinator:
     # ---- markers
 
     def markers_written(self, transactional_id: TransactionalId, command: MarkersWritten) -> AnswerFuture:
-        return self.submit(transactional_id, command)
+        """As `submit`, and also while the broker is stopping: what is decided may be completed."""
+        asked = _Asked(command, self._loop.create_future())
+        self._take_in(transactional_id, asked)
+        return asked.future
 
     def is_decided(self, transactional_id: TransactionalId, marker: Identity) -> bool:
         entry = self._entries.get(transactional_id)
@@ -598,57 +594,16 @@ class TransactionCoordinator:
             merges = while_pending(asked.command) is WhilePending.MERGE
             _answer(asked, CONCURRENT if merges else SLOW)
         self._sender.retry_due(now_ms)
-        for sweep in self._sweeps:
-            self._sweep(sweep, now_ms)
-        if any(sweep.left is not None for sweep in self._sweeps):
-            return now_ms
-        next_ms = min(sweep.next_ms for sweep in self._sweeps)
+        if self._loading is not None:
+            return now_ms + LOADING_MS
+        self._sweeps.run()
+        next_ms = self._sweeps.next_ms
         return min(self._deadlines[0][0], next_ms) if self._deadlines else next_ms
 
-    def _new_sweeps(self) -> tuple[_Sweep, ...]:
-        now_ms, settings = self._clock.monotonic_ms(), self._settings()
-        aborting, removing = settings.abort_timed_out_interval_ms, settings.remove_expired_interval_ms
-        return (
-            _Sweep(
-                TimeOut(),
-                lambda entry: timed_out(entry, self._clock.now_ms()),
-                aborting,
-                now_ms + aborting,
-                "have a transaction that is open for longer than its timeout, which is aborted",
-            ),
-            _Sweep(
-                Expire(),
-                lambda entry: expired(entry, self._clock.now_ms(), self._settings().config),
-                removing,
-                now_ms + removing,
-                "have not been used for transactional.id.expiration.ms, and are forgotten",
-            ),
-        )
-
-    def _sweep(self, sweep: _Sweep, now_ms: int) -> None:
-        """All ids get their turn, a few a tick."""
-        if sweep.left is None:
-            if now_ms < sweep.next_ms:
-                return
-            sweep.left, sweep.next_ms, sweep.found = iter(tuple(self._entries)), now_ms + sweep.interval_ms, 0
-        found = 0
-        for _ in range(LOOKED_AT_PER_TICK):
-            name = next(sweep.left, None)
-            if name is None:
-                self._swept(sweep)
-                return
-            entry = self._entries.get(name)
-            if entry is not None and name not in self._lanes and sweep.is_due(entry):
-                sweep.found += 1
-                self.submit(name, sweep.command)
-                found += 1
-                if found == ENDED_PER_TICK:
-                    return
-
-    def _swept(self, sweep: _Sweep) -> None:
-        sweep.left = None
-        if sweep.found:
-            _log.info("%d transactional ids %s", sweep.found, sweep.said)
+    def _ask_in_passing(self, transactional_id: TransactionalId, command: Command) -> None:
+        """What nobody waits for; an id that is busy is asked next time."""
+        if transactional_id not in self._lanes:
+            self.submit(transactional_id, command)
 
 
 def _next_group(queue: deque[_Asked]) -> list[_Asked]:
