@@ -27,6 +27,7 @@ from tallystick.broker.txn.commands import DONE, EntryExpired, EntryStored, Env,
 from tallystick.broker.txn.model import (
     EPOCH_BUMP_VERSION,
     Decided,
+    ForcedCause,
     Idle,
     Ongoing,
     Outcome,
@@ -395,9 +396,12 @@ def find_lost_marker(
 def _id_found(entry: TxnEntry, sightings: Sightings, own: Sequence[OpenFound]) -> Iterable[IdFound]:
     forgotten = any(found.finding is Finding.FORGOTTEN for found in own)
     writer, client = entry.shown, entry.client
+    # An administrator's marker may have any epoch, and says nothing about the transaction as a whole.
+    forced = {note.partition for note in entry.forced if note.cause is ForcedCause.MARKER}
     witnesses: tuple[TopicPartition, ...] = ()
     if isinstance(entry.phase, Ongoing) or (isinstance(entry.phase, Idle) and forgotten):
-        witnesses = _after(sightings, writer) if entry.transaction_version >= EPOCH_BUMP_VERSION else ()
+        bumped = entry.transaction_version >= EPOCH_BUMP_VERSION
+        witnesses = tuple(at for at in _after(sightings, writer) if bumped and at not in forced)
     if witnesses:
         yield _as_id_found(Finding.DECISION_LOST, entry, witnesses)
     # An end that is decided again moves the client by one, to the pair that the marker has been seen with.
@@ -406,7 +410,7 @@ def _id_found(entry: TxnEntry, sightings: Sightings, own: Sequence[OpenFound]) -
         VERDICTS[found.finding] is Verdict.HANGING and found.writer.producer_id == client.producer_id
         for found in own
     )
-    if strays or _after(sightings, reached):
+    if strays or any(at not in forced for at in _after(sightings, reached)):
         yield _as_id_found(Finding.PAIR_IN_USE, entry)
 
 
