@@ -109,7 +109,10 @@ def check_stable_offset(partition: Partition) -> Iterator[str]:
 
 
 def check_pair(history: History, exchange: Exchange) -> None:
-    """(4), I2: no pair that is handed out is an earlier one; a claim's and an end's is newer than all."""
+    """(4), I2, I5: a pair that is handed out is new, and follows the newest.
+
+    To an owner who repeats itself the newest may be said again; nobody with an earlier pair is told anything.
+    """
     request, response = exchange.request, exchange.response
     if not isinstance(response, InitProducerIdResponse | EndTxnResponse) or response.error_code:
         return
@@ -119,16 +122,21 @@ def check_pair(history: History, exchange: Exchange) -> None:
     pair = Identity(ProducerId(response.producer_id), ProducerEpoch(response.producer_epoch))
     known = history.pairs.setdefault(owner, Pairs())
     asked = Identity(ProducerId(request.producer_id), ProducerEpoch(request.producer_epoch))
-    is_repeated = asked != known.newest and request.producer_id >= 0
-    newest, known.newest = known.newest, pair
-    if newest is None or newest == pair:
-        if newest is not None and not is_repeated:
-            history.report(f"{owner}: {exchange.api.name} by {asked} hands {pair} out again")
-    elif pair.producer_id == newest.producer_id:
+    claims_anew = request.producer_id < 0
+    newest = known.newest
+    said = f"{owner}: {exchange.api.name} by {asked} is answered {pair}"
+    if newest is not None and not claims_anew and asked not in (newest, known.before):
+        history.report(f"{said}, though {newest} came after {known.before} and it")  # I5
+    if newest == pair:
+        if claims_anew or asked == newest:
+            history.report(f"{said}, which was handed out before")
+        return
+    if newest is not None and pair.producer_id == newest.producer_id:
         if pair.epoch < newest.epoch:
-            history.report(f"{owner}: {exchange.api.name} hands {pair} out after {newest}")
+            history.report(f"{said} after {newest}")
     elif pair.producer_id in known.producer_ids:
-        history.report(f"{owner}: {exchange.api.name} hands {pair} out, a producer id from before {newest}")
+        history.report(f"{said}, a producer id from before {newest}")
+    known.before, known.newest = newest, pair
     known.producer_ids.add(pair.producer_id)
 
 

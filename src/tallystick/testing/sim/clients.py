@@ -94,10 +94,21 @@ class Kind:
 
 
 class Producer:
-    """One incarnation. `step` is called between requests; what it raises ends the process."""
+    """One incarnation.
+
+    Args:
+        step: called between requests; what it raises ends the process.
+        gives_up: asked when a batch got no reply, as delivery.timeout.ms is: what was sent may still come.
+    """
 
     def __init__(
-        self, name: str, kind: Kind, network: Network, history: History, step: Callable[[], None]
+        self,
+        name: str,
+        kind: Kind,
+        network: Network,
+        history: History,
+        step: Callable[[], None],
+        gives_up: Callable[[], bool] = lambda: False,
     ) -> None:
         self.name = name
         self.kind = kind
@@ -106,6 +117,7 @@ class Producer:
         self._network = network
         self._history = history
         self._step = step
+        self._gives_up = gives_up
         self._sequences: dict[TopicPartition, int] = {}
         self._joined: set[TopicPartition | str] = set()
         self._unanswered = False
@@ -130,6 +142,8 @@ class Producer:
                 response = await self._network.call(self.name, request, version, answer, repeats)
             except NoReply:
                 self._unanswered = True
+                if isinstance(request, ProduceRequest) and self._gives_up():
+                    raise Trouble("no reply to Produce", ErrorCode.REQUEST_TIMED_OUT) from None
                 failed = {int(ErrorCode.REQUEST_TIMED_OUT)}
             else:
                 failed = set(codes(response)) - {0}

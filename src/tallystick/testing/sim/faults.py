@@ -47,6 +47,7 @@ class FaultPlan:
     disk_breaks_at_s: tuple[float, ...] = ()  # a sync fails: the broker ends itself
     clock_jumps: tuple[tuple[float, int], ...] = ()  # when, by how many milliseconds, either way
     client_dies: float = 0.0  # at each step between two requests
+    client_gives_up: float = 0.0  # on a batch that got no reply
     client_lives_on: float = 0.0  # when it is replaced: two live clients on one id
     database_unknown: float = 0.0  # a database commit whose result is not told
     terminations_at_s: tuple[float, ...] = ()  # an administrator ends whatever an id has open
@@ -81,7 +82,7 @@ def draw(random: Random) -> FaultPlan:
         lose_request=chance(0.1),
         lose_reply=chance(0.15),
         repeat_request=chance(0.15),
-        late_request=chance(0.1),
+        late_request=chance(0.3),
         late_max_s=random.choice((0.05, 0.5, 2.0)),
         latency_max_s=random.choice((0.0, 0.002, 0.02)),
         sync_delay_max_s=random.choice((0.0, 0.002, 0.05)),
@@ -92,6 +93,7 @@ def draw(random: Random) -> FaultPlan:
         disk_breaks_at_s=times(1) if random.random() < 0.2 else (),
         clock_jumps=tuple((at, random.choice((-70_000, -500, 500, 5_000, 70_000))) for at in times(2)),
         client_dies=chance(0.1),
+        client_gives_up=chance(0.9),
         client_lives_on=0.5 if on() else 0.0,
         database_unknown=chance(0.3),
         terminations_at_s=times(2) if random.random() < 0.3 else (),

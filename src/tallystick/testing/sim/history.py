@@ -38,6 +38,7 @@ class Pairs:
     """The identities one transactional id was given, in the order of the broker's answers."""
 
     newest: Identity | None = None
+    before: Identity | None = None
     producer_ids: set[ProducerId] = field(default_factory=set)
 
 

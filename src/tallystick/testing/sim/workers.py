@@ -15,7 +15,7 @@ from tallystick.testing.sim.faults import FaultPlan
 from tallystick.testing.sim.history import History, Txn
 from tallystick.testing.sim.network import Network
 
-_PAUSES_S: Final = (0.0, 0.0, 0.001, 0.05)
+_PAUSES_S: Final = (0.0, 0.0, 0.0, 0.001, 0.001, 0.05, 0.4)
 
 
 class Died(Exception):
@@ -69,7 +69,11 @@ class Worker:
             await producer.init()
 
     def _producer(self) -> Producer:
-        return Producer(self.owner, self.kind, self._around.network, self._around.history, self._step)
+        around = self._around
+        return Producer(self.owner, self.kind, around.network, around.history, self._step, self._gives_up)
+
+    def _gives_up(self) -> bool:
+        return not self.calm and self._random.random() < self._around.faults.client_gives_up
 
     def _step(self) -> None:
         if not self.calm and self._random.random() < self._around.faults.client_dies:
