@@ -1,26 +1,38 @@
 """EndTxn: the client's decision, commit or abort."""
 
+from collections.abc import Awaitable
+from functools import partial
+
 from tallystick.broker.broker import Broker
 from tallystick.broker.context import RequestContext
-from tallystick.broker.handlers.txn_wire import NOT_ALLOWED, code_of, execute, identity_of, may_write
+from tallystick.broker.handlers.txn_wire import NOT_ALLOWED, answered, code_of, identity_of, may_write
 from tallystick.broker.txn.commands import Answer, Ended, EndTxn
 from tallystick.broker.txn.model import EPOCH_BUMP_VERSION, Outcome
+from tallystick.kernel.ids import Identity
 from tallystick.protocol.messages.end_txn import EndTxnRequest, EndTxnResponse
 
 # The first version whose clients take a new pair from the answer (KIP-890).
 BUMPING_FROM = 5
 
 
-async def handle(broker: Broker, request: EndTxnRequest, context: RequestContext) -> EndTxnResponse:
-    asked_by = identity_of(request.producer_id, request.producer_epoch)
-    answer: Answer = NOT_ALLOWED
-    if may_write(broker, context, request.transactional_id):
-        command = EndTxn(
-            identity=asked_by,
-            outcome=Outcome.COMMIT if request.committed else Outcome.ABORT,
-            transaction_version=EPOCH_BUMP_VERSION if context.api_version >= BUMPING_FROM else 0,
-        )
-        answer = await execute(broker, request.transactional_id, command)
+def handle(
+    broker: Broker, request: EndTxnRequest, context: RequestContext
+) -> EndTxnResponse | Awaitable[EndTxnResponse]:
+    respond = partial(_response, context, identity_of(request.producer_id, request.producer_epoch))
+    if not may_write(broker, context, request.transactional_id):
+        return respond(NOT_ALLOWED)
+    return answered(broker, request.transactional_id, _command(request, context), respond)
+
+
+def _command(request: EndTxnRequest, context: RequestContext) -> EndTxn:
+    return EndTxn(
+        identity=identity_of(request.producer_id, request.producer_epoch),
+        outcome=Outcome.COMMIT if request.committed else Outcome.ABORT,
+        transaction_version=EPOCH_BUMP_VERSION if context.api_version >= BUMPING_FROM else 0,
+    )
+
+
+def _response(context: RequestContext, asked_by: Identity, answer: Answer) -> EndTxnResponse:
     if not isinstance(answer, Ended) or answer.client == asked_by:
         # A client that is told a pair begins its sequence numbers anew: not told is "as before".
         return EndTxnResponse(error_code=code_of(context, answer))

@@ -1,5 +1,7 @@
 """InitProducerId: a producer id, or a transactional id claimed; keeping what it left in doubt (KIP-939)."""
 
+from collections.abc import Awaitable
+from functools import partial
 from typing import Final
 
 from tallystick.broker.acl import CLUSTER, Operation, ResourceType, transactional_id
@@ -9,8 +11,8 @@ from tallystick.broker.handlers.txn_wire import (
     NO_PRODUCER_EPOCH,
     NO_PRODUCER_ID,
     NOT_ALLOWED,
+    answered,
     code_of,
-    execute,
     identity_of,
     may_write,
 )
@@ -26,11 +28,25 @@ _NO_IDEMPOTENT_WRITE: Final = Reject(
 _HALF_A_PAIR: Final = Reject(ErrorCode.INVALID_REQUEST, "a producer id without its epoch, or the reverse")
 
 
-async def handle(
+def handle(
     broker: Broker, request: InitProducerIdRequest, context: RequestContext
-) -> InitProducerIdResponse:
+) -> InitProducerIdResponse | Awaitable[InitProducerIdResponse]:
     """Who may, then what the pair says, then the coordinator: the order of Kafka's refusals."""
-    answer = await _answer(broker, request, context)
+    refused = _refusal(broker, request, context)
+    if refused is not None:
+        return _response(context, refused)
+    if request.transactional_id is None:
+        return _without_transactions(broker, context)
+    respond = partial(_response, context)
+    return answered(broker, request.transactional_id, _command(request), respond)
+
+
+async def _without_transactions(broker: Broker, context: RequestContext) -> InitProducerIdResponse:
+    """KIP-360: an idempotent producer that asks with its old pair is given a new id, as Kafka does."""
+    return _response(context, Initialised(client=first_pair(await broker.new_producer_id())))
+
+
+def _response(context: RequestContext, answer: Answer) -> InitProducerIdResponse:
     if not isinstance(answer, Initialised):
         return InitProducerIdResponse(
             error_code=code_of(context, answer), producer_id=NO_PRODUCER_ID, producer_epoch=NO_PRODUCER_EPOCH
@@ -42,16 +58,6 @@ async def handle(
         ongoing_txn_producer_id=NO_PRODUCER_ID if ongoing is None else ongoing.producer_id,
         ongoing_txn_producer_epoch=NO_PRODUCER_EPOCH if ongoing is None else ongoing.epoch,
     )
-
-
-async def _answer(broker: Broker, request: InitProducerIdRequest, context: RequestContext) -> Answer:
-    refused = _refusal(broker, request, context)
-    if refused is not None:
-        return refused
-    if request.transactional_id is None:
-        # KIP-360: an idempotent producer that asks with its old pair is given a new id, as Kafka does.
-        return Initialised(client=first_pair(await broker.new_producer_id()))
-    return await execute(broker, request.transactional_id, _command(request))
 
 
 def _refusal(broker: Broker, request: InitProducerIdRequest, context: RequestContext) -> Reject | None:

@@ -1,8 +1,8 @@
 """What the handlers of the transaction APIs share: what older clients understand, and who may write."""
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from types import MappingProxyType
-from typing import Final
+from typing import Final, TypeVar
 
 from tallystick.broker.acl import Operation, transactional_id
 from tallystick.broker.broker import Broker
@@ -12,6 +12,8 @@ from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import Identity, ProducerEpoch, ProducerId, TransactionalId
 from tallystick.protocol.apis import ApiKey
+
+R = TypeVar("R")
 
 NO_PRODUCER_ID: Final = -1
 NO_PRODUCER_EPOCH: Final = -1
@@ -69,3 +71,15 @@ def identity_of(producer_id: int, producer_epoch: int) -> Identity:
 async def execute(broker: Broker, name: str, command: Command) -> Answer:
     """Have the coordinator run a command for the transactional id a request names."""
     return await broker.transactions.execute(TransactionalId(name), command) if name else NO_NAME
+
+
+def answered(broker: Broker, name: str, command: Command, respond: Callable[[Answer], R]) -> R | Awaitable[R]:
+    """As `execute`, and what `respond` makes of it: at once, without a task, if nothing waits for the disk."""
+    if not name:
+        return respond(NO_NAME)
+    answer = broker.transactions.submit(TransactionalId(name), command)
+    return respond(answer.result()) if answer.done() else _later(answer, respond)
+
+
+async def _later(answer: Awaitable[Answer], respond: Callable[[Answer], R]) -> R:
+    return respond(await answer)
