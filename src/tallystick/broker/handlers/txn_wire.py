@@ -74,7 +74,7 @@ async def execute(broker: Broker, name: str, command: Command) -> Answer:
 
 
 def answered(broker: Broker, name: str, command: Command, respond: Callable[[Answer], R]) -> R | Awaitable[R]:
-    """As `execute`, and what `respond` makes of it: at once, without a task, if nothing waits for the disk."""
+    """As `execute`, and what `respond` makes of it: at once, without a task, if nothing is waited for."""
     if not name:
         return respond(NO_NAME)
     answer = broker.transactions.submit(TransactionalId(name), command)
