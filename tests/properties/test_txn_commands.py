@@ -124,7 +124,7 @@ def entries(draw: st.DrawFn, state: str) -> TxnEntry:
 def commands(draw: st.DrawFn, kind: type, entry: TxnEntry | None) -> Command:
     """One of its kind, more often than not with a pair that the entry knows."""
     known = [entry.client, entry.shown, entry.superseded or entry.client] if entry else [ident(1, 0)]
-    pair = draw(st.sampled_from(known) | PAIRS)
+    pair = draw(st.just(known[0]) | st.sampled_from(known) | PAIRS)
     partitions = draw(SOME)
     version = draw(st.sampled_from([0, 2]))
     made: dict[type, Callable[[], Command]] = {
@@ -285,6 +285,8 @@ def check_change(before: TxnEntry | None, command: Command, after: TxnEntry | No
         assert after.phase.partitions >= before.phase.partitions
         assert after.phase.started_ms == before.phase.started_ms
         assert before.phase.timeout_ms is not None or after.phase.timeout_ms is None
+        if isinstance(command, InitProducerId) and after != before:
+            assert after.client != before.client or command.expected == before.superseded
     if isinstance(before.phase, Idle) and isinstance(after.phase, Ongoing):
         assert after.phase.writer == before.client == after.client
         assert after.phase.writer.epoch < MAX
@@ -307,6 +309,11 @@ def check_end(before: TxnEntry, phase: Ongoing, command: Command, after: TxnEntr
     assert after.phase.partitions == phase.partitions
     assert after.phase.started_ms == phase.started_ms
     moved = ident(phase.writer.producer_id, phase.writer.epoch + 1)
-    must_move = before.is_kept or not isinstance(command, EndTxn) or after.transaction_version == 2
+    must_move = (
+        before.is_kept
+        or before.is_two_phase
+        or not isinstance(command, EndTxn)
+        or after.transaction_version == 2
+    )
     assert after.phase.marker == (moved if must_move else phase.writer)
     assert (after.client > before.client) == must_move or after.client.producer_id == SPARE

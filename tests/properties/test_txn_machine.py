@@ -165,7 +165,8 @@ class TxnMachine(RuleBasedStateMachine):
         if isinstance(after.phase, Ongoing) and not was_open:
             self.begun(after.phase.writer)
         if was_open and not isinstance(after.phase, Ongoing):
-            self.ended(command, after)
+            assert before is not None
+            self.ended(before, command, after)
 
     def begun(self, writer: Identity) -> None:
         if self.versions == (2,):
@@ -173,7 +174,7 @@ class TxnMachine(RuleBasedStateMachine):
         self.txns += 1
         self.writers[self.txns] = writer
 
-    def ended(self, command: Command, after: TxnEntry) -> None:
+    def ended(self, before: TxnEntry, command: Command, after: TxnEntry) -> None:
         assert self.txns not in self.decided, "I1: decided twice"
         self.decided[self.txns] = command.outcome if isinstance(command, EndTxn) else Outcome.ABORT
         if after.transaction_version == 2:
@@ -183,7 +184,8 @@ class TxnMachine(RuleBasedStateMachine):
             writer = self.writers[self.txns]
             assert after.phase.marker.producer_id == writer.producer_id
             moved = after.phase.marker.epoch - writer.epoch
-            assert moved == 1 or (moved == 0 and after.transaction_version < 2), "I3"
+            may_stay = after.transaction_version < 2 and not (before.is_kept or before.is_two_phase)
+            assert moved == 1 or (moved == 0 and may_stay), "I3"
 
     def told(self, request: Request, answer: Answer) -> None:
         """An answer is true, and no pair is given to two incarnations."""
@@ -261,22 +263,35 @@ class TxnMachine(RuleBasedStateMachine):
             client.pair, client.in_doubt, client.txn = answer.client, False, None
 
     @rule(
-        who=st.integers(0, 2), two_phase=st.booleans(), keep=st.booleans(), outcome=st.sampled_from(Outcome)
+        who=st.integers(0, 2),
+        two_phase=st.booleans(),
+        crashes=st.integers(0, 3),
+        outcome=st.sampled_from(Outcome),
+        newest=st.booleans(),
     )
-    def behave(self, who: int, two_phase: bool, keep: bool, outcome: Outcome) -> None:
-        """A client does all of it, as it should: this is how transactions come to their ends."""
+    def behave(self, who: int, two_phase: bool, crashes: int, outcome: Outcome, newest: bool) -> None:
+        """A client does all of it, crashes included: this is how transactions come to their ends."""
         client = self.clients[who]
-        self.initialise(who, "reply", keep, two_phase, False)
-        if client.pair is None:
-            self.markers_are_written(3)
-            self.initialise(who, "reply", keep, two_phase, False)
+        self.get_through(who, keep=crashes > 0, two_phase=two_phase)
         if client.in_doubt:
-            self.end(who, "twice", outcome, True)
-            self.markers_are_written(3)
+            self.end(who, "twice", outcome, newest)
+            self.get_through(who, keep=False, two_phase=two_phase)
         self.write(who, "twice", frozenset(LEADERS[:2]))
-        if keep:
+        for _ in range(crashes):
             self.initialise(who, "twice", True, two_phase, False)
-        self.end(who, "twice", outcome, True)
+        self.end(who, "twice", outcome, newest)
+
+    def get_through(self, who: int, keep: bool, two_phase: bool) -> None:
+        """No state keeps a client out for ever: markers, and asking again, are enough.
+
+        A transaction of an older version cannot be kept; who finds one must do without.
+        """
+        for attempt in range(4):
+            self.initialise(who, "reply", keep and attempt < 2, two_phase, False)
+            if self.clients[who].pair is not None:
+                return
+            self.markers_are_written(3)
+        raise AssertionError("nobody gets through")
 
     # ---- everything else
 
@@ -332,14 +347,9 @@ class TxnMachine(RuleBasedStateMachine):
 
     @rule()
     def somebody_gets_through(self) -> None:
-        """No state keeps a client out for ever: markers, and asking again, are enough."""
+        """And what it then does is done."""
         client = self.clients[0]
-        self.initialise(0, "reply", False, False, False)
-        for _ in range(2):
-            if client.pair is None:
-                self.markers_are_written(3)
-                self.initialise(0, "reply", False, False, False)
-        assert client.pair is not None
+        self.get_through(0, keep=False, two_phase=False)
         self.write(0, "reply", frozenset(LEADERS[:1]))
         assert client.txn == self.txns
         self.end(0, "reply", Outcome.COMMIT, True)

@@ -497,6 +497,8 @@ def test_keep_by_the_owner_and_its_repetition() -> None:
     assert code(txn.init(keep=True, expected=ident(42, 10))) == ErrorCode.PRODUCER_FENCED
     assert code(txn.init(keep=True, expected=ident(7, 11))) == ErrorCode.PRODUCER_FENCED
     assert code(txn.init(keep=True, expected=ident(42, 13))) == ErrorCode.PRODUCER_FENCED
+    for outcome in Outcome:
+        assert code(txn.end(ident(42, 11), outcome)) == ErrorCode.PRODUCER_FENCED
     assert unchanged(txn, before, records)
 
 
