@@ -7,6 +7,7 @@ from dataclasses import FrozenInstanceError, asdict, dataclass, field, fields, r
 import pytest
 
 from tallystick.kernel.value import frozen
+from tallystick.kernel.value import replace as quick_replace
 
 
 @frozen
@@ -63,8 +64,9 @@ def test_each_value_has_a_default_of_its_own() -> None:
 def test_is_checked_after_it_is_made_and_also_when_replaced() -> None:
     with pytest.raises(ValueError, match="must not be empty"):
         Named(name="")
-    with pytest.raises(ValueError, match="must not be empty"):
-        replace(Named(name="a"), name="")
+    for with_changes in (replace, quick_replace):
+        with pytest.raises(ValueError, match="must not be empty"):
+            with_changes(Named(name="a"), name="")
 
 
 def test_nothing_can_be_assigned_or_added() -> None:
@@ -91,6 +93,9 @@ def test_equality_and_hash_are_of_the_class_and_the_content() -> None:
 def test_the_tools_of_dataclasses_and_match_know_it() -> None:
     assert [f.name for f in fields(Named)] == ["tags", "name", "data"]
     assert replace(Point(1, 2), y=3) == Point(1, 3)
+    assert quick_replace(Point(1, 2), y=3) == Point(1, 3)
+    with pytest.raises(TypeError, match="Point has no z"):
+        quick_replace(Point(1, 2), z=3)
     assert asdict(Point(1, 2)) == {"x": 1, "y": 2}
     match Point(1, 2):
         case Point(x, y):

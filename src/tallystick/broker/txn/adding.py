@@ -1,7 +1,5 @@
 """How partitions become part of a transaction, and how partition leaders ask whether they are."""
 
-from dataclasses import replace
-
 from tallystick.broker.txn.commands import (
     DONE,
     AddImplicitly,
@@ -18,6 +16,7 @@ from tallystick.broker.txn.pairs import WRITER_EPOCH_MAX
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import Identity
+from tallystick.kernel.value import replace
 
 
 def decide_add(entry: TxnEntry | None, command: AddPartitions, env: Env) -> Step | Reject:
@@ -74,9 +73,7 @@ def decide_verify(entry: TxnEntry | None, command: VerifyPartitions, env: Env) -
     phase = entry.phase
     included = phase.partitions if isinstance(phase, Ongoing) else frozenset()
     missing = command.partitions - included
-    return Step(
-        then_reply=PerPartition(refused=dict.fromkeys(missing, ErrorCode.TRANSACTION_ABORTABLE))
-    )
+    return Step(then_reply=PerPartition(refused=dict.fromkeys(missing, ErrorCode.TRANSACTION_ABORTABLE)))
 
 
 def _refuse_writing(entry: TxnEntry, identity: Identity) -> Reject | None:

@@ -1,11 +1,11 @@
 """The one place where an entry changes, live and on replay alike [TXN-2]."""
 
-from dataclasses import replace
 from typing import assert_never
 
 from tallystick.broker.txn.commands import EntryExpired, EntryStored, Event, MarkersNoted
 from tallystick.broker.txn.model import PREVIOUS_STATES, Decided, TxnEntry
 from tallystick.kernel.check import check
+from tallystick.kernel.value import replace
 
 
 def apply(entry: TxnEntry | None, event: Event) -> TxnEntry | None:
@@ -32,14 +32,10 @@ def check_transition(before: TxnEntry | None, after: TxnEntry) -> None:
     name = after.transactional_id
     if before is None:
         return
-    check(
-        before.state in PREVIOUS_STATES[after.state],
-        f"{name}: {before.state.label} -> {after.state.label}",
-    )
-    if before.client.producer_id == after.client.producer_id:
-        check(
-            before.client.epoch <= after.client.epoch,
-            f"{name}: client {before.client} -> {after.client}",
-        )
+    if before.state not in PREVIOUS_STATES[after.state]:
+        check(False, f"{name}: {before.state.label} -> {after.state.label}")
+    older, newer = before.client, after.client
+    if older.producer_id == newer.producer_id and older.epoch > newer.epoch:
+        check(False, f"{name}: client {older} -> {newer}")
     if isinstance(before.phase, Decided) and isinstance(after.phase, Decided):
         check(before.phase.outcome is after.phase.outcome, f"{name}: decided twice")

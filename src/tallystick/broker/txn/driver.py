@@ -17,7 +17,7 @@ import logging
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import Final
@@ -45,6 +45,7 @@ from tallystick.kernel.clock import Clock
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import Identity, ProducerId, TransactionalId
+from tallystick.kernel.value import replace
 from tallystick.storage.fs import LogFull
 from tallystick.storage.producers import AppendOrigin
 

@@ -1,6 +1,5 @@
 """How transactions end: the client's decision, a fence, the clock; and the way from there to complete."""
 
-from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
@@ -37,7 +36,7 @@ from tallystick.broker.txn.pairs import WRITER_EPOCH_MAX, marker_of, next_pair
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import Identity
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import frozen, replace
 
 CONCURRENT: Final = Reject(
     ErrorCode.CONCURRENT_TRANSACTIONS, "the outcome of the transaction is being written"

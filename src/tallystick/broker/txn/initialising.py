@@ -1,7 +1,5 @@
 """InitProducerId: who may speak from now on, and what becomes of a transaction that is open."""
 
-from dataclasses import replace
-
 from tallystick.broker.txn.commands import EntryStored, Env, Initialised, InitProducerId, Step
 from tallystick.broker.txn.ending import CONCURRENT, take_over
 from tallystick.broker.txn.model import (
@@ -15,6 +13,7 @@ from tallystick.broker.txn.pairs import WRITER_EPOCH_MAX, first_pair, next_pair
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.limits import EPOCH_MAX
+from tallystick.kernel.value import replace
 
 
 def decide_init(entry: TxnEntry | None, command: InitProducerId, env: Env) -> Step | Reject:
