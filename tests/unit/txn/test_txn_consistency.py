@@ -450,7 +450,7 @@ STORIES = [committed_and_aborted, kept_and_taken_over, epochs_used_up]
 
 @pytest.mark.parametrize("story", STORIES)
 def test_whatever_is_left_of_the_logs_is_put_right_or_said(story: Story) -> None:
-    """No transaction ends otherwise than it did; none is left open that nobody knows and nobody lists."""
+    """[TXN-12] None ends otherwise than it did; none is left open that nobody knows and nobody lists."""
     whole = story()
     truth = {pair: outcome for log in whole.logs.values() for pair, outcome in log.outcomes()}
     combinations = met = 0
