@@ -9,10 +9,10 @@ is left of them may then disagree:
     the records that moved the epoch are gone                the coordinator would hand out a pair twice
 
 A pair names one transaction under version 2, so each of these can be put right where enough is left; nothing
-is ended on a guess [TXN-12]. What nobody can end is *hanging*: it is listed, and its producer id is not written with
-again, as the next marker would end both transactions at once.
+is ended on a guess [TXN-12]. What nobody can end is *hanging*: it is listed, and its producer id is not
+written with again, as the next marker would end both transactions at once.
 
-The order of everything else is untouched: what is wrong here was acknowledged, which is what `ack` prevents.
+Under `ack` none of this happens: a record is on the disk before anything that rests on it is written.
 
 Source: no KIP has this; Kafka relies on replicas. KIP-664 for what hanging means; ADR 0085.
 """
