@@ -34,6 +34,7 @@ def refuse_deletion(broker: Broker, doomed: Iterable[tuple[Partition, Offset]]) 
     )
     # DeleteRecords has no room for a text.
     _log.warning("a deletion was refused: %s", reason)
+    broker.metrics.deletions_refused.add()
     return Reject(ErrorCode.POLICY_VIOLATION, reason)
 
 
