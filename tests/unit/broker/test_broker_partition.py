@@ -7,10 +7,17 @@ import pytest
 from tallystick.broker.partition import Partition
 from tallystick.broker.topic_config import TopicConfig
 from tallystick.kernel.errors import TallystickError
-from tallystick.kernel.ids import LeaderEpoch, Offset, TopicPartition
-from tallystick.protocol.records import BatchMeta, Record, encode_batch
+from tallystick.kernel.ids import Identity, LeaderEpoch, Offset, ProducerEpoch, ProducerId, TopicPartition
+from tallystick.protocol.records import (
+    BatchMeta,
+    ControlType,
+    Marker,
+    Record,
+    encode_batch,
+    encode_marker,
+)
 from tallystick.storage.loading import create_log
-from tallystick.storage.log import AppendResult, Log, LogHooks, Unlimited
+from tallystick.storage.log import AppendOrigin, AppendResult, Log, LogHooks, TxnGuard, Unlimited
 from tallystick.storage.segment_file import Residents
 from tallystick.storage.validation import FlushPolicy, LogConfig
 from tallystick.testing import FakeClock
@@ -63,6 +70,31 @@ def test_nobody_sees_or_is_told_of_what_is_not_on_the_disk() -> None:
         assert durable.done()
         assert called[-1] == 1
         assert made.durable(Offset(0)) is None
+
+    asyncio.run(play())
+
+
+def test_the_last_stable_offset_never_shows_a_marker_that_is_not_on_the_disk() -> None:
+    """[PRT-1] A power loss would take the decision back that a reader has seen."""
+
+    async def play() -> None:
+        made, _ = partition("ack")
+        meta = BatchMeta(producer_id=42, epoch=0, base_sequence=0, transactional=True)
+        record = Record(offset=0, timestamp_ms=1, key=None, value=b"v", headers=())
+        assert isinstance(made.append(encode_batch([record], meta), AppendOrigin.COORDINATOR), AppendResult)
+        made.log.sync()
+        made.advanced()
+        assert made.log.last_stable_offset == 0
+        marker = Marker(type=ControlType.COMMIT, coordinator_epoch=0)
+        signed = Identity(ProducerId(42), ProducerEpoch(1))
+        guard = TxnGuard(transaction_version=2)
+        ended = made.append(encode_marker(marker, signed, timestamp_ms=2), AppendOrigin.COORDINATOR, guard)
+        assert isinstance(ended, AppendResult)
+        made.advanced()
+        assert (made.log.log_end_offset, made.log.last_stable_offset) == (2, 0)
+        made.log.sync()
+        made.advanced()
+        assert made.log.last_stable_offset == 2
 
     asyncio.run(play())
 
