@@ -231,7 +231,7 @@ def test_two_phase_commit_with_two_epoch_overflows(broker: EmbeddedBroker, way: 
         assert described.transaction_timeout_ms == INT32_MAX
         way.between(producer)
 
-        # What must not be possible meanwhile: protocol-facts, the client writes on, the old one goes on.
+        # Meanwhile the client writes nothing more, and neither do those before it.
         assert producer.write(TOPIC, 0, "late") == ErrorCode.INVALID_TXN_STATE
         assert producer.end(commit=commit, pair=token).error_code == ErrorCode.PRODUCER_FENCED
         assert producer.end(commit=commit, pair=(p73, 5)).error_code == ErrorCode.PRODUCER_FENCED

@@ -1,9 +1,8 @@
 """The transaction APIs at every version: request bytes in, response bytes out, and what they say.
 
-The broker is the real one on a disk in memory; who may what is a table of denials.
+The broker is the real one on a disk in memory.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -19,8 +18,20 @@ from memory_broker import (
     set_level,
     versions,
 )
+from txn_requests import (
+    Pair,
+    add,
+    add_offsets,
+    batched,
+    claimed,
+    codes,
+    end,
+    find,
+    init,
+    pair_of,
+)
 
-from tallystick.broker.acl import CLUSTER, Operation, ResourceType, group, topic, transactional_id
+from tallystick.broker.acl import CLUSTER, Operation, group, topic, transactional_id
 from tallystick.broker.txn.commands import NoteForcedMarker
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import (
@@ -32,118 +43,13 @@ from tallystick.kernel.ids import (
     TransactionalId,
 )
 from tallystick.protocol.apis import ApiKey
-from tallystick.protocol.messages.add_offsets_to_txn import AddOffsetsToTxnRequest
-from tallystick.protocol.messages.add_partitions_to_txn import (
-    AddPartitionsToTxnRequest,
-    AddPartitionsToTxnTopic,
-    AddPartitionsToTxnTransaction,
-)
 from tallystick.protocol.messages.describe_transactions import DescribeTransactionsRequest
-from tallystick.protocol.messages.end_txn import EndTxnRequest
-from tallystick.protocol.messages.find_coordinator import FindCoordinatorRequest
-from tallystick.protocol.messages.init_producer_id import InitProducerIdRequest
 from tallystick.protocol.messages.list_transactions import ListTransactionsRequest
 
 E = ErrorCode
 WRITE, DESCRIBE, READ = Operation.WRITE, Operation.DESCRIBE, Operation.READ
 TWO_PHASE = Operation.TWO_PHASE_COMMIT
 T = transactional_id("t")
-
-
-# ---- requests, in the words of the tests
-
-
-def init(
-    name: str | None = "t", *, timeout: int = 60_000, pair: tuple[int, int] = (-1, -1), **flags: bool
-) -> Any:
-    return InitProducerIdRequest(
-        transactional_id=name,
-        transaction_timeout_ms=timeout,
-        producer_id=pair[0],
-        producer_epoch=pair[1],
-        **flags,
-    )
-
-
-def named(wanted: dict[str, tuple[int, ...]]) -> tuple[AddPartitionsToTxnTopic, ...]:
-    return tuple(AddPartitionsToTxnTopic(name=name, partitions=indexes) for name, indexes in wanted.items())
-
-
-def add(pair: Any, wanted: dict[str, tuple[int, ...]], name: str = "t") -> Any:
-    """Up to version 3."""
-    return AddPartitionsToTxnRequest(
-        v3_and_below_transactional_id=name,
-        v3_and_below_producer_id=pair.producer_id,
-        v3_and_below_producer_epoch=pair.producer_epoch,
-        v3_and_below_topics=named(wanted),
-    )
-
-
-def batched(*transactions: tuple[str, Any, dict[str, tuple[int, ...]], bool]) -> Any:
-    """From version 4 on: name, pair, partitions, whether to verify only."""
-    return AddPartitionsToTxnRequest(
-        transactions=tuple(
-            AddPartitionsToTxnTransaction(
-                transactional_id=name,
-                producer_id=pair.producer_id,
-                producer_epoch=pair.producer_epoch,
-                verify_only=verify_only,
-                topics=named(wanted),
-            )
-            for name, pair, wanted, verify_only in transactions
-        )
-    )
-
-
-def add_offsets(pair: Any, name: str = "t", group_id: str = "g") -> Any:
-    return AddOffsetsToTxnRequest(
-        transactional_id=name,
-        producer_id=pair.producer_id,
-        producer_epoch=pair.producer_epoch,
-        group_id=group_id,
-    )
-
-
-def end(pair: Any, name: str = "t", *, committed: bool = True) -> Any:
-    return EndTxnRequest(
-        transactional_id=name,
-        producer_id=pair.producer_id,
-        producer_epoch=pair.producer_epoch,
-        committed=committed,
-    )
-
-
-def find(version: int, *keys: str, key_type: int = 1) -> Any:
-    if version >= 4:
-        return FindCoordinatorRequest(coordinator_keys=keys, key_type=key_type)
-    return FindCoordinatorRequest(key=keys[0], key_type=key_type)
-
-
-def codes(results: Any) -> dict[str, int]:
-    return {
-        f"{each.name}-{partition.partition_index}": partition.partition_error_code
-        for each in results
-        for partition in each.results_by_partition
-    }
-
-
-@dataclass
-class Pair:
-    producer_id: int
-    producer_epoch: int
-
-
-def pair_of(answer: Any) -> tuple[int, int]:
-    return answer.producer_id, answer.producer_epoch
-
-
-async def claimed(desk: MemoryBroker, name: str = "t", **flags: bool) -> Pair:
-    """The pair of a new incarnation; topics and coordinator are there."""
-    await desk.make_topic("orders")
-    await desk.ask(find(4, name), 4)
-    answer = await desk.ask(init(name, **flags), 6 if flags else 5)
-    assert answer.error_code == 0
-    return Pair(*pair_of(answer))
 
 
 # ---- InitProducerId
@@ -188,45 +94,6 @@ async def test_init_producer_id_with_a_pair(version: int) -> None:
         assert fenced.error_code == (E.PRODUCER_FENCED if version >= 4 else E.INVALID_PRODUCER_EPOCH)
 
 
-@pytest.mark.parametrize(
-    ("denied", "flags", "code"),
-    [
-        (((TWO_PHASE, T),), {"enable_2pc": True}, E.TRANSACTIONAL_ID_AUTHORIZATION_FAILED),  # WRITE alone
-        (((WRITE, T),), {"enable_2pc": True}, E.TRANSACTIONAL_ID_AUTHORIZATION_FAILED),  # TWO_PHASE alone
-        ((), {"enable_2pc": True}, E.NONE),
-        (((TWO_PHASE, T),), {"keep_prepared_txn": True}, E.NONE),
-        (((WRITE, T),), {"keep_prepared_txn": True}, E.TRANSACTIONAL_ID_AUTHORIZATION_FAILED),
-        (
-            ((TWO_PHASE, T),),
-            {"enable_2pc": True, "keep_prepared_txn": True},
-            E.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-        ),
-        (((TWO_PHASE, T),), {}, E.NONE),
-    ],
-)
-@on_a_loop
-async def test_two_phase_commit_is_granted_apart(
-    denied: tuple[Any, ...], flags: dict[str, bool], code: ErrorCode
-) -> None:
-    """KIP-939: Enable2Pc needs WRITE and TWO_PHASE_COMMIT, KeepPreparedTxn needs WRITE."""
-    async with memory_broker() as desk:
-        await claimed(desk)
-        desk.deny(*denied)
-        assert (await desk.ask(init(**flags), 6)).error_code == code
-
-
-@on_a_loop
-async def test_two_phase_commit_is_off_unless_the_broker_allows_it() -> None:
-    """KIP-939: the same code as for who may not; an ordinary producer is not concerned."""
-    async with memory_broker(transaction_two_phase_commit_enable="false") as desk:
-        await claimed(desk)
-        refused = await desk.ask(init(enable_2pc=True), 6)
-        assert refused.error_code == E.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
-        assert (await desk.ask(init(keep_prepared_txn=True), 6)).error_code == 0
-        # Asked with a timeout that nobody may have: ignored with Enable2Pc, whoever it is refused to.
-        assert (await desk.ask(init(timeout=-7), 6)).error_code == E.INVALID_TRANSACTION_TIMEOUT
-
-
 @on_a_loop
 async def test_the_timeout_is_ignored_in_two_phase_commit() -> None:
     async with memory_broker() as desk:
@@ -237,18 +104,17 @@ async def test_the_timeout_is_ignored_in_two_phase_commit() -> None:
 
 
 @on_a_loop
-async def test_an_idempotent_producer_needs_one_of_two_grants() -> None:
-    async with memory_broker() as desk:
-        for denied, code in (
-            (((Operation.IDEMPOTENT_WRITE, CLUSTER),), E.NONE),
-            (((WRITE, ResourceType.TOPIC),), E.NONE),
-            (
-                ((Operation.IDEMPOTENT_WRITE, CLUSTER), (WRITE, ResourceType.TOPIC)),
-                E.CLUSTER_AUTHORIZATION_FAILED,
-            ),
-        ):
-            desk.deny(*denied)
-            assert (await desk.ask(init(None), 4)).error_code == code
+async def test_any_name_the_wire_can_carry_is_kept() -> None:
+    """The log's key has an int16 length, and so has every string here; Kafka asks no more of a name."""
+    disk = memory_disk()
+    names = ("a", "\0 ü", "𝄞" * 8_191, "x" * 32_767)
+    async with memory_broker(disk) as desk:
+        pairs = [await claimed(desk, name) for name in names]
+    async with memory_broker(disk) as desk:
+        await loaded(desk)
+        assert await listed(desk, listing()) == sorted(names)
+        again = [pair_of(await desk.ask(init(name), 5)) for name in names]
+        assert again == [(pair.producer_id, pair.producer_epoch + 1) for pair in pairs]
 
 
 # ---- AddPartitionsToTxn
@@ -502,7 +368,7 @@ async def test_describe_refuses_by_id() -> None:
 
 @on_a_loop
 async def test_describe_tells_what_ended_by_force() -> None:
-    """Protocol-facts apart, no field of Kafka's says it: committed and ended by force look the same."""
+    """No field of Kafka's says it: "committed" and "ended by force" look the same."""
     async with memory_broker() as desk:
         pair = await claimed(desk, enable_2pc=True)
         writer = Identity(ProducerId(pair.producer_id), ProducerEpoch(pair.producer_epoch))
