@@ -243,7 +243,7 @@ class Log:
         self._write(data, headers, next_offset - 1, now_ms)
         if leader_epoch != self.epochs.latest and leader_epoch >= 0:
             self._begin_epoch(leader_epoch, first)
-        self._apply(data, headers, first)
+        self._apply(data, headers, first, guard.transaction_version)
         self.move_end(next_offset)
         stamped = bool(self.config.message_timestamp_type)
         return AppendResult(first, Offset(next_offset - 1), now_ms if stamped else -1, self.log_start_offset)
@@ -337,15 +337,30 @@ class Log:
             self.hooks.offline(self, failure)
         return failure
 
-    def _apply(self, data: bytearray, headers: list[tuple[int, BatchHeader]], first_offset: int) -> None:
+    def _apply(
+        self,
+        data: bytearray,
+        headers: list[tuple[int, BatchHeader]],
+        first_offset: int,
+        transaction_version: int,
+    ) -> None:
         offset = first_offset
         for at, header in headers:
             if header.producer_id >= 0:
-                self.apply_to_producers(header, data if at == 0 else data[at:], offset, self.active)
+                batch = data if at == 0 else data[at:]
+                self.apply_to_producers(
+                    header, batch, offset, self.active, transaction_version=transaction_version
+                )
             offset += header.last_offset_delta + 1
 
     def apply_to_producers(
-        self, header: BatchHeader, data: bytes | bytearray | memoryview, offset: int, segment: Segment | None
+        self,
+        header: BatchHeader,
+        data: bytes | bytearray | memoryview,
+        offset: int,
+        segment: Segment | None,
+        *,
+        transaction_version: int = 0,
     ) -> None:
         """Take in a batch that is in the log: live and on replay alike.
 
@@ -357,7 +372,9 @@ class Log:
         marker = read_marker(data)
         if marker is None:
             return
-        done = self.producer_state.apply_marker(header, marker, offset, header.max_timestamp)
+        done = self.producer_state.apply_marker(
+            header, marker, offset, header.max_timestamp, transaction_version=transaction_version
+        )
         if done is not None and done.is_aborted and segment is not None:
             aborted = done.as_aborted()
             try:

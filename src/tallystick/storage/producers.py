@@ -102,6 +102,14 @@ class Verification:
         self.supports_epoch_bump = supports_epoch_bump
         self.started_ms = started_ms
 
+    def follows(self, marker_epoch: int, transaction_version: int) -> bool:
+        """Is the question about a transaction that begins behind such a marker?
+
+        Where every end moves the epoch, the pair that signs the marker is the next transaction's. Its client
+        was told so when the end was decided, so its first batch may be here before the marker is (KIP-890).
+        """
+        return transaction_version >= EPOCH_BUMP_VERSION and self.epoch >= marker_epoch
+
     def observe(self, sequence: int, epoch: int) -> None:
         """Remember the lowest sequence asked for: a later batch must not overtake it into the log."""
         if epoch > self.epoch:
@@ -363,10 +371,19 @@ class ProducerStates:
         return ACCEPTED
 
     def apply_marker(
-        self, header: BatchHeader, marker: Marker, offset: int, timestamp_ms: int
+        self,
+        header: BatchHeader,
+        marker: Marker,
+        offset: int,
+        timestamp_ms: int,
+        *,
+        transaction_version: int = 0,
     ) -> CompletedTxn | None:
         """Take in a marker that is now in the log at `offset`.
 
+        Args:
+            transaction_version: whose rules its epoch follows. It matters to verifications alone, which a
+                replay knows nothing of.
         Returns: the transaction it ended; None if nothing was open, and then no index entry is due.
         """
         producer_id = header.producer_id
@@ -378,7 +395,9 @@ class ProducerStates:
         if marker.coordinator_epoch >= 0:
             state.coordinator_epoch = marker.coordinator_epoch
         state.last_timestamp_ms = timestamp_ms
-        self._verifications.pop(producer_id, None)
+        asked = self._verifications.get(producer_id)
+        if asked is not None and not asked.follows(header.producer_epoch, transaction_version):
+            del self._verifications[producer_id]
         first_offset, state.txn_first_offset = state.txn_first_offset, None
         if first_offset is None:
             return None

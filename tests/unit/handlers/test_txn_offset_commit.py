@@ -1,16 +1,42 @@
 """TxnOffsetCommit at every version, on the real broker with its disk in memory: pending, then decided."""
 
+import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
 import pytest
-from memory_broker import MemoryBroker, completed, loaded, memory_broker, memory_disk, on_a_loop, versions
+from memory_broker import (
+    MemoryBroker,
+    Turn,
+    completed,
+    loaded,
+    memory_broker,
+    memory_disk,
+    on_a_loop,
+    versions,
+)
 
 from tallystick.broker.acl import Operation, Resource, ResourceType, group, topic, transactional_id
+from tallystick.broker.group.codec import header_of
+from tallystick.broker.group.commands import CommitTxnOffsets, OffsetToCommit
+from tallystick.broker.markers import PartitionMarkers
+from tallystick.broker.topics import GROUP_OFFSETS
+from tallystick.broker.txn.commands import SendMarkers
+from tallystick.broker.verifying import open_transaction
 from tallystick.kernel.codes import ErrorCode
+from tallystick.kernel.errors import Reject
+from tallystick.kernel.ids import (
+    GroupId,
+    Identity,
+    Offset,
+    ProducerEpoch,
+    ProducerId,
+    TopicPartition,
+    TransactionalId,
+)
 from tallystick.protocol.apis import ApiKey
 from tallystick.protocol.messages.add_offsets_to_txn import AddOffsetsToTxnRequest
 from tallystick.protocol.messages.delete_groups import DeleteGroupsRequest
@@ -32,6 +58,7 @@ from tallystick.protocol.messages.txn_offset_commit import (
     TxnOffsetCommitRequestPartition,
     TxnOffsetCommitRequestTopic,
 )
+from tallystick.storage.log import TxnGuard
 
 E = ErrorCode
 IMPLICIT = 5
@@ -306,6 +333,78 @@ async def test_what_is_pending_survives_a_restart_and_clients_wait_while_it_is_r
         assert await fetch(desk) == UNSTABLE
         await end(desk, pair, 5)
         assert await fetch(desk) == (0, 5, -1, "m")
+
+
+class SlowMarkers:
+    """The real markers, once the gate is open."""
+
+    def __init__(self) -> None:
+        self.gate = asyncio.Event()
+        self.behind: PartitionMarkers | None = None
+
+    async def write(self, send: SendMarkers, partition: TopicPartition, coordinator_epoch: int) -> Any:
+        await self.gate.wait()
+        assert self.behind is not None
+        written = self.behind.write(send, partition, coordinator_epoch)
+        return await written if isinstance(written, Awaitable) else written
+
+
+@on_a_loop
+async def test_the_next_transaction_may_begin_before_the_markers_of_the_last_are_written() -> None:
+    """KIP-890: EndTxn answers with the next pair as soon as the end is decided. What comes then waits for the
+    markers, which carry that very pair, and must not take it for something they have ended."""
+    markers = SlowMarkers()
+    async with memory_broker(markers=markers) as desk:  # type: ignore[arg-type]
+        broker = desk.broker
+        markers.behind = PartitionMarkers(broker.topics, broker.groups, broker.clock)
+        pair = await claimed(desk)
+        assert await code(desk, pair, 5) == 0
+        ended = EndTxnRequest(
+            transactional_id="t",
+            producer_id=pair.producer_id,
+            producer_epoch=pair.producer_epoch,
+            committed=True,
+        )
+        answer = await desk.ask(ended, 5)
+        following = Pair(answer.producer_id, answer.producer_epoch)
+        early = asyncio.ensure_future(code(desk, following, 5, rows={0: 50}))
+        for _ in range(20):
+            await Turn()
+        assert not early.done()
+        markers.gate.set()
+        assert await early == 0
+        assert (await fetch(desk, stable=False))[:2] == (0, 5)
+        await end(desk, following, 5)
+        assert (await fetch(desk))[:2] == (0, 50)
+
+
+@pytest.mark.parametrize(("version", "expected"), [(3, E.INVALID_TXN_STATE), (5, E.INVALID_PRODUCER_EPOCH)])
+@on_a_loop
+async def test_a_commit_that_was_verified_before_the_end_opens_nothing_after_it(
+    version: int, expected: ErrorCode
+) -> None:
+    """KAFKA-14402: else offsets would be pending for ever. Older ends leave the epoch, newer ones move it."""
+    async with memory_broker() as desk:
+        pair = await claimed(desk)
+        await add_offsets(desk, pair)
+        identity = Identity(ProducerId(pair.producer_id), ProducerEpoch(pair.producer_epoch))
+        partition = desk.broker.topics.partition(GROUP_OFFSETS, desk.broker.groups.partition_of(GroupId("g")))
+        assert partition is not None
+        guard = await open_transaction(
+            desk.broker,
+            partition,
+            header_of(identity),
+            transactional_id=TransactionalId("t"),
+            implicit=version >= IMPLICIT,
+        )
+        assert isinstance(guard, TxnGuard)
+        await end(desk, pair, version)
+        row = {TopicPartition("input", 0): OffsetToCommit(offset=Offset(5))}
+        command = CommitTxnOffsets(identity=identity, offsets=row)
+        late = await desk.broker.groups.commit_transactional(GroupId("g"), command, guard)
+        assert isinstance(late, Reject)
+        assert late.code == expected
+        assert await fetch(desk) == (0, -1, -1, "")
 
 
 @pytest.mark.parametrize("allowed", [False, True])

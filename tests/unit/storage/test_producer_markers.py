@@ -233,6 +233,21 @@ def test_an_answer_to_an_earlier_question_opens_nothing() -> None:
     assert refusal(states, batch, again) is ErrorCode.NONE
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_a_question_about_the_next_transaction_outlives_the_marker_of_the_last(known: bool) -> None:
+    """KIP-890: an end is answered with the next pair before its markers are written, and they carry it."""
+    states = ProducerStates(verification_required=True)
+    if known:
+        states.apply(header(1), 10, 1)
+    commit = Marker(type=ControlType.COMMIT, coordinator_epoch=0)
+    guard = begin(states, header(1, 1))
+    states.apply_marker(header(1, 1), commit, 11, 2, transaction_version=2)
+    assert refusal(states, header(1, 0, 1), guard) is ErrorCode.INVALID_PRODUCER_EPOCH
+    assert refusal(states, header(1, 1), guard) is ErrorCode.NONE
+    states.apply_marker(header(1, 2), commit, 12, 2, transaction_version=2)
+    assert refusal(states, header(1, 2), guard) is ErrorCode.INVALID_TXN_STATE
+
+
 def test_the_lowest_sequence_asked_for_goes_first() -> None:
     states = ProducerStates(verification_required=True)
     guard = begin(states, header(1, 0, 5), bump=False)
