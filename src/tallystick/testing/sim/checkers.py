@@ -7,6 +7,7 @@ those of the style's list; I1 to I6 are invariants of the protocol, named where 
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from tallystick.broker.partition import Partition
@@ -125,7 +126,7 @@ def check_pair(history: History, exchange: Exchange) -> None:
     claims_anew = request.producer_id < 0
     newest = known.newest
     said = f"{owner}: {exchange.api.name} by {asked} is answered {pair}"
-    if newest is not None and not claims_anew and asked not in (newest, known.before):
+    if known.before is not None and not claims_anew and asked not in (newest, known.before):
         history.report(f"{said}, though {newest} came after {known.before} and it")  # I5
     if newest == pair:
         if claims_anew or asked == newest:
@@ -176,6 +177,15 @@ def check_atomic(history: History, visible: Mapping[TopicPartition, Sequence[str
             yield f"{txn} {why}, yet visible: {sorted(seen)}"
 
 
+def check_aborted(history: History, visible: Mapping[TopicPartition, Sequence[str]]) -> Iterator[str]:
+    """(1) on a disk that forgets: what was acknowledged may be gone; what was aborted does not come back."""
+    texts = {text for found in visible.values() for text in found}
+    for txn in history.txns:
+        seen = sorted(txn.records.keys() & texts)
+        if seen and not txn.commit_asked and txn.writer not in history.reused:
+            yield f"{txn} was never committed, yet visible: {seen}"
+
+
 def check_order(history: History, visible: Mapping[TopicPartition, Sequence[str]]) -> Iterator[str]:
     """What one client sent to one partition comes in the order it was sent."""
     for partition, texts in visible.items():
@@ -194,7 +204,7 @@ def check_markers(history: History, decisions: Mapping[TopicPartition, Decisions
     for partition, decided in decisions.items():
         for signer, commit, writer in decided.markers:
             txn = None if writer is None else history.by_writer.get(writer)
-            if txn is None or writer is None:
+            if txn is None or writer is None or writer in history.reused:
                 continue
             if signer != Identity(writer.producer_id, ProducerEpoch(writer.epoch + 1)):
                 yield f"{partition}: {txn} was ended by a marker of {signer}"
@@ -232,14 +242,22 @@ def check_database(
 
 
 def check_entries(
-    entries: Sequence[TxnEntry], partitions: Mapping[TopicPartition, Decisions]
+    entries: Sequence[TxnEntry],
+    partitions: Mapping[TopicPartition, Decisions],
+    hanging: AbstractSet[tuple[TopicPartition, ProducerId]],
 ) -> Iterator[str]:
-    """(7), I4: when every client has recovered nothing is open, at the coordinator or in a partition."""
+    """(7), I4: when every client has recovered nothing is open, at the coordinator or in a partition.
+
+    Args:
+        hanging: what a start listed as ended by nobody.
+    """
     for entry in entries:
         if entry.phase.__class__.__name__ != "Idle":
             yield f"{entry.transactional_id} is {entry.state.label} when everything is over"
     for partition, decided in partitions.items():
         for producer_id, first in decided.open.items():
+            if (partition, producer_id) in hanging:
+                continue
             yield f"{partition}: producer {producer_id} is open since {first} when everything is over"
 
 

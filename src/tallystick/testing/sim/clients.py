@@ -342,9 +342,7 @@ class Producer:
         if self.txn is None:
             raise ValueError(f"{self.name} has begun no transaction")
         if self.txn.writer is None:
-            self.txn.writer = self.pair
-            if self.kind.version >= 2:
-                self._history.by_writer[self.pair] = self.txn
+            self._history.sign(self.txn, self.pair)
         return self.txn
 
 

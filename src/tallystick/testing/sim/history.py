@@ -47,19 +47,26 @@ class History:
     """Everything of one run.
 
     by_writer  transactions of version 2: there, a pair names one of them (KIP-890)
+    reused     pairs that name two, which a disk that forgot makes possible
     wrong      what was found while it ran
     """
 
     txns: list[Txn] = field(default_factory=list)
     by_writer: dict[Identity, Txn] = field(default_factory=dict)
     pairs: dict[str, Pairs] = field(default_factory=dict)
+    reused: set[Identity] = field(default_factory=set)
     wrong: list[str] = field(default_factory=list)
-    terminated: set[str] = field(default_factory=set)
 
     def begin(self, owner: str, version: int, *, two_phase: bool) -> Txn:
         txn = Txn(len(self.txns), owner, version, two_phase)
         self.txns.append(txn)
         return txn
+
+    def sign(self, txn: Txn, writer: Identity) -> None:
+        """The first record of a transaction is signed."""
+        txn.writer = writer
+        if txn.version >= 2 and self.by_writer.setdefault(writer, txn) is not txn:
+            self.reused.add(writer)
 
     def report(self, what: str) -> None:
         """Something that must not be."""

@@ -39,6 +39,12 @@ class Reader:
         self.shown = {partition: Shown() for partition in partitions}
         self._network = network
         self._history = history
+        self._starts = 0
+
+    def start_over(self) -> None:
+        """Forget what was shown: the disk may have. An answer on its way is of no use, either."""
+        self._starts += 1
+        self.shown = {partition: Shown() for partition in self.shown}
 
     async def poll(self) -> bool:
         """Read once; whether anything moved. Raises: NoReply."""
@@ -60,7 +66,10 @@ class Reader:
                 for partition, shown in self.shown.items()
             ),
         )
+        starts = self._starts
         response = await self._network.call(self.name, request, 11, FetchResponse)
+        if self._starts != starts:
+            return True
         moved = False
         for topic in response.responses:
             for data in topic.partitions:
