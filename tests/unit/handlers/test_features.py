@@ -201,6 +201,21 @@ async def test_nobody_slips_in_while_the_level_goes_down() -> None:
 
 
 @on_a_loop
+async def test_lowering_sees_what_is_on_its_way_to_the_disk() -> None:
+    """Under `ack` an id may have begun two-phase commit and not be told yet: it counts."""
+    async with memory_broker(flush_policy="ack") as desk:
+        await prepared(desk, keep=False, two_phase=False)
+        keep = InitProducerIdRequest(
+            transactional_id="t", transaction_timeout_ms=1_000, keep_prepared_txn=True
+        )
+        kept = asyncio.ensure_future(desk.ask(keep, 6))
+        await Turn()
+        assert not kept.done()
+        assert await set_level(desk, 1) == E.INVALID_UPDATE_VERSION
+        assert (await kept).error_code == 0
+
+
+@on_a_loop
 async def test_a_level_of_a_newer_version_is_not_guessed_at() -> None:
     disk = memory_disk()
     async with memory_broker(disk) as desk:
