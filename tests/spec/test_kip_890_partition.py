@@ -246,7 +246,7 @@ async def test_a_restart_between_markers_and_completion_ends_the_transaction() -
         assert mark(made, following, 2) is NONE
         assert entry(made).state is TxnState.PREPARE_COMMIT
     async with leader(disk) as made:
-        await turns(200)
+        await made.rest()
         assert entry(made).state is TxnState.COMPLETE_COMMIT
         assert nothing_open(made)
         assert await made.write(following) is NONE

@@ -98,6 +98,12 @@ class Leader(MemoryBroker):
         """How many records `__transaction_state` has: one for each change of a transactional id."""
         return sum(p.log.log_end_offset for p in self.broker.topics.partitions(TRANSACTION_STATE))
 
+    async def rest(self) -> None:
+        """Let everything happen that is under way, also in the thread that producer ids come from."""
+        for _ in range(3):
+            await self.broker.worker.run(lambda: None)
+            await turns()
+
     # ---- a producer
 
     async def identity(self, name: TransactionalId = T) -> Identity:
