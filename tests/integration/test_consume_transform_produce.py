@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import cycle
 from typing import Any, Final
 
@@ -27,13 +27,14 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from tallystick.broker.embedded import EmbeddedBroker
 from tallystick.testing import eventually
 
-pytestmark = pytest.mark.server
-
 LONG = os.environ.get("TALLYSTICK_LONG") == "1"
 RECORDS: Final = 100_000 if LONG else 2_000  # at least: records come as long as instances are disrupted
 DISRUPTIONS: Final = 30 if LONG else 4
 RECORDS_PER_TURN: Final = 8 if LONG else 1  # of the feeder, every few milliseconds
-DEADLINE_S: Final = 1_200.0 if LONG else 120.0
+AHEAD_MAX: Final = 4_000 if LONG else 500  # so that there is always something to read, and not too much
+DEADLINE_S: Final = 600.0 if LONG else 120.0
+
+pytestmark = [pytest.mark.server, pytest.mark.timeout(2 * DEADLINE_S)]
 
 PARTITIONS = 6
 GROUP = "transformers"
@@ -198,8 +199,11 @@ class Instances:
                 self.replace(instance)
 
     def committed(self) -> int:
-        self.tend()
         return sum(instance.committed() for instance in (*self.past, *self.running))
+
+    def have_committed(self, count: int) -> bool:
+        self.tend()
+        return self.committed() >= count
 
     def end(self) -> None:
         for instance in self.running:
@@ -236,9 +240,10 @@ class Instances:
 
 
 class Feeder:
-    """Writes the input while it is read."""
+    """Writes the input while it is read, a little ahead of the readers."""
 
-    def __init__(self, broker: EmbeddedBroker) -> None:
+    def __init__(self, broker: EmbeddedBroker, read: Callable[[], int]) -> None:
+        self._read = read
         self._producer = Producer({"bootstrap.servers": broker.bootstrap_servers, "enable.idempotence": True})
         self.count = 0
         self._failed: list[KafkaError] = []
@@ -248,7 +253,7 @@ class Feeder:
 
     def _run(self) -> None:
         while not self._stopping.wait(0.004):
-            for _ in range(RECORDS_PER_TURN):
+            for _ in range(RECORDS_PER_TURN if self.count - self._read() < AHEAD_MAX else 0):
                 self._producer.produce(
                     SOURCE, str(self.count), partition=self.count % PARTITIONS, callback=self._delivered
                 )
@@ -319,12 +324,12 @@ def test_every_record_is_in_the_output_exactly_once(broker: EmbeddedBroker) -> N
     for future in admin.create_topics([NewTopic(name, PARTITIONS, 1) for name in (SOURCE, SINK)]).values():
         future.result(30)
     instances = Instances(broker)
-    feeder = Feeder(broker)
+    feeder = Feeder(broker, instances.committed)
     try:
         kinds = cycle((instances.kill, instances.abandon, instances.freeze))
         for number in range(DISRUPTIONS):
             due = RECORDS * (number + 1) // (DISRUPTIONS + 1)
-            eventually(lambda due=due: instances.committed() >= due, DEADLINE_S)  # type: ignore[misc]
+            eventually(lambda due=due: instances.have_committed(due), DEADLINE_S)  # type: ignore[misc]
             disrupt = next(kinds)
             disrupt(instances.running[number % len(instances.running)])
         eventually(lambda: feeder.count >= RECORDS, DEADLINE_S)
