@@ -3,10 +3,11 @@
 Each test names the report in Kafka's tracker that shows what happens without the rule.
 """
 
+import asyncio
 from itertools import product
 
 import pytest
-from tests.support.leading import IMPLICIT, OLD, VERIFIED, Leader, T, batch, leader, request, turns
+from tests.support.leading import IMPLICIT, OLD, VERIFIED, Leader, T, batch, leader, request, told, turns
 from tests.support.memory_broker import HeldMarkers, memory_disk, on_a_loop
 
 from tallystick.broker.txn.commands import Initialised, InitProducerId, TimeOut
@@ -84,6 +85,23 @@ async def test_a_write_into_the_next_transaction_of_an_older_client_needs_its_pa
         await made.add(identity, 1)
         assert await made.write(identity, 1, version=VERIFIED) is NOT_OPEN
         assert nothing_open(made)
+
+
+@on_a_loop
+async def test_a_question_does_not_wait_for_what_the_transaction_is_becoming() -> None:
+    """KAFKA-14904: another partition is being added, and nobody need try again because of that."""
+    async with leader(flush_policy="ack") as made:
+        identity = await made.identity()
+        await made.add(identity, 0)
+        made.disk.holding = True
+        adding = asyncio.ensure_future(made.add(identity, 1))
+        await turns()
+        sent = made.send(request({0: batch(identity)}), VERIFIED)
+        assert made.partition().log.log_end_offset == 1
+        assert not adding.done()
+        made.disk.release()
+        await adding
+        assert [answer.error_code for answer in told(await sent, VERIFIED)] == [0]
 
 
 @on_a_loop
