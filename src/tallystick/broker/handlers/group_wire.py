@@ -47,6 +47,7 @@ def find_topic(topics: Topics, name: str, topic_id: uuid.UUID, *, by_id: bool) -
 
 def log_who_holds(broker: Broker, group_id: GroupId, api: str) -> None:
     """Name the transactions that a deletion was refused for: the answer has no room for a text."""
+    broker.metrics.deletions_refused.add()
     whose = ", ".join(_transaction_of(broker, found) for found in broker.groups.pending_producers(group_id))
     _log.warning(
         "%s of group %s was refused: offsets are part of the open transactions of %s; commit or abort them"
