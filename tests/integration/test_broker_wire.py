@@ -664,8 +664,3 @@ def test_bad_alterations_change_nothing(wire: Wire, topic: str) -> None:
     assert alter(wire, 4, "1", "node.id", 0, "2") == ErrorCode.INVALID_REQUEST
     assert alter(wire, 4, "2", "message.max.bytes", 0, "2") == ErrorCode.INVALID_REQUEST
     assert config_of(wire, 2, topic, "retention.ms")[:2] == ("604800000", 5)
-
-
-def test_transactional_ids_are_refused_for_good(wire: Wire) -> None:
-    request = InitProducerIdRequest(transactional_id="t", transaction_timeout_ms=1000)
-    assert wire.ask(request, InitProducerIdResponse, 4).error_code == ErrorCode.UNSUPPORTED_VERSION

@@ -1,6 +1,7 @@
 """Feature levels: what ApiVersions says of them, and what UpdateFeatures lets nobody lose."""
 
 import asyncio
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -17,7 +18,9 @@ from memory_broker import (
 )
 
 from tallystick.broker.acl import CLUSTER, Operation
+from tallystick.broker.features import Features
 from tallystick.broker.metadata import MetadataUnusable
+from tallystick.broker.worker import Worker
 from tallystick.kernel.codes import ErrorCode
 from tallystick.protocol.apis import ApiKey
 from tallystick.protocol.messages.add_partitions_to_txn import (
@@ -30,6 +33,7 @@ from tallystick.protocol.messages.end_txn import EndTxnRequest
 from tallystick.protocol.messages.find_coordinator import FindCoordinatorRequest
 from tallystick.protocol.messages.init_producer_id import InitProducerIdRequest
 from tallystick.protocol.messages.update_features import FeatureUpdateKey, UpdateFeaturesRequest
+from tallystick.testing.sim.machine import KeptStore
 
 E = ErrorCode
 UP, SAFE, UNSAFE = 1, 2, 3
@@ -215,11 +219,9 @@ async def test_lowering_sees_what_is_on_its_way_to_the_disk() -> None:
         assert (await kept).error_code == 0
 
 
-@on_a_loop
-async def test_a_level_of_a_newer_version_is_not_guessed_at() -> None:
-    disk = memory_disk()
-    async with memory_broker(disk) as desk:
-        desk.broker.store.set_features(7, {"transaction.version": 3})
+def test_a_level_of_a_newer_version_is_not_guessed_at() -> None:
+    store, worker = KeptStore("c"), Worker()
+    store.set_features(7, {"transaction.version": 3})
     with pytest.raises(MetadataUnusable, match="finalized at 3"):
-        async with memory_broker(disk):
-            raise AssertionError("it started")
+        Features(store, worker, lambda level: nullcontext(None))
+    worker.close()
