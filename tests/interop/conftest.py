@@ -30,6 +30,8 @@ SETTINGS = {
     "group.initial.rebalance.delay.ms": "0",
     "auto.create.topics.enable": "false",
     "group.min.session.timeout.ms": "1000",
+    # A transaction past its timeout is looked for every ten seconds otherwise.
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": "200",
 }
 
 

@@ -12,18 +12,25 @@ import java.nio.charset.StandardCharsets;
 import java.time.Duration;
 import java.util.ArrayList;
 import java.util.Base64;
+import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.Optional;
 import java.util.Properties;
 import java.util.TreeMap;
 import java.util.concurrent.Future;
 import java.util.stream.StreamSupport;
+import org.apache.kafka.clients.consumer.ConsumerGroupMetadata;
 import org.apache.kafka.clients.consumer.ConsumerRecord;
 import org.apache.kafka.clients.consumer.KafkaConsumer;
+import org.apache.kafka.clients.consumer.OffsetAndMetadata;
 import org.apache.kafka.clients.producer.KafkaProducer;
 import org.apache.kafka.clients.producer.ProducerRecord;
 import org.apache.kafka.clients.producer.RecordMetadata;
+import org.apache.kafka.common.KafkaException;
 import org.apache.kafka.common.TopicPartition;
+import org.apache.kafka.common.errors.OutOfOrderSequenceException;
+import org.apache.kafka.common.errors.ProducerFencedException;
 import org.apache.kafka.common.header.Header;
 import org.apache.kafka.common.utils.Exit;
 import org.apache.kafka.common.serialization.ByteArrayDeserializer;
@@ -36,6 +43,8 @@ import org.apache.kafka.common.serialization.ByteArraySerializer;
 public final class Driver {
     private static final ObjectMapper JSON = new ObjectMapper();
     private static final Map<String, Member> MEMBERS = new TreeMap<>();
+    private static final Map<String, KafkaProducer<byte[], byte[]>> PRODUCERS = new TreeMap<>();
+    private static final Map<String, Transformer> TRANSFORMERS = new TreeMap<>();
 
     /** The code of the first exit of the running tool; some tools catch what ends them, and exit once more. */
     private static Integer exitCode = null;
@@ -83,6 +92,18 @@ public final class Driver {
                 Member member = MEMBERS.get(command.get("name").asText());
                 member.finish(command.get("how").asText());
                 member.report(answer);
+            }
+            case "txn" -> transaction(command, answer);
+            case "transformer-start" -> {
+                Transformer transformer = new Transformer(command);
+                TRANSFORMERS.put(command.get("name").asText(), transformer);
+                transformer.start();
+            }
+            case "transformer-log" -> TRANSFORMERS.get(command.get("name").asText()).report(answer);
+            case "transformer-stop" -> {
+                Transformer transformer = TRANSFORMERS.get(command.get("name").asText());
+                transformer.finish(command.get("how").asText());
+                transformer.report(answer);
             }
             default -> throw new IllegalArgumentException(command.toString());
         }
@@ -152,6 +173,50 @@ public final class Driver {
                 sent.add(producer.send(record));
             }
             for (Future<RecordMetadata> future : sent) offsets.add(future.get().offset());
+        }
+    }
+
+    /** One call of a transactional producer, which lives under its name from "open" to "close" or "abandon". */
+    private static void transaction(JsonNode command, ObjectNode answer) throws Exception {
+        String name = command.get("name").asText();
+        KafkaProducer<byte[], byte[]> producer = PRODUCERS.get(name);
+        switch (command.get("call").asText()) {
+            case "open" -> {
+                producer = new KafkaProducer<>(properties(command.get("config")));
+                PRODUCERS.put(name, producer);
+                producer.initTransactions();
+            }
+            case "begin" -> producer.beginTransaction();
+            case "send" -> {
+                List<Future<RecordMetadata>> sent = new ArrayList<>();
+                for (JsonNode node : command.get("records")) {
+                    Long timestamp = node.has("timestamp") ? Long.valueOf(node.get("timestamp").asLong()) : null;
+                    sent.add(producer.send(new ProducerRecord<>(
+                        node.get("topic").asText(),
+                        node.get("partition").asInt(),
+                        timestamp,
+                        bytes(node.get("key")),
+                        bytes(node.get("value")))));
+                }
+                producer.flush();
+                ArrayNode offsets = answer.putArray("offsets");
+                for (Future<RecordMetadata> future : sent) offsets.add(future.get().offset());
+            }
+            case "offsets" -> {
+                Map<TopicPartition, OffsetAndMetadata> offsets = new HashMap<>();
+                for (JsonNode node : command.get("offsets")) {
+                    TopicPartition partition = new TopicPartition(node.get(0).asText(), node.get(1).asInt());
+                    offsets.put(partition, new OffsetAndMetadata(node.get(2).asLong()));
+                }
+                producer.sendOffsetsToTransaction(offsets, new ConsumerGroupMetadata(
+                    command.get("group").asText(), -1, "", Optional.empty()));
+            }
+            case "commit" -> producer.commitTransaction();
+            case "abort" -> producer.abortTransaction();
+            case "close" -> PRODUCERS.remove(name).close();
+            // Without the abort that an orderly close sends.
+            case "abandon" -> PRODUCERS.remove(name).close(Duration.ZERO);
+            default -> throw new IllegalArgumentException(command.toString());
         }
     }
 
@@ -233,6 +298,91 @@ public final class Driver {
             ArrayNode partitions = answer.putArray("assigned");
             assigned.forEach(partitions::add);
             answer.put("failure", failure);
+        }
+    }
+
+    /** Consumes, and produces what it read with its offsets in one transaction, until it is told to end. */
+    private static final class Transformer extends Thread {
+        private final Properties config;
+        private final Properties transactional;
+        private final String from;
+        private final String to;
+        private long committed = 0;
+        private long aborted = 0;
+        private String failure = null;
+        private volatile String end = null;
+
+        Transformer(JsonNode command) {
+            config = properties(command.get("consumer"));
+            transactional = properties(command.get("producer"));
+            from = command.get("from").asText();
+            to = command.get("to").asText();
+            setDaemon(true);
+        }
+
+        @Override
+        public void run() {
+            KafkaConsumer<byte[], byte[]> consumer = new KafkaConsumer<>(config);
+            KafkaProducer<byte[], byte[]> producer = new KafkaProducer<>(transactional);
+            try {
+                producer.initTransactions();
+                consumer.subscribe(List.of(from));
+                while (end == null) step(consumer, producer);
+                if (end.equals("abandon")) {
+                    producer.beginTransaction();
+                    producer.send(new ProducerRecord<>(to, 0, null, "left behind".getBytes(StandardCharsets.UTF_8)));
+                    producer.flush();
+                }
+            } catch (RuntimeException thrown) {
+                synchronized (this) {
+                    failure = thrown.toString();
+                }
+            } finally {
+                boolean orderly = "close".equals(end);
+                producer.close(orderly ? Duration.ofSeconds(10) : Duration.ZERO);
+                if (orderly) consumer.close();
+            }
+        }
+
+        private void step(KafkaConsumer<byte[], byte[]> consumer, KafkaProducer<byte[], byte[]> producer) {
+            var polled = consumer.poll(Duration.ofMillis(50));
+            if (polled.isEmpty()) return;
+            producer.beginTransaction();
+            try {
+                Map<TopicPartition, OffsetAndMetadata> offsets = new HashMap<>();
+                for (ConsumerRecord<byte[], byte[]> record : polled) {
+                    producer.send(new ProducerRecord<>(to, record.partition(), record.key(), record.value()));
+                    TopicPartition partition = new TopicPartition(record.topic(), record.partition());
+                    offsets.put(partition, new OffsetAndMetadata(record.offset() + 1));
+                }
+                producer.sendOffsetsToTransaction(offsets, consumer.groupMetadata());
+                producer.commitTransaction();
+                synchronized (this) {
+                    committed++;
+                }
+            } catch (ProducerFencedException | OutOfOrderSequenceException fatal) {
+                throw fatal;
+            } catch (KafkaException abortable) {
+                producer.abortTransaction();
+                synchronized (this) {
+                    aborted++;
+                }
+                // What was read is read again, from the last committed offsets.
+                for (TopicPartition partition : consumer.assignment()) {
+                    OffsetAndMetadata known = consumer.committed(java.util.Set.of(partition)).get(partition);
+                    if (known == null) consumer.seekToBeginning(List.of(partition));
+                    else consumer.seek(partition, known);
+                }
+            }
+        }
+
+        void finish(String how) throws InterruptedException {
+            end = how;
+            join(20_000);
+        }
+
+        synchronized void report(ObjectNode answer) {
+            answer.put("committed", committed).put("aborted", aborted).put("failure", failure);
         }
     }
 }
