@@ -50,6 +50,7 @@ async def test_commands_of_one_group_keep_their_order_while_another_group_goes_o
         partition.gate.clear()
         asked = [world.ask(commit(offset)) for offset in (1, 2, 3)]
         deleted = world.ask(DeleteGroup())
+        await world.settle()
         await world.coordinator.execute(other, commit(9))
         assert len(partition.batches) == 1
         stable_read = asyncio.ensure_future(world.coordinator.settled(G))

@@ -108,11 +108,14 @@ _Part = list[tuple[_Waiting, Step]]
 
 @dataclass(slots=True)
 class _Lane:
-    """A group while its Step, or those of several commits, are being appended."""
+    """A group while its Step, or those of several commits, are becoming durable.
+
+    applied  done when the last of them is applied
+    """
 
     current: list[_Waiting]
     queue: deque[_Waiting] = field(default_factory=deque)
-    task: asyncio.Task[None] | None = None
+    applied: "asyncio.Future[bool] | None" = None
 
 
 class GroupCoordinator:
@@ -170,7 +173,7 @@ class GroupCoordinator:
         self.release()
         if self._timer is not None:
             self._timer.cancel()
-        appending = [lane.task for lane in self._lanes.values() if lane.task is not None]
+        appending = [lane.applied for lane in self._lanes.values() if lane.applied is not None]
         if appending:
             await asyncio.wait(appending, timeout=self.config.offset_commit_timeout_ms / 1_000)
         for lane in self._lanes.values():
@@ -403,24 +406,45 @@ class GroupCoordinator:
     def _take_lane(self, group_id: GroupId, parts: list[_Part]) -> None:
         lane = _Lane([waiting for part in parts for waiting, _ in part])
         self._lanes[group_id] = lane
-        lane.task = self._spawn(self._append(group_id, lane, parts))
+        index, existing = self.partition_of(group_id), self._topic.existing()
+        if index < len(existing):
+            self._append(group_id, lane, parts, existing[index])
+        else:
+            self._spawn(self._append_when_made(group_id, lane, parts))
+            self._limit(group_id, lane)
+
+    def _limit(self, group_id: GroupId, lane: _Lane) -> None:
+        """Nobody waits for a lane for longer than offsets.commit.timeout.ms."""
         self._wake(group_id, lane.current[0].since_ms + self.config.offset_commit_timeout_ms)
 
-    async def _append(self, group_id: GroupId, lane: _Lane, parts: list[_Part]) -> None:
+    async def _append_when_made(self, group_id: GroupId, lane: _Lane, parts: list[_Part]) -> None:
+        """The first records of all: the topic is made for them."""
         index = self.partition_of(group_id)
         try:
             partition = await self._topic.partition(index)
-            if self._lanes.get(group_id) is not lane:
-                return  # the partition was lost meanwhile; whoever waited knows
-            # All of them before the first wait, so that they share a sync.
-            applied = [self._append_part(group_id, part, partition) for part in parts]
-            for turn in applied:
-                if turn is not None and not await turn:
-                    return
-            if self._lanes.get(group_id) is lane:
-                self._release(group_id, lane)
+            if self._lanes.get(group_id) is lane:  # else the partition was lost meanwhile
+                self._append(group_id, lane, parts, partition)
         except Exception as exc:
             self._report_loss(index, exc)
+
+    def _append(
+        self, group_id: GroupId, lane: _Lane, parts: list[_Part], partition: OffsetsPartition | Reject
+    ) -> None:
+        """Append every part before anybody waits, so that they share a sync. The lane is given up when the
+        last one is applied, which may be now. Raises: StorageFailure."""
+        for part in parts:
+            turn = self._append_part(group_id, part, partition)
+            if turn is not None and not turn.done():
+                lane.applied = turn
+        if lane.applied is not None:
+            lane.applied.add_done_callback(partial(self._on_applied, group_id, lane))
+            self._limit(group_id, lane)
+        elif self._lanes.get(group_id) is lane:
+            self._release(group_id, lane)
+
+    def _on_applied(self, group_id: GroupId, lane: _Lane, _: "asyncio.Future[bool]") -> None:
+        if self._lanes.get(group_id) is lane:  # else the partition was lost
+            self._release(group_id, lane)
 
     def _append_part(
         self, group_id: GroupId, part: _Part, partition: OffsetsPartition | Reject
