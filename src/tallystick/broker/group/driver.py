@@ -2,7 +2,7 @@
 
 It branches on what a Step contains, never on what a group is in. One lane per group:
 from `decide` until its Step is durable and applied no other command of the group is
-decided; commands without records take no lane and cost no task.
+decided. Nothing here costs a task but the first records of all, for which the topic is made.
 """
 
 import asyncio
