@@ -236,8 +236,10 @@ class TxnMachine(RuleBasedStateMachine):
 
     @rule(who=st.integers(0, 2), fate=FATES, partitions=st.frozensets(st.sampled_from(LEADERS), min_size=1))
     def write(self, who: int, fate: str, partitions: frozenset[TopicPartition]) -> None:
+        """Even with a transaction in doubt, where no client should: it is refused, or the leaders will
+        see."""
         client = self.clients[who]
-        if client.pair is None or client.in_doubt:
+        if client.pair is None:
             return
         answer = self.send(client, self.adding(client.pair, partitions), fate)
         if isinstance(answer, Done):
@@ -267,11 +269,12 @@ class TxnMachine(RuleBasedStateMachine):
         two_phase=st.booleans(),
         crashes=st.integers(0, 3),
         outcome=st.sampled_from(Outcome),
-        newest=st.booleans(),
+        stop=st.integers(0, 3),
     )
-    def behave(self, who: int, two_phase: bool, crashes: int, outcome: Outcome, newest: bool) -> None:
-        """A client does all of it, crashes included: this is how transactions come to their ends."""
-        client = self.clients[who]
+    def behave(self, who: int, two_phase: bool, crashes: int, outcome: Outcome, stop: int) -> None:
+        """A client does all of it, crashes included: this is how transactions come to their ends, or
+        nearly."""
+        client, newest = self.clients[who], stop > 0
         self.get_through(who, keep=crashes > 0, two_phase=two_phase)
         if client.in_doubt:
             self.end(who, "twice", outcome, newest)
@@ -279,7 +282,18 @@ class TxnMachine(RuleBasedStateMachine):
         self.write(who, "twice", frozenset(LEADERS[:2]))
         for _ in range(crashes):
             self.initialise(who, "twice", True, two_phase, False)
-        self.end(who, "twice", outcome, newest)
+        if stop > 1:
+            self.end(who, "twice", outcome, newest)
+        if stop > 2:
+            self.markers_are_written(3)
+
+    @rule(who=st.integers(0, 2), outcome=st.sampled_from(Outcome), newest=st.booleans())
+    def change_its_mind(self, who: int, outcome: Outcome, newest: bool) -> None:
+        """Unheard, a client asks for the other outcome."""
+        self.end(who, "lost", outcome, newest)
+        self.markers_are_written(3)
+        other = Outcome.ABORT if outcome is Outcome.COMMIT else Outcome.COMMIT
+        self.end(who, "lost", other, newest)
 
     def get_through(self, who: int, keep: bool, two_phase: bool) -> None:
         """No state keeps a client out for ever: markers, and asking again, are enough.
@@ -425,7 +439,10 @@ class MixedTxnMachine(TxnMachine):
 
 
 RUN = settings(
-    max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=5 * settings().max_examples,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 TxnMachine.TestCase.settings = RUN
 MixedTxnMachine.TestCase.settings = RUN

@@ -22,8 +22,8 @@ from txn_words import (
     unchanged,
 )
 
-from tallystick.broker.txn.commands import Ended, Initialised, NoteForcedMarker
-from tallystick.broker.txn.model import Decided, ForcedCause, Idle, Ongoing, Outcome, TxnConfig
+from tallystick.broker.txn.commands import Ended, Initialised
+from tallystick.broker.txn.model import Ongoing, Outcome, TxnConfig
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import Identity, TransactionalId
 from tallystick.testing.transactions import TxnWorld
@@ -572,95 +572,6 @@ def test_the_next_writer_can_always_be_marked() -> None:
             txn.add(txn.client)
             txn.commit(txn.client)
             assert txn.marker.epoch == txn.world.sent[-1].marker.epoch <= MAX
-
-
-# ------------------------------------------------------------- what can be learned afterwards
-
-
-def test_forced_outcomes_are_remembered() -> None:
-    """Not in the KIP, which leaves a heuristic decision undetectable: who ended what, and why, stays on
-    record."""
-    txn = kept()
-    txn.init()
-    assert [(f.writer, f.cause) for f in txn.entry.forced] == [(ident(42, 10), ForcedCause.TERMINATED)]
-    txn.complete()
-    txn.init(timeout_ms=1_000)
-    writer = txn.client
-    txn.add(writer)
-    txn.world.pass_time(1_001)
-    txn.complete()
-    assert [(f.writer, f.cause) for f in txn.entry.forced] == [
-        (ident(42, 10), ForcedCause.TERMINATED),
-        (writer, ForcedCause.TIMED_OUT),
-    ]
-    assert txn.entry.forced[1].at_ms == txn.world.now_ms()
-    txn.world.restart()
-    txn.init()
-    assert len(txn.entry.forced) == 2
-
-
-def test_a_decision_of_the_client_is_no_forced_outcome() -> None:
-    for outcome in Outcome:
-        txn = kept()
-        txn.end(ident(42, 11), outcome)
-        txn.complete()
-        assert not txn.entry.forced
-
-
-def test_the_last_eight_forced_outcomes_are_kept() -> None:
-    """They live in every record of the id: their number is bounded."""
-    txn = Txn.idle(ident(42, 0))
-    for _ in range(10):
-        txn.add(txn.client)
-        txn.init()
-        txn.complete()
-        txn.init()
-    assert len(txn.entry.forced) == 8
-    assert txn.entry.forced == tuple(sorted(txn.entry.forced, key=lambda f: f.writer))
-    assert txn.entry.forced[-1].writer.epoch > txn.entry.forced[0].writer.epoch > 0
-
-
-def test_an_administrators_marker_is_on_record() -> None:
-    """KIP-939 "AdminClient API Changes": abortTransaction of a hanging transaction goes past the coordinator;
-    of a transaction that is open it breaks atomicity, and that must be visible."""
-    txn = kept()
-    txn.ask(NoteForcedMarker(writer=ident(42, 10), partition=P0))
-    (forced,) = txn.entry.forced
-    assert (forced.writer, forced.cause, forced.partition) == (ident(42, 10), ForcedCause.MARKER, P0)
-    assert (txn.state, txn.writer, txn.client) == ("Ongoing", ident(42, 10), ident(42, 11))
-    assert txn.commit(ident(42, 11)) == Ended(client=ident(42, 12))
-
-
-def test_a_token_can_be_looked_up_before_the_next_init() -> None:
-    """Recovery may describe before it initialises: a Complete state with the pair after the token's tells how
-    that transaction ended."""
-    for outcome, state in ((Outcome.COMMIT, "CompleteCommit"), (Outcome.ABORT, "CompleteAbort")):
-        txn = Txn.idle(ident(42, 10))
-        txn.add(ident(42, 10))
-        txn.end(ident(42, 10), outcome)
-        txn.complete()
-        txn.world.restart()
-        assert (txn.state, txn.entry.shown) == (state, ident(42, 11))
-
-
-def test_descriptions_show_the_ongoing_pair() -> None:
-    """KIP-939 "Compatibility": "The ProducerId and ProducerEpoch fields contain the ongoing transaction
-    information": find-hanging looks for the producer id that is in the partitions."""
-    txn = Txn.kept(ident(42, MAX - 1), ident(73, 5))
-    assert txn.entry.shown == ident(42, MAX - 1)
-    txn.commit(ident(73, 5))
-    assert txn.entry.shown == ident(42, MAX)
-    txn.complete()
-    assert txn.entry.shown == ident(73, 6)
-
-
-def test_an_empty_prepared_transaction_gets_a_token_of_its_own() -> None:
-    """KAFKA-18464 and the token: an end with nothing written moves the epoch, so that the token of an empty
-    prepared transaction is not that of the next one."""
-    txn = Txn.idle(ident(42, 10))
-    assert txn.abort(ident(42, 10)) == Ended(client=ident(42, 11))
-    assert isinstance(txn.entry.phase, Idle | Decided)
-    assert code(txn.commit(ident(42, 11))) == ErrorCode.INVALID_TXN_STATE
 
 
 def test_ids_do_not_touch_each_other() -> None:
