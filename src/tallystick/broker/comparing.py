@@ -12,7 +12,7 @@ from typing import Final
 
 from tallystick.broker.partition import Partition
 from tallystick.broker.topics import Topics
-from tallystick.broker.txn.codec import decode_batches
+from tallystick.broker.txn.codec import decode_record, iter_stored, peek, peek_completed
 from tallystick.broker.txn.commands import AddImplicitly, Answer, EndTxn, SendMarkers
 from tallystick.broker.txn.consistency import (
     VERDICTS,
@@ -26,8 +26,9 @@ from tallystick.broker.txn.consistency import (
     SeenProducer,
     Verdict,
     compare,
+    open_producers,
 )
-from tallystick.broker.txn.model import EPOCH_BUMP_VERSION, Decided, Outcome
+from tallystick.broker.txn.model import EPOCH_BUMP_VERSION, Decided, Outcome, TxnState
 from tallystick.broker.txn.pairs import marker_of
 from tallystick.broker.txn.ports import LoadedIds
 from tallystick.broker.txn.sending import MarkerSink
@@ -46,11 +47,12 @@ _log = logging.getLogger("tallystick.transactions")
 
 SCAN_BYTES: Final = 1024 * 1024
 # About a millisecond of work; in between the broker serves others.
-NOTED_PER_SLICE: Final = 64
+LOOKED_AT_PER_SLICE: Final = 256
 # A marker that cannot be written at once, because offsets are still being replayed or the disk is full.
 MARKER_TRIES: Final = 10
 MARKER_RETRY_S: Final = 0.05
 
+_COMPLETE: Final = frozenset({TxnState.COMPLETE_COMMIT, TxnState.COMPLETE_ABORT})
 _OUTCOMES: Final = MappingProxyType({ControlType.COMMIT: Outcome.COMMIT, ControlType.ABORT: Outcome.ABORT})
 
 
@@ -75,13 +77,34 @@ class UncleanStart:
         self._markers = markers
         self._find_outcome = find_outcome
         self._decisions = Decisions(seen)
+        self._open = open_producers(seen)
+        self._watched: set[bytes] = set()  # keys of ids that wrote what is open
 
     async def read(self, piece: bytes) -> None:
         """A piece of the transaction log, all of an id in order."""
-        for number, record in enumerate(decode_batches(piece), start=1):
-            self._decisions.note(record)
-            if number % NOTED_PER_SLICE == 0:
+        for number, (key, value) in enumerate(iter_stored(piece), start=1):
+            if self._matters(key, value):
+                self._decisions.note(decode_record(key, value))
+            if number % LOOKED_AT_PER_SLICE == 0:
                 await asyncio.sleep(0)
+
+    def _matters(self, key: bytes, value: bytes | None) -> bool:
+        """Whether a record may say how something ended that a partition has open, or has lost.
+
+        Nearly none does, and there may be many for each id.
+        """
+        if key in self._watched or value is None:
+            return key in self._watched
+        state, producer_id = peek(value)
+        if state in _COMPLETE:
+            named, markers = peek_completed(value)
+            return not named.isdisjoint(self._open) or any(
+                at in self._seen and offset >= self._seen[at].log_end_offset for at, offset in markers.items()
+            )
+        if state == TxnState.EMPTY or producer_id not in self._open:
+            return False
+        self._watched.add(key)
+        return True
 
     async def settle(self, ids: LoadedIds) -> None:
         """Put right what can be, list the rest.

@@ -71,6 +71,16 @@ class SeenPartition:
 Seen = Mapping[TopicPartition, SeenPartition]
 
 
+def open_producers(seen: Seen) -> frozenset[ProducerId]:
+    """Whoever has a transaction open somewhere."""
+    return frozenset(
+        producer_id
+        for partition in seen.values()
+        for producer_id, producer in partition.producers.items()
+        if producer.first_offset is not None
+    )
+
+
 @frozen(kw_only=True)
 class Decision:
     """An end of a transaction, as the transaction log has it.
@@ -93,12 +103,7 @@ class Decisions:
     def __init__(self, seen: Seen) -> None:
         self.found: list[Decision] = []
         self._seen = seen
-        self._open = {
-            producer_id
-            for partition in seen.values()
-            for producer_id, producer in partition.producers.items()
-            if producer.first_offset is not None
-        }
+        self._open = open_producers(seen)
         # Of each id: who wrote the transaction that was open, and how the one that was decided ends.
         self._writers: dict[TransactionalId, Identity] = {}
         self._pending: dict[TransactionalId, Decision] = {}
