@@ -297,6 +297,7 @@ def test_clients_of_every_version_at_once(flush_policy: str) -> None:
                     assert (producer.pair != before) == (versions.end >= 5)
                     if commit:
                         committed += [(turn % 2, values[0]), (0, values[1]), (1, values[2])]
+                producer.completed()
             return committed
 
         with ThreadPoolExecutor(len(EVERY_VERSION)) as threads:
@@ -391,6 +392,7 @@ def test_the_level_stays_while_a_transaction_is_in_doubt(broker: EmbeddedBroker)
         described = producer.describe()
         assert (described.producer_id, described.producer_epoch) == token
         assert producer.end().error_code == 0
+        producer.completed()
     assert committed_values(broker, TOPIC, 0) == ["a"]
 
 
