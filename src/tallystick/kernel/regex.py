@@ -8,7 +8,6 @@ Source: R. Cox, "Regular Expression Matching Can Be Simple And Fast" (2007).
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Final, assert_never
 
@@ -70,14 +69,16 @@ class _Check:
 _Instruction = _Read | _Jump | _Check | None  # None: matched, if the text ends here
 
 
-@dataclass(slots=True)
 class _State:
     """Where the automaton may be, with what it has read last; `after` is filled as texts need it."""
 
-    places: frozenset[int]
-    before: Side
-    after: "dict[str, _State]" = field(default_factory=dict)
-    accepts: bool | None = None
+    __slots__ = ("accepts", "after", "before", "places")
+
+    def __init__(self, places: frozenset[int], before: Side) -> None:
+        self.places = places
+        self.before = before
+        self.after: dict[str, _State] = {}
+        self.accepts: bool | None = None
 
 
 class Pattern:

@@ -123,12 +123,13 @@ _ASSERTIONS: Final = {
     "B": Assertion.NO_WORD_BOUNDARY,
 }
 
-_BOUNDS: Final = re.compile(r"\{([0-9]+)(?:(,)([0-9]*))?\}")
-_NAMED: Final = re.compile(r"\(\?P?<([A-Za-z0-9_]+)>")
-_FLAGGED: Final = re.compile(r"\(\?([imsU]*)(?:-([imsU]+))?([:)])")
-_POSIX_CLASS: Final = re.compile(r"\[:(\^?)([a-z]+):\]")
-_HEX: Final = re.compile(r"x(?:\{([0-9A-Fa-f]{1,6})\}|([0-9A-Fa-f]{2}))")
-_OCTAL: Final = re.compile(r"0[0-7]{0,2}|[1-7][0-7]{1,2}")
+# Compiled when a pattern is first read: most brokers never meet one.
+_BOUNDS: Final = r"\{([0-9]+)(?:(,)([0-9]*))?\}"
+_NAMED: Final = r"\(\?P?<([A-Za-z0-9_]+)>"
+_FLAGGED: Final = r"\(\?([imsU]*)(?:-([imsU]+))?([:)])"
+_POSIX_CLASS: Final = r"\[:(\^?)([a-z]+):\]"
+_HEX: Final = r"x(?:\{([0-9A-Fa-f]{1,6})\}|([0-9A-Fa-f]{2}))"
+_OCTAL: Final = r"0[0-7]{0,2}|[1-7][0-7]{1,2}"
 
 
 @frozen
@@ -174,8 +175,8 @@ class _Parser:
         self.at += len(wanted) if found else 0
         return found
 
-    def _matched(self, form: "re.Pattern[str]") -> "re.Match[str] | None":
-        found = form.match(self.text, self.at)
+    def _matched(self, form: str) -> "re.Match[str] | None":
+        found = re.compile(form).match(self.text, self.at)
         self.at = found.end() if found else self.at
         return found
 
