@@ -91,7 +91,7 @@ class MarkerSender:
 
     def send(self, transactional_id: TransactionalId, send: SendMarkers, coordinator_epoch: int) -> None:
         """Begin to write. The first marker is written in the next turn of the loop, after the answer."""
-        self._enqueue(_Delivery(transactional_id, send, coordinator_epoch, deque(send.partitions)))
+        self._enqueue(_Delivery(transactional_id, send, coordinator_epoch, deque(sorted(send.partitions))))
 
     def stop(self) -> None:
         """Leave the rest to the next start."""
