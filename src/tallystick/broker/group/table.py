@@ -16,7 +16,8 @@ class GroupTable:
 
     def __init__(self, groups: dict[GroupId, Group]) -> None:
         self.groups = groups
-        self._holding: dict[ProducerId, set[GroupId]] = {}
+        # Dicts for sets: their order is that of the log, in every process.
+        self._holding: dict[ProducerId, dict[GroupId, None]] = {}
 
     def apply(self, group_id: GroupId, event: Event, at: Offset | None = None) -> None:
         """Change one group. `at`: log offset of the event's first record, for a durable one."""
@@ -26,11 +27,11 @@ class GroupTable:
         else:
             self.groups[group_id] = group
         if isinstance(event, OffsetsCommitted) and event.producer_id is not None:
-            self._holding.setdefault(event.producer_id, set()).add(group_id)
+            self._holding.setdefault(event.producer_id, {})[group_id] = None
 
     def end_transaction(self, event: TransactionEnded) -> None:
         """Change every group the producer has offsets pending in. Cost: linear in those groups' offsets."""
-        for group_id in self._holding.pop(event.producer_id, ()):
+        for group_id in self._holding.pop(event.producer_id, {}):
             self.apply(group_id, event)
 
     def replay(self, entry: Replayed) -> None:
