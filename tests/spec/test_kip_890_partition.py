@@ -120,8 +120,9 @@ async def test_a_write_after_the_timeout_opens_nothing() -> None:
 
 
 @on_a_loop
-async def test_a_client_that_was_replaced_opens_nothing_new() -> None:
-    """KIP-939: its partitions still know its pair as that of the transaction; no other one will."""
+async def test_a_client_that_was_replaced_writes_nothing_more() -> None:
+    """[TXN-13] KIP-939 fences it at the coordinator alone: what it wrote to partitions that have its
+    transaction open, after it had prepared, would be committed with it."""
     async with leader() as made:
         identity = await made.identity()
         await made.write(identity)
@@ -132,9 +133,25 @@ async def test_a_client_that_was_replaced_opens_nothing_new() -> None:
         assert kept.ongoing == identity
         for version in (IMPLICIT, VERIFIED):
             assert await made.write(identity, 0, 1, version=version) is STALE
+            assert await made.write(identity, 1, 0, version=version) is STALE
             assert await made.write(kept.client, 0, 1, version=version) is ErrorCode.INVALID_TXN_STATE
+        assert made.partition().log.log_end_offset == 1
         await made.end(kept.client, Outcome.COMMIT)
         assert nothing_open(made)
+
+
+@on_a_loop
+async def test_a_client_that_was_replaced_writes_nothing_after_a_restart_either() -> None:
+    """[TXN-13]"""
+    disk = memory_disk()
+    async with leader(disk) as made:
+        identity = await made.identity()
+        await made.write(identity)
+        await made.broker.transactions.execute(T, InitProducerId(timeout_ms=60_000, keep_prepared=True))
+    async with leader(disk, transaction_partition_verification_enable="false") as made:
+        await made.rest()
+        for version in (IMPLICIT, VERIFIED):
+            assert await made.write(identity, 1, version=version) is STALE
 
 
 @on_a_loop

@@ -79,15 +79,35 @@ class Turn:
                 del self._line[self._producer_id]
 
 
-def begin(partition: Partition, header: BatchHeader, *, implicit: bool) -> Verification | Reject | None:
+def begin(
+    broker: Broker, partition: Partition, header: BatchHeader, *, implicit: bool
+) -> Verification | Reject | None:
     """The guard to ask with; None where nothing needs to be asked: the transaction is open here, or the
     client is an older one and `transaction.partition.verification.enable` is off.
 
     Rejects with INVALID_PRODUCER_EPOCH.
     """
-    if not implicit and not partition.log.config.verification_required:
+    if implicit or partition.log.config.verification_required:
+        verification = partition.begin_verification(header, supports_epoch_bump=implicit)
+        if verification is not None:
+            return verification
+    return _refuse_replaced(broker, header)
+
+
+def _refuse_replaced(broker: Broker, header: BatchHeader) -> Reject | None:
+    """A transaction that was kept takes no more data from its writer [TXN-13].
+
+    KIP-939 fences the old incarnation of a client at the coordinator alone: partitions that have its
+    transaction open go on taking its batches, which are then committed although they were written after the
+    client prepared. One process is both here, so the partition can know (docs/adr/0098).
+    """
+    entry = broker.transactions.find_writer(ProducerId(header.producer_id))
+    if entry is None or not entry.is_kept or entry.shown.epoch != header.producer_epoch:
         return None
-    return partition.begin_verification(header, supports_epoch_bump=implicit)
+    return Reject(
+        ErrorCode.INVALID_PRODUCER_EPOCH,
+        f"{entry.transactional_id!r} kept the transaction of {entry.shown} for {entry.client}",
+    )
 
 
 def ask(
@@ -147,7 +167,7 @@ async def open_transaction(
     Rejects with: as `refusals`.
     """
     asker = Asker(transactional_id=transactional_id, implicit=implicit, knows_abortable=knows_abortable)
-    verification = begin(partition, header, implicit=asker.implicit)
+    verification = begin(broker, partition, header, implicit=asker.implicit)
     if isinstance(verification, Reject):
         return verification
     if verification is None:

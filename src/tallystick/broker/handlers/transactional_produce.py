@@ -88,7 +88,7 @@ def append_transactional(
     implicit = context.api_version >= IMPLICIT_SINCE
     held: list[tuple[InTransaction, Verification | None]] = []
     for batch in batches:
-        verification = refused or begin(batch.target, batch.header, implicit=implicit)
+        verification = refused or begin(broker, batch.target, batch.header, implicit=implicit)
         if isinstance(verification, Reject):
             batch.result = verification
         elif verification is None and batch.header.producer_id not in batch.target.lines:
