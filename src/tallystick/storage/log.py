@@ -287,7 +287,10 @@ class Log:
         except LogFull:
             if not internal:
                 raise
-            self.hooks.space.release(len(data))
+            try:
+                self.hooks.space.release(len(data))
+            except OSError as exc:
+                raise self.fail(f"the reserve cannot be given back: {exc}") from exc
             self._roll_and_write(data, headers, last_offset, now_ms)
 
     def _roll_and_write(

@@ -99,3 +99,14 @@ def test_whoever_owns_the_directory_is_told_when_a_log_goes_offline() -> None:
     with pytest.raises(LogOffline):
         log.roll(NOW)
     assert told == [(log, log.failure)]
+
+
+def test_a_reserve_that_cannot_be_given_back_is_a_broken_disk() -> None:
+    """[LOG-4] Whoever needed the room hears that the log is finished, so that the process ends."""
+    fs, directory, _, _ = full_directory()
+    fs.capacity += 1_000
+    internal = directory.get_or_create(TopicPartition("__t", 0), LogConfig(internal=True), UUID(int=6))
+    fs.capacity -= fs.room()
+    fs.sync_failure = OSError(errno.EIO, "the disk is broken")
+    with pytest.raises(LogOffline, match="reserve"):
+        append(internal)
