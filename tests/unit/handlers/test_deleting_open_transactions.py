@@ -3,7 +3,7 @@
 import logging
 
 import pytest
-from tests.support.leading import TOPIC, Leader, batch, leader, request
+from tests.support.leading import TOPIC, Leader, batch, leader, orders, request
 from tests.support.memory_broker import on_a_loop
 
 from tallystick.broker.txn.model import Outcome
@@ -100,6 +100,21 @@ async def test_who_says_so_may_delete_all_the_same() -> None:
         await made.end(identity, Outcome.COMMIT)
         await made.make_topic(TOPIC)
         assert await made.write(await made.identity()) is ErrorCode.NONE
+
+
+@on_a_loop
+async def test_retention_waits_for_the_transaction_whatever_the_switch_says() -> None:
+    """[RET-1] The switch is for administrators: what merely grew old is not deleted by decision."""
+    async with leader(delete_open_transactions="true", log_retention_ms="1000") as made:
+        identity = await three_plain_records_then_a_transaction(made)
+        made.clock.advance(1_000_000)
+        cleaning = made.broker.files._cleaning
+        assert cleaning.retain(orders(0)) == 0
+        assert made.partition().log.log_start_offset == 0
+        await made.end(identity, Outcome.COMMIT)
+        made.clock.advance(1_000_000)
+        assert cleaning.retain(orders(0)) > 0
+        assert made.partition().log.log_start_offset == 5
 
 
 @on_a_loop

@@ -8,11 +8,18 @@ from tests.support.leading import TOPIC, VERIFIED, Leader, T, leader, turns
 from tests.support.memory_broker import HeldMarkers, on_a_loop
 
 from tallystick.broker.acl import CLUSTER, Operation
-from tallystick.broker.topics import TRANSACTION_STATE
+from tallystick.broker.handlers import write_txn_markers
+from tallystick.broker.topics import GROUP_OFFSETS, TRANSACTION_STATE
 from tallystick.broker.txn.model import ForcedCause, Outcome, TxnEntry
 from tallystick.kernel.codes import ErrorCode
-from tallystick.kernel.ids import Identity, ProducerEpoch, ProducerId
+from tallystick.kernel.ids import GroupId, Identity, ProducerEpoch, ProducerId, TopicPartition
 from tallystick.protocol import encode
+from tallystick.protocol.messages.offset_fetch import OffsetFetchRequest, OffsetFetchRequestTopic
+from tallystick.protocol.messages.txn_offset_commit import (
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitRequestPartition,
+    TxnOffsetCommitRequestTopic,
+)
 from tallystick.protocol.messages.write_txn_markers import (
     WritableTxnMarker,
     WritableTxnMarkerTopic,
@@ -235,6 +242,50 @@ async def test_an_abort_beside_a_commit_that_is_being_decided_is_noted() -> None
         assert [noted.cause for noted in entry(made).forced] == [ForcedCause.MARKER]
 
 
+@on_a_loop
+async def test_offsets_in_a_transaction_are_ended_with_it_by_force_too() -> None:
+    """The groups hear of the marker: who waits for a stable offset (KIP-447) goes on, with the one before."""
+    async with leader() as made:
+        identity = await made.identity()
+        assert await made.broker.groups.prepare() is None
+        commit = TxnOffsetCommitRequest(
+            transactional_id=T,
+            group_id="g",
+            producer_id=identity.producer_id,
+            producer_epoch=identity.epoch,
+            topics=(
+                TxnOffsetCommitRequestTopic(
+                    name=TOPIC,
+                    partitions=(TxnOffsetCommitRequestPartition(partition_index=0, committed_offset=7),),
+                ),
+            ),
+        )
+        assert (await made.ask(commit, 5)).topics[0].partitions[0].error_code == 0
+
+        async def fetched() -> tuple[int, int]:
+            wanted = OffsetFetchRequestTopic(name=TOPIC, partition_indexes=(0,))
+            ask = OffsetFetchRequest(group_id="g", topics=(wanted,), require_stable=True)
+            found = (await made.ask(ask, 7)).topics[0].partitions[0]
+            return found.error_code, found.committed_offset
+
+        assert await fetched() == (ErrorCode.UNSTABLE_OFFSET_COMMIT, -1)
+        index = made.broker.groups.partition_of(GroupId("g"))
+        assert await code(made, marker(identity, index, topic=GROUP_OFFSETS)) is ErrorCode.NONE
+        assert await fetched() == (0, -1)
+        (noted,) = entry(made).forced
+        assert noted.partition == TopicPartition(GROUP_OFFSETS, index)
+        missing = marker(identity, 99, topic=GROUP_OFFSETS)
+        assert await code(made, missing) is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+@on_a_loop
+async def test_a_disk_that_hangs_is_no_reason_to_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(write_txn_markers, "DURABLE_S_MAX", 0.01)
+    async with leader(flush_policy="ack") as made:
+        made.disk.holding = True
+        assert await code(made, marker(STRANGER, 0)) is ErrorCode.REQUEST_TIMED_OUT
+
+
 # -------------------------------------------------------------------------------- guarded (KIP-664)
 
 
@@ -282,13 +333,14 @@ async def test_a_coordinator_is_never_fenced_by_a_guarded_abort() -> None:
 
 
 def test_the_guard_is_a_tag_that_kafka_skips() -> None:
-    """Tag 10000 of the topic: everything else is where Kafka's schema has it."""
-    plain = WriteTxnMarkersRequest(markers=(marker(STRANGER, 0),))
-    guarded = WriteTxnMarkersRequest(markers=(marker(STRANGER, 0, starts=(5,)),))
+    """Tag 10000 of the topic: a tagged field that no schema of Kafka's has, and nothing else is different."""
     for version in (1, 2):
+        plain = encode(WriteTxnMarkersRequest(markers=(marker(STRANGER, 0),)), version).hex(" ")
+        guarded = encode(WriteTxnMarkersRequest(markers=(marker(STRANGER, 0, starts=(5,)),)), version).hex(
+            " "
+        )
+        # The topic: its name, partition 0, and no tagged field; or one: tag 10000 of nine bytes, one offset.
+        topic = "07 6f 72 64 65 72 73 02 00 00 00 00"
         tagged = "01 90 4e 09 02 00 00 00 00 00 00 00 05"
-        before = encode(plain, version).hex(" ")
-        at = before.index("00 00 00 00 00") + len("00 00 00 00 00")
-        assert encode(guarded, version).hex(" ").count(tagged) == 1
-        assert len(encode(guarded, version)) == len(encode(plain, version)) + len(bytes.fromhex(tagged)) - 1
-        assert at > 0
+        assert plain.count(f"{topic} 00") == 1
+        assert guarded == plain.replace(f"{topic} 00", f"{topic} {tagged}")
