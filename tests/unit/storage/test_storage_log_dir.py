@@ -2,6 +2,8 @@
 
 import errno
 import threading
+from collections.abc import Callable
+from functools import partial
 from uuid import UUID
 
 import pytest
@@ -9,7 +11,7 @@ import pytest
 from tallystick.kernel.ids import LeaderEpoch, Offset, TopicPartition
 from tallystick.protocol.records import BatchMeta, Record, encode_batch
 from tallystick.storage.fs import RealFileSystem, StorageFailure
-from tallystick.storage.group_commit import GroupCommit
+from tallystick.storage.group_commit import HELPED_FROM, GroupCommit
 from tallystick.storage.log import AppendResult, Log, LogConfig
 from tallystick.storage.log_dir import (
     DirectoryInUse,
@@ -146,6 +148,28 @@ def test_one_round_of_syncs_serves_everyone_who_waits() -> None:
     assert commits.rounds <= 2
     assert {(log.topic_partition.partition, end) for log, end in told} == {(0, 10), (1, 10), (2, 10)}
     assert not [thread for thread in threading.enumerate() if thread.name == "group-commit"]
+
+
+def test_the_logs_of_a_round_are_synced_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = LogDir.open(MemoryFileSystem(), "d", DirectoryOptions())
+    logs = [directory.get_or_create(TopicPartition("t", p), CONFIG, ID) for p in range(HELPED_FROM)]
+    told: list[Log] = []
+    commits = GroupCommit(lambda log, end: told.append(log), lambda log, exc: None)
+    all_at_once = threading.Barrier(len(logs), timeout=30)
+
+    def met(sync: Callable[[], Offset]) -> Offset:
+        all_at_once.wait()
+        return sync()
+
+    for log in logs:
+        append(log)
+        monkeypatch.setattr(log, "sync", partial(met, log.sync))
+        commits.request(log)
+    commits.start()
+    commits.stop()
+    assert len(told) == len(logs)
+    assert {log.synced_end for log in logs} == {1}
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("group-commit")]
 
 
 def test_a_failed_sync_is_told_once() -> None:
