@@ -224,6 +224,16 @@ async def test_no_partition_is_given_another_outcome_than_was_decided(decided: O
 
 
 @on_a_loop
+async def test_nothing_is_forced_while_decisions_are_not_known() -> None:
+    """[TXN-11] A coordinator that still reads its log could not object."""
+    async with leader() as made:
+        await made.identity()
+        made.broker.transactions.release()
+        assert await code(made, marker(STRANGER, 0)) is ErrorCode.NOT_LEADER_OR_FOLLOWER
+        assert made.partition().log.log_end_offset == 0
+
+
+@on_a_loop
 async def test_an_abort_beside_a_commit_that_is_being_decided_is_noted() -> None:
     """Both are on their way to the disk: the transaction is torn, and that is on record."""
     async with leader(flush_policy="ack") as made:

@@ -73,6 +73,9 @@ async def handle(
     if not _may(broker, context):
         code = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
         return _response([(asked, code) for asked, _ in wanted])
+    if isinstance(broker.transactions.entries(), Reject):
+        # What has been decided is not known yet; Kafka's tools try again after this one.
+        return _response([(asked, ErrorCode.NOT_LEADER_OR_FOLLOWER) for asked, _ in wanted])
     codes = await asyncio.gather(
         *(_write(broker, one) if isinstance(one, _Wanted) else _told(one) for _, one in wanted)
     )
