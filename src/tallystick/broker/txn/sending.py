@@ -1,8 +1,9 @@
 """Markers on their way: from the decision of a transaction to the last partition that has its end.
 
-Every partition is tried until it has the marker or is gone. One that cannot take it now (its disk is full,
-its coordinator is still loading) is tried again, later each time; nothing else about a transaction waits for
-that, and nothing is given up before the process ends. A restart begins again from the durable decision.
+Every partition is tried until it has the marker or is gone [TXN-9]. One that cannot take it now (its disk is
+full, its coordinator is still loading) is tried again, later each time; nothing else about a transaction
+waits for that, and nothing is given up before the process ends. A restart begins again from the durable
+decision.
 """
 
 import asyncio
