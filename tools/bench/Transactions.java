@@ -54,6 +54,9 @@ public final class Transactions {
             for (long begun = System.nanoTime(); begun < ends; begun = System.nanoTime()) {
                 producer.beginTransaction();
                 producer.send(new ProducerRecord<>(topic, partition, null, value));
+                // Without this the client (4.3.1) may send the end before the record: its sender thread looks for
+                // unsent batches before it takes the lock under which the end is queued.
+                producer.flush();
                 producer.commitTransaction();
                 committed++;
                 long done = System.nanoTime();
