@@ -51,6 +51,7 @@ LOOKED_AT_PER_SLICE: Final = 256
 # A marker that cannot be written at once, because offsets are still being replayed or the disk is full.
 MARKER_TRIES: Final = 10
 MARKER_RETRY_S: Final = 0.05
+NAMED_AT_MOST: Final = 10
 
 _COMPLETE: Final = frozenset({TxnState.COMPLETE_COMMIT, TxnState.COMPLETE_ABORT})
 _OUTCOMES: Final = MappingProxyType({ControlType.COMMIT: Outcome.COMMIT, ControlType.ABORT: Outcome.ABORT})
@@ -112,6 +113,12 @@ class UncleanStart:
         Order: lost markers first. A partition that gets another marker of the same producer id before its
             own would end the wrong transaction with it.
         """
+        try:
+            await self._settle(ids)
+        finally:
+            self._seen, self._decisions = {}, Decisions({})  # it may be much, and is not asked for again
+
+    async def _settle(self, ids: LoadedIds) -> None:
         found = compare(ids.loaded().values(), self._decisions.found, self._seen)
         self.losses = found.losses
         self._hang(open_ for open_ in found.open if VERDICTS[open_.finding] is Verdict.HANGING)
@@ -128,12 +135,14 @@ class UncleanStart:
             if VERDICTS[behind.finding] is Verdict.NEW_PRODUCER_ID:
                 await self._move(ids, behind)
         for loss in found.losses:
+            names = loss.transactional_ids
             _log.error(
-                "%s: offsets %d to %d are gone, below the end of transactions that were committed: %s",
+                "%s: offsets %d to %d are gone, below the end of transactions that were committed: %s%s",
                 loss.partition,
                 loss.first_offset,
                 loss.last_offset,
-                ", ".join(map(repr, loss.transactional_ids)),
+                ", ".join(map(repr, names[:NAMED_AT_MOST])),
+                f" and {len(names) - NAMED_AT_MOST} more" if len(names) > NAMED_AT_MOST else "",
             )
 
     def _hang(self, found: Iterable[OpenFound]) -> None:
@@ -228,6 +237,7 @@ def compare_after_crash(topics: Topics, markers: MarkerSink) -> UncleanStart:
 
 
 def _seen(partition: Partition) -> SeenPartition:
+    """Its end, and whoever has or had a transaction here: a producer without one never had a marker."""
     producers = {
         ProducerId(state.producer_id): SeenProducer(
             epoch=ProducerEpoch(state.epoch),
@@ -235,6 +245,7 @@ def _seen(partition: Partition) -> SeenPartition:
             first_offset=None if state.txn_first_offset is None else Offset(state.txn_first_offset),
         )
         for state in partition.log.producer_state.active.values()
+        if state.txn_first_offset is not None or state.coordinator_epoch is not None
     }
     return SeenPartition(log_end_offset=partition.log.log_end_offset, producers=producers)
 
