@@ -79,8 +79,8 @@ def decide_verify(entry: TxnEntry | None, command: VerifyPartitions, env: Env) -
 def _refuse_writing(entry: TxnEntry, identity: Identity) -> Reject | None:
     """Who may not write: anyone but the client, and the client while it has a transaction to settle.
 
-    A kept transaction takes no more data, of its old writer least of all: the coordinator has fenced it, and
-    the partitions that have the transaction open cannot tell (KIP-939).
+    A kept transaction takes no more data, of its old writer least of all (KIP-939); partitions that have the
+    transaction open ask by themselves (`verifying`).
     """
     if identity != entry.client:
         return refuse_pair(entry, identity)
