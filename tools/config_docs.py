@@ -4,8 +4,8 @@ from pathlib import Path
 
 from tallystick.broker.config import BROKER_SETTINGS, RENAMED, TOPIC_SETTINGS
 from tallystick.broker.kafka_names import NO_EFFECT, REFUSED, REFUSED_PREFIXES
-from tallystick.broker.settings import Setting
 from tallystick.broker.topic_config import ONLY_DEFAULTS
+from tallystick.kernel.settings import Setting
 
 TARGET = Path(__file__).parents[1] / "docs/config.md"
 

@@ -14,8 +14,8 @@ from tallystick.broker.config import BrokerConfig, Endpoint
 from tallystick.broker.measures import FAMILIES
 from tallystick.broker.metrics_server import CONNECTIONS_MAX, REQUEST_BYTES_MAX, MetricsServer
 from tallystick.broker.serve import Service
-from tallystick.broker.settings import BadConfig
 from tallystick.broker.topics import NewTopic
+from tallystick.kernel.settings import BadConfig
 
 pytestmark = pytest.mark.server
 

@@ -12,10 +12,10 @@ from types import MappingProxyType
 from typing import Final
 
 from tallystick.broker.kafka_names import NO_EFFECT, is_refused, refusals
-from tallystick.broker.settings import BadConfig, Kind, Setting, build, setting, settings_of
 from tallystick.broker.topic_config import COMPRESSION_TYPES, DAY_MS, HOUR_MS, ONLY_DEFAULTS, TopicConfig
 from tallystick.kernel.ids import INT32_MAX, INT64_MAX
 from tallystick.kernel.limits import FRAME_BYTES_MAX_DEFAULT, MIB
+from tallystick.kernel.settings import BadConfig, Kind, Setting, build, setting, settings_of
 from tallystick.kernel.value import frozen
 
 FLUSH_POLICIES: Final = ("ack", "interval", "os")

@@ -11,10 +11,10 @@ from typing import Final
 from tallystick.broker.broker import Broker
 from tallystick.broker.config import BROKER_SETTINGS, TOPIC_SETTINGS, BrokerConfig
 from tallystick.broker.metadata import Topic
-from tallystick.broker.settings import BadConfig, Setting, unknown
 from tallystick.broker.topic_config import ONLY_DEFAULTS
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
+from tallystick.kernel.settings import BadConfig, Setting, unknown
 from tallystick.kernel.value import frozen
 
 

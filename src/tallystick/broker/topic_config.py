@@ -9,8 +9,8 @@ Source: Kafka 4.3 TopicConfig, LogConfig and ServerTopicConfigSynonyms.
 from collections.abc import Iterator
 from typing import Final
 
-from tallystick.broker.settings import Kind, Synonym, setting
 from tallystick.kernel.ids import INT64_MAX
+from tallystick.kernel.settings import Kind, Synonym, setting
 from tallystick.kernel.value import frozen
 
 HOUR_MS: Final = 3_600_000

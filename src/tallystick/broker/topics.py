@@ -17,13 +17,13 @@ from typing import Final, Protocol
 from tallystick.broker.config import BrokerConfig
 from tallystick.broker.metadata import MetadataStore, Topic, new_id
 from tallystick.broker.partition import Partition
-from tallystick.broker.settings import BadConfig
 from tallystick.broker.topic_config import TopicConfig
 from tallystick.broker.worker import Worker
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject, TallystickError
 from tallystick.kernel.ids import TopicPartition
 from tallystick.kernel.limits import TOPIC_NAME_LENGTH_MAX
+from tallystick.kernel.settings import BadConfig
 from tallystick.kernel.value import frozen
 from tallystick.storage.validation import LogConfig
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from tallystick.broker.config import BrokerConfig, Endpoint, ineffective
 from tallystick.broker.serve import Service, run
-from tallystick.broker.settings import BadConfig, read_properties
 from tallystick.kernel.errors import TallystickError
+from tallystick.kernel.settings import BadConfig, read_properties
 
 _log = logging.getLogger("tallystick.broker")
 

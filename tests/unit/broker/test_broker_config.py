@@ -13,7 +13,7 @@ from tallystick.broker.config import (
 )
 from tallystick.broker.files import storage_config
 from tallystick.broker.kafka_names import NO_EFFECT, REFUSED
-from tallystick.broker.settings import BadConfig, read_properties
+from tallystick.kernel.settings import BadConfig, read_properties
 from tallystick.protocol.records import Codec, TimestampType
 
 # What Kafka 4.3 ships as config/server.properties, its comments left out.

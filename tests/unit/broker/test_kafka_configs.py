@@ -7,8 +7,8 @@ import pytest
 
 from tallystick.broker.config import BROKER_SETTINGS, RENAMED, TOPIC_SETTINGS, BrokerConfig
 from tallystick.broker.kafka_names import FORMER, NO_EFFECT, REFUSED, is_refused
-from tallystick.broker.settings import BadConfig, Setting
 from tallystick.broker.topic_config import ONLY_DEFAULTS
+from tallystick.kernel.settings import BadConfig, Setting
 
 FACTS = Path(__file__).parents[2] / "vectors/config/kafka-4.3.1-configs.txt"
 
