@@ -12,12 +12,13 @@ Source: KIP-664 "Metrics", KIP-939 "Metric Changes"; Kafka 4.3: ReplicaManager, 
 """
 
 from collections import Counter as Tally
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Final, Protocol
 
 from tallystick.broker.metrics import Counter, Reading, Registry, Sample, counter, gauge, of_kafka
 from tallystick.broker.partition import Partition
+from tallystick.broker.txn.consistency import Loss
 from tallystick.broker.txn.model import Decided, ForcedCause, ForcedOutcome, Ongoing, TxnEntry, TxnState
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import ProducerId, TimestampMs
@@ -92,6 +93,19 @@ UNMARKED_TIME_MAX: Final = gauge(
     "decided_transaction_time_max_ms",
     "Time in ms since the oldest decision that has not reached every partition yet.",
 )
+OFFLINE: Final = gauge(
+    "transaction_log_offline_partitions",
+    "Partitions of __transaction_state whose last append may or may not be there: a restart finds out.",
+)
+
+# ---- the last start, where it was unclean
+HANGING_AT_START: Final = gauge(
+    "start_hanging_transactions", "Hanging transactions that the comparison at the last start has listed."
+)
+LOST_AT_START: Final = gauge(
+    "start_lost_offsets",
+    "Offsets gone from below acknowledged commits, found by the comparison at the last start.",
+)
 
 # ---- disk
 RESERVE: Final = gauge(
@@ -120,7 +134,8 @@ DELETIONS_REFUSED: Final = counter(
 FAMILIES: Final = (
     *(PARTITIONS, PRODUCER_IDS, LSO_LAG, OPEN_DURATION, LSO_LAG_MAX, LATE, LATE_TWO_PHASE, HANGING),
     *(HELD_BACK, HELD_BACK_PARTITIONS),
-    *(OPEN_TIME_MAX, IDS, IN_DOUBT, IN_DOUBT_OPEN_TIME_MAX, KEPT, UNMARKED_TIME_MAX),
+    *(OPEN_TIME_MAX, IDS, IN_DOUBT, IN_DOUBT_OPEN_TIME_MAX, KEPT, UNMARKED_TIME_MAX, OFFLINE),
+    *(HANGING_AT_START, LOST_AT_START),
     *(RESERVE, RESERVE_MISSING),
     *(VERIFICATION_FAILURES, FORCED, DELETIONS_REFUSED),
 )
@@ -151,6 +166,19 @@ class Transactions(Protocol):
         """Whose open or decided transaction this producer id signs."""
         ...
 
+    @property
+    def offline_partitions(self) -> int: ...
+
+
+class Found(Protocol):
+    """What the walk asks the comparison after an unclean start."""
+
+    @property
+    def hanging(self) -> Sequence[object]: ...
+
+    @property
+    def losses(self) -> Sequence[Loss]: ...
+
 
 class Reserved(Protocol):
     """What the walk asks the reserve."""
@@ -166,7 +194,8 @@ class Reserved(Protocol):
 class Observed:
     """Where the gauges are read.
 
-    held_back  bytes that retention would delete from a partition if no transaction were open
+    held_back      bytes that retention would delete from a partition if no transaction were open
+    unclean_start  None after a clean stop, or where nothing can have been lost
     """
 
     now_ms: Callable[[], TimestampMs]
@@ -175,6 +204,7 @@ class Observed:
     transactions: Transactions
     held_back: Callable[[Partition], int]
     reserve: Reserved
+    unclean_start: Found | None = None
 
 
 def read_gauges(of: Observed) -> Iterator[Reading | None]:
@@ -186,7 +216,11 @@ def read_gauges(of: Observed) -> Iterator[Reading | None]:
         if done % SLICE == 0:
             yield None
     yield from walk.readings()
-    reserve = of.reserve
+    found, reserve = of.unclean_start, of.reserve
+    losses = () if found is None else found.losses
+    yield OFFLINE, [((), of.transactions.offline_partitions)]
+    yield HANGING_AT_START, [((), 0 if found is None else len(found.hanging))]
+    yield LOST_AT_START, [((), sum(loss.last_offset - loss.first_offset + 1 for loss in losses))]
     yield RESERVE, [((), reserve.held_bytes)]
     yield RESERVE_MISSING, [((), max(0, reserve.size_bytes - reserve.held_bytes))]
 

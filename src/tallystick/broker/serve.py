@@ -106,6 +106,7 @@ def _observed(broker: Broker) -> Observed:
         transactions=broker.transactions,
         held_back=held_back,
         reserve=broker.files.reserve,
+        unclean_start=broker.comparison,
     )
 
 

@@ -1,6 +1,6 @@
 """Each gauge, read from real partitions and real entries, with time by hand."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -9,12 +9,14 @@ from tallystick.broker.cleaning import held_back_bytes
 from tallystick.broker.measures import SLICE, Observed, read_gauges
 from tallystick.broker.partition import Partition
 from tallystick.broker.topic_config import TopicConfig
+from tallystick.broker.txn.consistency import Loss
 from tallystick.broker.txn.model import Decided, Idle, Ongoing, Outcome, Phase, TxnEntry
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import (
     Identity,
     LeaderEpoch,
+    Offset,
     ProducerEpoch,
     ProducerId,
     TimestampMs,
@@ -58,6 +60,7 @@ class Coordinator:
     def __init__(self) -> None:
         self.known: dict[str, TxnEntry] = {}
         self.loading = False
+        self.offline_partitions = 0
 
     def entries(self) -> tuple[TxnEntry, ...] | Reject:
         if self.loading:
@@ -69,12 +72,21 @@ class Coordinator:
 
 
 @dataclass
+class FoundAtStart:
+    """What a comparison has left."""
+
+    hanging: Sequence[object]
+    losses: Sequence[Loss]
+
+
+@dataclass
 class World:
     """Partitions of topic `t`, a coordinator, a clock."""
 
     clock: FakeClock = field(default_factory=FakeClock)
     coordinator: Coordinator = field(default_factory=Coordinator)
     partitions: list[Partition] = field(default_factory=list)
+    unclean_start: FoundAtStart | None = None
 
     def __post_init__(self) -> None:
         self.fs = MemoryFileSystem()
@@ -146,6 +158,7 @@ class World:
             transactions=self.coordinator,
             held_back=lambda partition: held_back_bytes(partition.log, self.clock.now_ms()),
             reserve=self.reserve,
+            unclean_start=self.unclean_start,
         )
         readings = [reading for reading in read_gauges(observed) if reading is not None]
         return {family.name: dict(samples) for family, samples in readings}
@@ -356,6 +369,22 @@ def test_what_retention_would_delete_but_for_an_open_transaction(world: World) -
     assert world.value("tallystick_retention_held_back_partitions") == 1
     world.mark(one, ident(1, 1))
     assert world.value("tallystick_retention_held_back_bytes") == 0
+
+
+def test_what_an_unclean_start_found_stays_in_sight(world: World) -> None:
+    names = ("tallystick_start_hanging_transactions", "tallystick_start_lost_offsets")
+    assert [world.value(name) for name in names] == [0, 0]
+    losses = [
+        Loss(partition=TopicPartition("t", 0), first_offset=first, last_offset=last, transactional_ids=())
+        for first, last in ((Offset(7), Offset(9)), (Offset(3), Offset(3)))
+    ]
+    world.unclean_start = FoundAtStart(["one"], losses)
+    assert [world.value(name) for name in names] == [1, 4]
+
+
+def test_partitions_of_the_transaction_log_that_need_a_restart_are_counted(world: World) -> None:
+    world.coordinator.offline_partitions = 2
+    assert world.value("tallystick_transaction_log_offline_partitions") == 2
 
 
 def test_the_reserve_shows_what_it_holds_and_lacks(world: World) -> None:

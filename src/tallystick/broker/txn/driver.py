@@ -258,6 +258,11 @@ class TransactionCoordinator:
             return STOPPED
         return LOADING if self._loading is not None else tuple(self._entries.values())
 
+    @property
+    def offline_partitions(self) -> int:
+        """Partitions of `__transaction_state` that need a restart: their ids answer NOT_COORDINATOR."""
+        return len(self._lost)
+
     def find_writer(self, producer_id: ProducerId) -> TxnEntry | None:
         """The entry whose transaction, or whose last one, this producer id is in the partitions for."""
         name = self._writers.get(producer_id)
