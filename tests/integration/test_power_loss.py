@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
 from raw_producer import RawProducer, Versions, committed_values, make_topic
 from raw_wire import RawConnection
 
@@ -187,6 +188,36 @@ def test_what_is_gone_below_a_commit_is_said_by_offset(
         capfd, "orders-0: offsets 0 to 2 are gone, below the end of transactions that were committed: 'pay-7'"
     )
     assert values(broker) == [[], ["d"]]
+
+
+def test_offsets_in_a_transaction_get_their_lost_marker_too(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The group's partition is still being replayed when the comparison begins."""
+    with EmbeddedBroker(
+        tmp_path, transaction_state_log_num_partitions=1, offsets_topic_num_partitions=1
+    ) as broker:
+        make_topic(broker, TOPIC)
+        at = TopicPartition(TOPIC, 0, 5)
+        group = {"bootstrap.servers": broker.bootstrap_servers, "group.id": "flights"}
+        consumer = Consumer(group)
+        producer = Producer({"bootstrap.servers": broker.bootstrap_servers, "transactional.id": "pay-7"})
+        producer.init_transactions(20)
+        producer.begin_transaction()
+        producer.send_offsets_to_transaction([at], consumer.consumer_group_metadata(), 20)
+        log = broker.data_dir / "__consumer_offsets-0" / f"{0:020}.log"
+        before = log.stat().st_size
+        producer.commit_transaction(20)
+        eventually(lambda: log.stat().st_size > before)
+        eventually(lambda: [found.offset for found in consumer.committed([at], 20)] == [5])
+        consumer.close()
+        broker.kill()
+        os.truncate(log, before)
+        broker.start()
+        again = Consumer(group)
+        eventually(lambda: [found.offset for found in again.committed([at], 20)] == [5])
+        again.close()
+        assert said(capfd, "commit of __consumer_offsets-0")
 
 
 def test_after_a_clean_stop_nothing_is_compared(
