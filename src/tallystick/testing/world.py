@@ -316,7 +316,7 @@ class World:
             running = [self.clients.create_task(worker.run()) for worker in self.workers]
         else:
             running = [self.clients.create_task(self._scenario(self))]
-        reading = self.clients.create_task(self.reader.run(0.02))
+        reading = self.clients.create_task(self.reader.run(0.02 if self._scenario is None else 0.2))
         looking = self.clients.create_task(self._look(0.05))
         for number, at in enumerate(self.faults.terminations_at_s):
             running.append(self.clients.create_task(self._terminate(at, number)))

@@ -38,15 +38,15 @@ class Batch:
     commit: bool | None = None
 
 
-def scan(partition: Partition) -> list[Batch]:
+def scan(partition: Partition, *, with_texts: bool = True) -> list[Batch]:
     """Every batch of a partition, from its bytes; of an internal topic without the texts."""
-    internal = partition.topic_partition.topic.startswith("__")
+    with_texts = with_texts and not partition.topic_partition.topic.startswith("__")
     found = []
     for piece in partition.read_all(READ_BYTES):
         for at, header in iter_headers(piece):
             marker = read_marker(piece, at) if header.is_control else None
             texts: tuple[str, ...] = ()
-            if not header.is_control and not internal:
+            if with_texts and not header.is_control:
                 texts = tuple((record.value or b"").decode() for record in decode_records(piece, at))
             signer = None
             if header.producer_id >= 0:
@@ -101,7 +101,7 @@ def decide(batches: Iterable[Batch], upto: int) -> Decisions:
 def check_stable_offset(partition: Partition) -> Iterator[str]:
     """(3) The last stable offset is before every transaction without a marker that power loss cannot take."""
     high_watermark, stable = partition.log.high_watermark, partition.log.last_stable_offset
-    for producer_id, first in decide(scan(partition), high_watermark).open.items():
+    for producer_id, first in decide(scan(partition, with_texts=False), high_watermark).open.items():
         if first < stable:
             yield (
                 f"{partition.topic_partition}: stable up to {stable}, producer {producer_id} has been open "
