@@ -292,7 +292,8 @@ def check_change(before: TxnEntry | None, command: Command, after: TxnEntry | No
         assert after.phase.partitions == before.phase.partitions or not before.is_kept
         assert before.phase.timeout_ms is not None or after.phase.timeout_ms is None
         if isinstance(command, InitProducerId) and after != before:
-            assert after.client != before.client or command.expected == before.superseded
+            repeated = command.expected is not None and command.expected == before.superseded
+            assert (after.client == before.client) == repeated
     if isinstance(before.phase, Idle) and isinstance(after.phase, Ongoing):
         assert after.phase.writer == before.client == after.client
         assert after.phase.writer.epoch < MAX
@@ -304,6 +305,8 @@ def check_end(before: TxnEntry, phase: Ongoing, command: Command, after: TxnEntr
     )
     if before.is_two_phase:
         assert not isinstance(command, TimeOut)
+    if isinstance(command, InitProducerId):
+        assert after.superseded == command.expected, "only the owner may hear of the next pair"
     forced = after.forced[-1:] if not isinstance(command, EndTxn) else ()
     assert all(note.writer == phase.writer for note in forced)
     assert isinstance(command, EndTxn) == (after.forced == before.forced)

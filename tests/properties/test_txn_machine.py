@@ -44,6 +44,7 @@ from tallystick.broker.txn.model import (
     TxnConfig,
     TxnEntry,
 )
+from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import (
     Identity,
     Offset,
@@ -152,6 +153,11 @@ class TxnMachine(RuleBasedStateMachine):
         before = self.world.entries.get(T)
         answer = self.world.run(T, request.command)
         self.compare(before, request.command)
+        if isinstance(request.command, InitProducerId) and isinstance(answer, Reject):
+            after = self.world.entries[T]
+            if before is not None and before.client != after.client:
+                # The pair that a fence makes is for whoever fences; not for whom it fences.
+                self.owners[after.client] = request.incarnation
         self.told(request, answer)
         return answer
 

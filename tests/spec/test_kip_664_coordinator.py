@@ -7,6 +7,7 @@ from txn_words import (
     IDLE_STATES,
     P0,
     P1,
+    P2,
     STATES,
     TIMEOUT_MS,
     T,
@@ -103,6 +104,40 @@ def test_a_marker_where_nothing_is_open_is_not(state: str) -> None:
     before, records = txn.entry, len(txn.world.log)
     for epoch in (9, 10, 11):
         txn.ask(NoteForcedMarker(writer=ident(42, epoch), partition=P0))
+    assert unchanged(txn, before, records)
+
+
+@pytest.mark.parametrize("version", [0, 2])
+def test_a_marker_into_a_committed_transaction_is_on_record(version: int) -> None:
+    """KIP-664 "Recovery": the commit is decided and its marker is on the way when the administrator's ABORT
+    comes first: that part of a committed transaction is lost, and somebody must be able to find out."""
+    txn = Txn.in_state("PrepareCommit", version=version)
+    marker = txn.marker
+    txn.world.write_markers(T, only=[P0])
+    for partition in (P0, P1):  # P0 has its COMMIT already: there, nothing was open
+        assert txn.ask(NoteForcedMarker(writer=ident(42, 10), partition=partition)) == DONE
+    txn.world.restart()
+    assert [(f.writer, f.cause, f.partition) for f in txn.entry.forced] == [
+        (ident(42, 10), ForcedCause.MARKER, P1)
+    ]
+    assert (txn.state, txn.marker) == ("PrepareCommit", marker)
+    txn.complete()
+    assert txn.state == "CompleteCommit"
+    assert len(txn.entry.forced) == 1
+
+
+def test_a_marker_into_an_aborted_transaction_changes_nothing() -> None:
+    """It says what the coordinator's own marker says."""
+    txn = Txn.in_state("PrepareAbort")
+    before, records = txn.entry, len(txn.world.log)
+    txn.ask(NoteForcedMarker(writer=ident(42, 10), partition=P0))
+    assert unchanged(txn, before, records)
+
+
+def test_a_marker_into_a_partition_it_does_not_have_is_not() -> None:
+    txn = Txn.in_state("Ongoing")
+    before, records = txn.entry, len(txn.world.log)
+    txn.ask(NoteForcedMarker(writer=ident(42, 10), partition=P2))
     assert unchanged(txn, before, records)
 
 
