@@ -10,7 +10,7 @@ import pytest
 from tallystick.broker.comparing import UncleanStart
 from tallystick.broker.txn.codec import decode_batches
 from tallystick.broker.txn.commands import (
-    AddImplicitly,
+    AddPartitions,
     Answer,
     Command,
     EndTxn,
@@ -274,8 +274,8 @@ class Log:
 class Disk:
     """The machine and its partitions; what remains of them after a power loss is another Disk."""
 
-    def __init__(self, world: TxnWorld, logs: Mapping[TopicPartition, Log]) -> None:
-        self.world, self.logs = world, logs
+    def __init__(self, world: TxnWorld, logs: Mapping[TopicPartition, Log], version: int = 2) -> None:
+        self.world, self.logs, self.version = world, logs, version
         self.held: list[tuple[Command, asyncio.Future[Answer]]] = []
 
     # what a client does
@@ -287,17 +287,17 @@ class Disk:
 
     def write(self, *partitions: TopicPartition) -> None:
         pair = self.world.entries[T].client
-        assert not isinstance(
-            self.world.run(T, AddImplicitly(identity=pair, partitions=frozenset(partitions))), Reject
+        added = AddPartitions(
+            identity=pair, partitions=frozenset(partitions), transaction_version=self.version
         )
+        assert not isinstance(self.world.run(T, added), Reject)
         for at in partitions:
             self.logs[at].written.append((pair, None))
 
     def end(self, outcome: Outcome) -> None:
         pair = self.world.entries[T].client
-        assert not isinstance(
-            self.world.run(T, EndTxn(identity=pair, outcome=outcome, transaction_version=2)), Reject
-        )
+        ended = EndTxn(identity=pair, outcome=outcome, transaction_version=self.version)
+        assert not isinstance(self.world.run(T, ended), Reject)
         self.mark()
 
     def mark(self) -> None:
@@ -308,7 +308,9 @@ class Disk:
 
     def write_marker(self, send: SendMarkers, at: TopicPartition) -> Offset | None:
         seen = self.logs[at].seen().producers.get(send.marker.producer_id)
-        if seen is not None and seen.epoch >= send.marker.epoch and seen.first_offset is not None:
+        behind = 0 if seen is None else seen.epoch - send.marker.epoch
+        equal_will_do = send.transaction_version < 2 or seen is None or seen.first_offset is None
+        if behind > 0 or (behind == 0 and seen is not None and not equal_will_do):
             return None  # as a partition leader refuses it
         self.logs[at].written.append((send.marker, send.outcome))
         return Offset(len(self.logs[at].written) - 1)
@@ -397,7 +399,7 @@ def torn(disk: Disk) -> Iterator[Disk]:
             at: Log(log.written[:length])
             for (at, log), length in zip(disk.logs.items(), of_each, strict=True)
         }
-        yield Disk(world, logs)
+        yield Disk(world, logs, disk.version)
 
 
 Story = Callable[[], Disk]
@@ -445,21 +447,36 @@ def epochs_used_up() -> Disk:
     return disk
 
 
-STORIES = [committed_and_aborted, kept_and_taken_over, epochs_used_up]
+def one_pair_for_all() -> Disk:
+    """An older client: the pair stays, and the second transaction is told from the first by nothing."""
+    disk = Disk(TxnWorld(CONFIG, spares=[42, 43]), {A: Log(), B: Log()}, version=0)
+    disk.init()
+    disk.write(A, B)
+    disk.end(COMMIT)
+    disk.write(B)
+    disk.write(A)
+    disk.end(ABORT)
+    disk.init()
+    disk.write(A)
+    return disk
+
+
+STORIES = [committed_and_aborted, kept_and_taken_over, epochs_used_up, one_pair_for_all]
 
 
 @pytest.mark.parametrize("story", STORIES)
 def test_whatever_is_left_of_the_logs_is_put_right_or_said(story: Story) -> None:
     """[TXN-12] None ends otherwise than it did; none is left open that nobody knows and nobody lists."""
     whole = story()
-    truth = {pair: outcome for log in whole.logs.values() for pair, outcome in log.outcomes()}
+    truth = {at: list(log.outcomes()) for at, log in whole.logs.items()}
     combinations = met = 0
     for left in torn(whole):
         combinations += 1
         unclean = start(left)
         for at, log in left.logs.items():
-            for pair, outcome in log.outcomes():
-                assert truth.get(pair, outcome) is outcome, (at, pair, outcome)
+            ended = list(log.outcomes())
+            # Below version 2 a marker that is sent again may meet the next transaction of the same pair.
+            assert whole.version < 2 or ended == truth[at][: len(ended)], at
             for pair in log.open_pairs():
                 listed = (at, pair) in hanging(unclean)
                 known = is_known(left.world.entries.get(T), at, pair)
