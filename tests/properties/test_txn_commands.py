@@ -275,6 +275,8 @@ def check_change(before: TxnEntry | None, command: Command, after: TxnEntry | No
     if before is None or after is None:
         assert before is None or (isinstance(command, Expire) and isinstance(before.phase, Idle))
         return
+    if isinstance(command, MarkersWritten) and before.shown != command.marker:
+        assert after == before
     pair = speaker(command)
     if pair is not None and pair != before.client:
         assert (after.client, after.state is before.state) == (before.client, True) or is_repetition(
