@@ -41,6 +41,7 @@ from tallystick.kernel.ids import (
     TimestampMs,
     TopicPartition,
 )
+from tallystick.protocol import DecodeError
 from tallystick.protocol.records import ControlType, iter_headers, read_marker
 
 _log = logging.getLogger("tallystick.transactions")
@@ -82,10 +83,16 @@ class UncleanStart:
         self._watched: set[bytes] = set()  # keys of ids that wrote what is open
 
     async def read(self, piece: bytes) -> None:
-        """A piece of the transaction log, all of an id in order."""
+        """A piece of the transaction log, all of an id in order.
+
+        What cannot be read is left to replay, which needs the last record of an id alone.
+        """
         for number, (key, value) in enumerate(iter_stored(piece), start=1):
-            if self._matters(key, value):
-                self._decisions.note(decode_record(key, value))
+            try:
+                if self._matters(key, value):
+                    self._decisions.note(decode_record(key, value))
+            except DecodeError as exc:
+                _log.warning("a record of __transaction_state is not compared: %s", exc)
             if number % LOOKED_AT_PER_SLICE == 0:
                 await asyncio.sleep(0)
 

@@ -3,10 +3,11 @@
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tallystick.broker.txn.codec import (
@@ -17,6 +18,8 @@ from tallystick.broker.txn.codec import (
     iter_stored,
     may_lower,
     partition_of,
+    peek,
+    peek_completed,
 )
 from tallystick.broker.txn.commands import EntryExpired, EntryStored, TxnRecord
 from tallystick.broker.txn.model import (
@@ -409,6 +412,37 @@ def test_a_record_comes_back_as_it_was(record: TxnRecord, level: int) -> None:
     """[TXN-2] Replay applies what was applied live, so every field has to be there."""
     key, value = encode_record(record, level)
     assert decode_record(key, value) == record
+
+
+@given(records, st.integers(1, 2), st.randoms(use_true_random=False))
+def test_damage_is_refused_or_read_and_never_anything_else(
+    record: TxnRecord, level: int, random: Random
+) -> None:
+    """[WIRE-1] The log's CRC finds damage; a record that somebody made wrong is refused."""
+    key, value = encode_record(record, level)
+    for _ in range(20):
+        damaged = bytearray(value or b"\0\1")
+        damaged[random.randrange(len(damaged))] = random.randrange(256)
+        del damaged[random.randrange(1, len(damaged) + 1) :]
+        try:
+            decode_record(key, bytes(damaged))
+            peek(bytes(damaged))
+            peek_completed(bytes(damaged))
+        except DecodeError:
+            pass
+
+
+@given(st.builds(EntryStored, entry=entries()), st.integers(0, 2))
+def test_a_peek_sees_what_is_there(record: EntryStored, level: int) -> None:
+    entry = record.entry
+    assume(level > 0 or not entry.is_kept)
+    _, value = encode_record(record, level)
+    assert value is not None
+    assert peek(value) == (entry.state, entry.shown.producer_id)
+    if isinstance(entry.phase, Idle):
+        named, markers = peek_completed(value)
+        assert entry.shown.producer_id in named
+        assert markers == (entry.phase.markers if level else {})
 
 
 @given(entries())

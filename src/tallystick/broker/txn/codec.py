@@ -333,7 +333,7 @@ def _entry(transactional_id: TransactionalId, read: TransactionLogValue) -> TxnE
         transactional_id=transactional_id,
         phase=phase,
         client=client,
-        superseded=_superseded(state, client, read),
+        superseded=_superseded(transactional_id, state, client, read),
         timeout_ms=timeout_ms if own_timeout_ms < 0 else _read_timeout(own_timeout_ms),
         transaction_version=version,
         updated_ms=TimestampMs(read.transaction_last_update_timestamp_ms),
@@ -387,7 +387,9 @@ def _client(shown: Identity, read: TransactionLogValue) -> Identity:
     )
 
 
-def _superseded(state: TxnState, client: Identity, read: TransactionLogValue) -> Identity | None:
+def _superseded(
+    transactional_id: TransactionalId, state: TxnState, client: Identity, read: TransactionLogValue
+) -> Identity | None:
     said = read.superseded
     if said is None:
         previous = read.previous_producer_id
@@ -396,7 +398,7 @@ def _superseded(state: TxnState, client: Identity, read: TransactionLogValue) ->
         )
     if said.producer_id < 0:
         return None
-    return Identity(ProducerId(said.producer_id), ProducerEpoch(said.producer_epoch))
+    return _identity(transactional_id, said.producer_id, said.producer_epoch)
 
 
 def _implied(
