@@ -128,7 +128,7 @@ FORCED: Final = counter(
 )
 DELETIONS_REFUSED: Final = counter(
     "deletions_refused",
-    "DeleteTopics and DeleteRecords refused because of open transactions (delete.open.transactions).",
+    "Deletions of topics, records, groups or their offsets refused because of open transactions.",
 )
 
 FAMILIES: Final = (
@@ -147,12 +147,14 @@ class BrokerMetrics:
     def __init__(self) -> None:
         self.registry = Registry()
         self.verification_failures: Counter = self.registry.counter(VERIFICATION_FAILURES)
-        self._forced = self.registry.counter(FORCED, *((cause.name.lower(),) for cause in ForcedCause))
+        self.forced_outcomes: Counter = self.registry.counter(
+            FORCED, *((cause.name.lower(),) for cause in ForcedCause)
+        )
         self.deletions_refused: Counter = self.registry.counter(DELETIONS_REFUSED)
 
     def forced(self, outcome: ForcedOutcome) -> None:
         """A transaction was ended, and not by its client."""
-        self._forced.add(outcome.cause.name.lower())
+        self.forced_outcomes.add(outcome.cause.name.lower())
 
 
 class Transactions(Protocol):

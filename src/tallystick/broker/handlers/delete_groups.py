@@ -28,4 +28,5 @@ async def _delete(broker: Broker, group_id: GroupId) -> int:
     code = code_of(await broker.groups.execute(group_id, command))
     if code == ErrorCode.POLICY_VIOLATION:
         log_who_holds(broker, group_id, "DeleteGroups")
+        broker.metrics.deletions_refused.add()
     return code

@@ -32,6 +32,7 @@ async def handle(
         return OffsetDeleteResponse(error_code=code_of(answer))
     if ErrorCode.POLICY_VIOLATION in answer.refused.values():
         log_who_holds(broker, group_id, "OffsetDelete")
+        broker.metrics.deletions_refused.add()
     missing = dict.fromkeys(set(asked) - set(known), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     codes = {**missing, **answer.refused}
     return OffsetDeleteResponse(
