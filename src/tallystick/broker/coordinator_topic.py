@@ -1,15 +1,11 @@
 """A coordinator's own topic: made when the first client needs it."""
 
-import logging
 from collections.abc import Callable, Sequence
 
 from tallystick.broker.partition import Partition
 from tallystick.broker.topics import NewTopic, Topics
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
-from tallystick.storage.fs import StorageFailure
-
-_log = logging.getLogger("tallystick.broker.topics")
 
 
 class CoordinatorTopic:
@@ -37,9 +33,8 @@ class CoordinatorTopic:
         """Make the topic unless it is there; a disk without room for it may have some later."""
         if self._topics.find(self._name) is not None:
             return None
-        try:
-            made = await self._topics.create_if_absent(self._wanted())
-        except (OSError, StorageFailure) as exc:
-            _log.error("%s cannot be made: %s", self._name, exc)
-            return Reject(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{self._name} cannot be made: {exc}")
-        return made if isinstance(made, Reject) else None
+        made = await self._topics.create_if_absent(self._wanted())
+        if not isinstance(made, Reject):
+            return None
+        is_full = made.code is ErrorCode.KAFKA_STORAGE_ERROR
+        return Reject(ErrorCode.COORDINATOR_NOT_AVAILABLE, made.reason) if is_full else made

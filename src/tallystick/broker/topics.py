@@ -25,6 +25,7 @@ from tallystick.kernel.ids import TopicPartition
 from tallystick.kernel.limits import TOPIC_NAME_LENGTH_MAX
 from tallystick.kernel.settings import BadConfig
 from tallystick.kernel.value import frozen
+from tallystick.storage.fs import is_full
 from tallystick.storage.validation import LogConfig
 
 _log = logging.getLogger("tallystick.broker.topics")
@@ -188,7 +189,16 @@ class Topics:
         return None
 
     async def create(self, wanted: NewTopic) -> Topic | Reject:
-        """Make a topic. Raises: OSError, StorageFailure; the next attempt or start finishes what began."""
+        """Make a topic. Where the disk is full the next attempt, or start, finishes what was begun.
+
+        Raises: OSError, StorageFailure.
+        """
+        try:
+            return await self._create(wanted)
+        except OSError as exc:
+            return _if_full(wanted.name, exc)
+
+    async def _create(self, wanted: NewTopic) -> Topic | Reject:
         async with self._lock:
             topic = self._begun.get(wanted.name)
             if topic is None:
@@ -218,7 +228,13 @@ class Topics:
         return made
 
     async def grow(self, name: str, partitions: int) -> Topic | Reject:
-        """Add partitions up to a total."""
+        """Add partitions up to a total. Raises: OSError, StorageFailure."""
+        try:
+            return await self._grow(name, partitions)
+        except OSError as exc:
+            return _if_full(name, exc)
+
+    async def _grow(self, name: str, partitions: int) -> Topic | Reject:
         async with self._lock:
             refused = self.check_growth(name, partitions)
             if refused is not None:
@@ -293,6 +309,13 @@ class Topics:
 
 def _exists(name: str) -> Reject:
     return Reject(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic {name!r} already exists.")
+
+
+def _if_full(name: str, exc: OSError) -> Reject:
+    if not is_full(exc):
+        raise exc
+    _log.error("topic %s cannot be made: %s", name, exc)
+    return Reject(ErrorCode.KAFKA_STORAGE_ERROR, f"topic {name!r} cannot be made: {exc}")
 
 
 def _fold(name: str) -> str:
