@@ -16,7 +16,8 @@ from tallystick.broker.partition import Partition
 from tallystick.broker.topics import TRANSACTION_STATE, NewTopic
 from tallystick.broker.txn.codec import encode_batch_of, partition_of
 from tallystick.broker.txn.commands import EntryStored
-from tallystick.broker.txn.model import Idle, Outcome, TxnEntry
+from tallystick.broker.txn.model import ForcedCause, Idle, Outcome, TxnEntry
+from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import (
     INT16_MAX,
@@ -27,10 +28,20 @@ from tallystick.kernel.ids import (
     TopicPartition,
     TransactionalId,
 )
+from tallystick.protocol.messages.create_topics import (
+    CreatableTopic,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+)
 from tallystick.protocol.messages.offset_fetch import (
     OffsetFetchRequest,
     OffsetFetchRequestTopic,
     OffsetFetchResponse,
+)
+from tallystick.protocol.messages.update_features import (
+    FeatureUpdateKey,
+    UpdateFeaturesRequest,
+    UpdateFeaturesResponse,
 )
 from tallystick.storage.fs import StorageFailure
 from tallystick.storage.producers import AppendOrigin
@@ -42,10 +53,11 @@ from tallystick.testing.sim.faults import FaultPlan, PowerLoss, draw
 from tallystick.testing.sim.history import History
 from tallystick.testing.sim.loop import START_MS, VirtualTime, new_loop
 from tallystick.testing.sim.machine import Image, Machine
-from tallystick.testing.sim.network import Exchange, Network
+from tallystick.testing.sim.network import Exchange, Network, NoReply
 from tallystick.testing.sim.reader import Reader
 from tallystick.testing.sim.workers import Around, Worker
 
+_TOPICS: Final = {"orders": 2, "stock": 1}
 PARTITIONS: Final = (TopicPartition("orders", 0), TopicPartition("orders", 1), TopicPartition("stock", 0))
 # Ids whose client is so many epochs before the last: their producer ids are replaced soon.
 NEARLY_SPENT: Final = (0, 1, 2, 3)
@@ -60,6 +72,8 @@ _SETTINGS: Final = {
     "transaction.state.log.num.partitions": "2",
     "transaction.two.phase.commit.enable": "true",
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": "500",
+    "transaction.remove.expired.transaction.cleanup.interval.ms": "300",
+    "producer.id.expiration.check.interval.ms": "300",
 }
 
 
@@ -105,12 +119,14 @@ class World:
         self.history = History()
         self.database = Database()
         self.level = self.random.choice((2, 2, 2, 2, 1, 0)) if kinds is None else 2
-        settings = {**_SETTINGS, "flush.policy": self.faults.flush_policy}
+        if self.faults.fresh_disk:
+            self.level = 2
+        settings = {**_SETTINGS, "flush.policy": self.faults.flush_policy, **self.faults.settings}
         self.machine = Machine(
             settings,
             self.time,
             Random(seed + 1),
-            image_of(self.level),
+            None if self.faults.fresh_disk else image_of(self.level),
             lambda: self.random.uniform(0, self.faults.sync_delay_max_s),
         )
         self.network = Network(self.machine, self.clients, self.faults, Random(seed + 2))
@@ -121,7 +137,9 @@ class World:
             lambda exchange: checkers.check_pair(self.history, exchange),
             self._look_at,
         ]
-        around = Around(self.network, self.history, self.database, self.faults, self.random)
+        around = Around(
+            self.network, self.history, self.database, self.faults, self.random, lambda: self.level
+        )
         self.workers = [
             Worker(owner, kind, self.random.randint(1, 4), PARTITIONS, around)
             for owner, kind in (self._kinds() if kinds is None else kinds).items()
@@ -132,6 +150,7 @@ class World:
         self._loss: PowerLoss | None = None
         self._calm = False
         self._hanging: set[tuple[TopicPartition, ProducerId]] = set()
+        self._forced: dict[Identity, ForcedCause] = {}
         self.effects_of_first_life = 0
         self._boots_failed = 0
 
@@ -139,8 +158,8 @@ class World:
         random, made = self.random, dict[str, Kind]()
         owners = ["plain-a", "plain-b", *(f"spent-{left}" for left in NEARLY_SPENT)]
         for owner in random.sample(owners, random.randint(1, 3)):
-            version = min(self.level, random.choice((2, 2, 2, 1)))
-            keeps = version == 2 and random.random() < 0.5
+            version = random.choice((2, 2, 2, 1))
+            keeps = version == 2 == self.level and random.random() < 0.5
             made[owner] = Kind(
                 version=version,
                 keeps=keeps,
@@ -274,7 +293,7 @@ class World:
         self.effects_of_first_life = self.effects_of_first_life or len(effects)
         self._tell(f"life {self.machine.lives} ends, after {len(effects)} effects {effects[-2:]}: {loss}")
         self._note_errors()
-        self._note_hanging()
+        self._note_reports()
         self.machine.end(loss.keep, loss.keep_seed)
         if self.faults.may_forget and loss.keep != "everything":
             self._forget()
@@ -285,11 +304,15 @@ class World:
         self.history.pairs.clear()
         self.reader.start_over()
 
-    def _note_hanging(self) -> None:
-        """(7) What an unclean start could not end it lists."""
+    def _note_reports(self) -> None:
+        """(7) What an unclean start could not end it lists; what was ended by force is in its id's entry."""
         broker = self.machine.broker
-        found = None if broker is None else broker.comparison
-        for open_ in () if found is None else found.hanging:
+        if broker is None:
+            return
+        entries = broker.transactions.entries()
+        for entry in () if isinstance(entries, Reject) else entries:
+            self._forced.update((outcome.writer, outcome.cause) for outcome in entry.forced)
+        for open_ in () if broker.comparison is None else broker.comparison.hanging:
             if not self.faults.may_forget:
                 self.history.report(f"hanging, though nothing can be lost: {open_}")
             self._hanging.add((open_.partition, open_.writer.producer_id))
@@ -312,6 +335,8 @@ class World:
     # -- what clients do -----------------------------------------------------------------------------------
 
     async def _work(self) -> None:
+        if self.faults.fresh_disk:
+            await self._make_topics()
         if self._scenario is None:
             running = [self.clients.create_task(worker.run()) for worker in self.workers]
         else:
@@ -320,15 +345,45 @@ class World:
         looking = self.clients.create_task(self._look(0.05))
         for number, at in enumerate(self.faults.terminations_at_s):
             running.append(self.clients.create_task(self._terminate(at, number)))
+        if self.faults.upgrade_at_s is not None and self.level < 2:
+            running.append(self.clients.create_task(self._upgrade(self.faults.upgrade_at_s)))
         for task in running:
             await task
         for task in (reading, looking):
             task.cancel()
 
+    async def _make_topics(self) -> None:
+        topics = [CreatableTopic(name=n, num_partitions=p, replication_factor=1) for n, p in _TOPICS.items()]
+        request = CreateTopicsRequest(topics=tuple(topics))
+        missing = set(_TOPICS)
+        while missing:
+            try:
+                answer = await self.network.call("admin", request, 5, CreateTopicsResponse)
+            except NoReply:
+                continue
+            made = (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS)
+            missing -= {topic.name for topic in answer.topics if topic.error_code in made}
+            await asyncio.sleep(0.02)
+
+    async def _upgrade(self, at_s: float) -> None:
+        """Finalize version 2 under clients of the versions before; those that start later speak it."""
+        await asyncio.sleep(at_s)
+        key = FeatureUpdateKey(feature="transaction.version", max_version_level=2)
+        request = UpdateFeaturesRequest(feature_updates=(key,))
+        while self.level < 2:
+            try:
+                answer = await self.network.call("admin", request, 1, UpdateFeaturesResponse)
+            except NoReply:
+                continue
+            if answer.error_code:
+                self.history.report(f"UpdateFeatures: {answer.error_code} {answer.error_message}")
+            self.level = 2
+
     async def _look(self, period_s: float) -> None:
         while True:
             await asyncio.sleep(period_s)
             self._check_stable_offsets()
+            self._note_reports()
 
     def _check_stable_offsets(self) -> None:
         if self.machine.alive:
@@ -390,7 +445,7 @@ class World:
 
         An unclean start also moves an id that has something hanging away from its producer id.
         """
-        self._note_hanging()
+        self._note_reports()
         for owner in sorted(before.keys() | after.keys()):
             live, replayed = before.get(owner), after.get(owner)
             if self.level == 0 and live is not None and replayed is not None:
@@ -400,7 +455,7 @@ class World:
                 self.history.report(f"replayed {replayed}, live it was {live}")
 
     async def _check(self) -> None:
-        self._note_hanging()
+        self._note_reports()
         broker, report = self.machine.broker, self.history.report
         if broker is None:
             report("the broker is down at the end")
@@ -428,7 +483,7 @@ class World:
             found += checkers.check_aborted(self.history, visible)
         else:
             found += checkers.check_atomic(self.history, visible)
-            found += checkers.check_database(self.history, self.database, visible, entries)
+            found += checkers.check_database(self.history, self.database, visible, self._forced)
             await self._check_offsets()
         for wrong in found:
             report(wrong)
@@ -497,8 +552,8 @@ def image_of(level: int) -> Image:
         if broker is None:
             raise RuntimeError("the broker did not start")
         broker.store.set_features(1, {"transaction.version": level})
-        await broker.topics.create(NewTopic("orders", 2))
-        await broker.topics.create(NewTopic("stock", 1))
+        for name, partitions in _TOPICS.items():
+            await broker.topics.create(NewTopic(name, partitions))
         await broker.transactions.prepare()
         for left in NEARLY_SPENT:
             owner = TransactionalId(f"spent-{left}")

@@ -221,11 +221,14 @@ def check_database(
     history: History,
     database: Database,
     visible: Mapping[TopicPartition, Sequence[str]],
-    entries: Sequence[TxnEntry],
+    forced: Mapping[Identity, ForcedCause],
 ) -> Iterator[str]:
-    """(2) A row's transactions are the log's; where an end was forced, the coordinator says so."""
+    """(2) A row's transactions are the log's; where an end was forced, the coordinator says so.
+
+    Args:
+        forced: what the coordinator said, as long as it knew the id.
+    """
     texts = {text for found in visible.values() for text in found}
-    forced = {outcome.writer: outcome.cause for entry in entries for outcome in entry.forced}
     for txn in history.txns:
         row = database.rows.get(txn.owner)
         if row is None or not txn.records:

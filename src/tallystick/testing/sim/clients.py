@@ -6,7 +6,7 @@ repeats what got no reply, and never anything else.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from random import Random
 from typing import Final, TypeVar
 
@@ -20,6 +20,7 @@ from tallystick.protocol.messages.add_partitions_to_txn import (
     AddPartitionsToTxnTopic,
 )
 from tallystick.protocol.messages.end_txn import EndTxnRequest, EndTxnResponse
+from tallystick.protocol.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
 from tallystick.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 from tallystick.protocol.messages.produce import (
     PartitionProduceData,
@@ -36,6 +37,7 @@ from tallystick.protocol.messages.txn_offset_commit import (
 from tallystick.protocol.records import BatchMeta, Record, encode_batch
 from tallystick.testing.sim.faults import Repeats
 from tallystick.testing.sim.history import History, Txn
+from tallystick.testing.sim.loop import START_MS
 from tallystick.testing.sim.network import Network, NoReply
 
 R = TypeVar("R")
@@ -55,6 +57,7 @@ RETRIABLE: Final = frozenset(
         ErrorCode.OPERATION_NOT_ATTEMPTED,
     }
 )
+TRANSACTION: Final = 1  # FindCoordinator's key type
 # Nobody waits longer for one answer: a client that does will wait for ever.
 PATIENCE_S: Final = 120.0
 BACKOFF_S: Final = (0.005, 0.02, 0.06)
@@ -160,6 +163,9 @@ class Producer:
 
     async def init(self, *, keep: bool = False, expected: Identity | None = None) -> Identity | None:
         """Claim the id; with `keep` what was open stays, and its writer is returned (KIP-939)."""
+        await self._ask(
+            FindCoordinatorRequest(key=self.name, key_type=TRANSACTION), 3, FindCoordinatorResponse, _code_of
+        )
         is_v6 = keep or self.kind.two_phase
         request = InitProducerIdRequest(
             transactional_id=self.name,
@@ -191,8 +197,8 @@ class Producer:
         self._unanswered = False
         return self.txn
 
-    async def send(self, partitions: Sequence[TopicPartition], count: int) -> None:
-        """One batch of `count` records to each partition, in one request."""
+    async def send(self, partitions: Sequence[TopicPartition], count: int, *, apart: bool = False) -> None:
+        """One batch of `count` records to each partition, in one request or in one each, all at a time."""
         txn = self._txn()
         if self.kind.version < 2:
             await self._add_partitions(partitions)
@@ -201,6 +207,12 @@ class Producer:
             texts = [f"{self.name}:{txn.number}:{len(txn.records) + i}" for i in range(count)]
             txn.records.update(dict.fromkeys(texts, partition))
             batches[partition] = (self._batch(partition, texts), texts)
+        if apart:
+            await together(*(self._produce({partition: batches[partition]}) for partition in partitions))
+        else:
+            await self._produce(batches)
+
+    async def _produce(self, batches: Mapping[TopicPartition, tuple[bytes, list[str]]]) -> None:
         while batches:
             request = ProduceRequest(
                 transactional_id=self.name,
@@ -226,7 +238,8 @@ class Producer:
     def _batch(self, partition: TopicPartition, texts: Sequence[str]) -> bytes:
         sequence = self._sequences.get(partition, 0)
         self._sequences[partition] = sequence + len(texts)
-        records = [Record(i, 1_700_000_000_000, None, text.encode()) for i, text in enumerate(texts)]
+        now_ms = START_MS + round(asyncio.get_running_loop().time() * 1000)
+        records = [Record(i, now_ms, None, text.encode()) for i, text in enumerate(texts)]
         meta = BatchMeta(
             producer_id=self.pair.producer_id,
             epoch=self.pair.epoch,
@@ -346,12 +359,19 @@ class Producer:
         return self.txn
 
 
+async def together(*work: Coroutine[object, object, None]) -> None:
+    """Do all of it at a time; what the first of them raises, when all of them are over."""
+    for result in await asyncio.gather(*work, return_exceptions=True):
+        if isinstance(result, BaseException):
+            raise result
+
+
 def _pair(producer_id: int, epoch: int) -> Identity:
     return Identity(ProducerId(producer_id), ProducerEpoch(epoch))
 
 
 def _code_of(
-    response: InitProducerIdResponse | EndTxnResponse | AddOffsetsToTxnResponse,
+    response: FindCoordinatorResponse | InitProducerIdResponse | EndTxnResponse | AddOffsetsToTxnResponse,
 ) -> tuple[int, ...]:
     return (response.error_code,)
 

@@ -4,6 +4,8 @@ Each kind of fault is on in about half of the runs: a run with every fault shows
 because clients then hardly get anywhere (swarm testing).
 """
 
+from collections.abc import Mapping
+from dataclasses import field
 from random import Random
 from typing import Final, Literal
 
@@ -51,6 +53,9 @@ class FaultPlan:
     client_lives_on: float = 0.0  # when it is replaced: two live clients on one id
     database_unknown: float = 0.0  # a database commit whose result is not told
     terminations_at_s: tuple[float, ...] = ()  # an administrator ends whatever an id has open
+    upgrade_at_s: float | None = None  # transaction.version 2 is finalized
+    fresh_disk: bool = False  # topics are made while all this happens
+    settings: Mapping[str, str] = field(default_factory=dict)  # of the broker
 
     @property
     def may_forget(self) -> bool:
@@ -97,7 +102,18 @@ def draw(random: Random) -> FaultPlan:
         client_lives_on=0.5 if on() else 0.0,
         database_unknown=chance(0.3),
         terminations_at_s=times(2) if random.random() < 0.3 else (),
+        upgrade_at_s=random.uniform(0, SPAN_S) if on() else None,
+        fresh_disk=random.random() < 0.1,
+        settings=dict(some for some in _HASTY if random.random() < 0.15),
     )
+
+
+# What else takes days happens in the middle of a transaction.
+_HASTY: Final = (
+    ("log.roll.ms", "100"),
+    ("producer.id.expiration.ms", "150"),
+    ("transactional.id.expiration.ms", "150"),
+)
 
 
 def _power_loss(random: Random, *, kill_only: bool) -> PowerLoss:

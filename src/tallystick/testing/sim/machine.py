@@ -5,7 +5,7 @@ the group commit, which syncs on the loop a little after it was asked, where the
 """
 
 import sqlite3
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from random import Random
 from typing import Final
@@ -26,6 +26,12 @@ from tallystick.testing.memory_fs import Keep, MemoryFileSystem
 from tallystick.testing.sim.loop import VirtualLoop, VirtualTime, new_loop
 
 DATA: Final = "data"
+
+
+def one_by_one(calls: Sequence[Callable[[], None]]) -> None:
+    """As threads would, in an order that a seed repeats."""
+    for call in calls:
+        call()
 
 
 class LoopCommit(GroupCommit):
@@ -127,7 +133,7 @@ class Machine:
 
     async def _boot(self) -> None:
         clock: Clock = self.time
-        disk = Disk(fs=self.fs, syncer=self._syncer, metadata=self._metadata)
+        disk = Disk(fs=self.fs, run_all=one_by_one, syncer=self._syncer, metadata=self._metadata)
         broker = Broker(self.config, Path(DATA), clock, disk)
         broker.open()
         await broker.start()
@@ -143,9 +149,9 @@ class Machine:
 
     def _metadata(self, path: Path, cluster_id: str, make_room: Callable[[], None]) -> MetadataStore:
         if self._store is None:
-            self._store = KeptStore(cluster_id)
-            self.fs.open_append(str(path)).sync()
+            self.fs.open_append(str(path)).sync()  # a name in the directory is all that is asked of the file
             self.fs.sync_dir(DATA)
+            self._store = KeptStore(cluster_id)
         return self._store.reopen(make_room)
 
     @property

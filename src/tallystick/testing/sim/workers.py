@@ -4,12 +4,13 @@ A `Worker` owns one transactional id and starts one incarnation of its client af
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from random import Random
 from typing import Final
 
 from tallystick.kernel.ids import TopicPartition
-from tallystick.testing.sim.clients import Fenced, Kind, Producer, Stuck, Trouble, pick
+from tallystick.testing.sim.clients import Fenced, Kind, Producer, Stuck, Trouble, pick, together
 from tallystick.testing.sim.dual_write import Database, Superseded, recover
 from tallystick.testing.sim.faults import FaultPlan
 from tallystick.testing.sim.history import History, Txn
@@ -70,7 +71,8 @@ class Worker:
 
     def _producer(self) -> Producer:
         around = self._around
-        return Producer(self.owner, self.kind, around.network, around.history, self._step, self._gives_up)
+        kind = replace(self.kind, version=min(self.kind.version, around.level()))
+        return Producer(self.owner, kind, around.network, around.history, self._step, self._gives_up)
 
     def _gives_up(self) -> bool:
         return not self.calm and self._random.random() < self._around.faults.client_gives_up
@@ -111,12 +113,19 @@ class Worker:
         await producer.end(commit=commit)
 
     async def _write(self, producer: Producer) -> None:
-        for _ in range(self._random.randint(1, 3)):
-            await producer.send(pick(self._random, self._partitions), self._random.randint(1, 3))
-            await asyncio.sleep(self._random.choice(_PAUSES_S))
+        random = self._random
+        for _ in range(random.randint(1, 3)):
+            await producer.send(
+                pick(random, self._partitions), random.randint(1, 3), apart=random.random() < 0.5
+            )
+            await asyncio.sleep(random.choice(_PAUSES_S))
         if self.kind.offsets:
             self._offset += 1
-            await producer.send_offset(self.group, self._partitions[0], self._offset)
+            offset = producer.send_offset(self.group, self._partitions[0], self._offset)
+            if random.random() < 0.5:
+                await offset
+            else:
+                await together(producer.send(pick(random, self._partitions), 1), offset)
 
     def _decide(self, txn: Txn, generation: int) -> None:
         """Commit in the database; what is told of that may be nothing, and then only recovery knows."""
@@ -134,10 +143,20 @@ class Around:
     """What all workers of a world share."""
 
     def __init__(
-        self, network: Network, history: History, database: Database, faults: FaultPlan, random: Random
+        self,
+        network: Network,
+        history: History,
+        database: Database,
+        faults: FaultPlan,
+        random: Random,
+        level: Callable[[], int],
     ) -> None:
+        """Args:
+        level: the finalized transaction.version, as a client learns it when it starts.
+        """
         self.network = network
         self.history = history
         self.database = database
         self.faults = faults
         self.random = random
+        self.level = level
