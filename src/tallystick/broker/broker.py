@@ -83,6 +83,7 @@ class Broker:
         self.features = Features(self.store, self.worker, self._lowering)
         self.topics = Topics(self.store, self.files, self.worker, self.config)
         self.topics.load()
+        self.files.begin_epochs()
         self.files.report_recovery()
         self.groups = GroupCoordinator(
             ConsumerOffsetsTopic(self.topics, lambda: self.config), group_config(self.config), self.clock

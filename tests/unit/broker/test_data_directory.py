@@ -43,6 +43,7 @@ class Desk:
         self.files = DataDirectory(self.path, config, self.clock, self.failures.append)
         self.files.open().close()
         partition = self.files.open_partition(TOPIC, 0, TopicConfig())
+        self.files.begin_epochs()
         self.files.report_recovery()
         return partition
 
