@@ -1,8 +1,10 @@
-"""The root of our exceptions, and refusals as values.
+"""The root of our exceptions, what an error says may have happened, and refusals as values.
 
 Inside machines a refusal is a `Reject`; in shells it is an exception (style R11).
 Every exception here must survive pickling: Spark sends them between processes.
 """
+
+from enum import Enum
 
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.value import frozen
@@ -10,6 +12,44 @@ from tallystick.kernel.value import frozen
 
 class TallystickError(Exception):
     """Root of every exception this package raises on purpose."""
+
+
+class Effect(Enum):
+    """What may have happened in the cluster before somebody gave up."""
+
+    NONE = "nothing happened"
+    UNKNOWN = "it may have happened"  # find out before doing it again
+
+    def worst(self, other: "Effect") -> "Effect":
+        """Of two attempts at the same thing: once one is unknown, no later answer makes it known [CLI-1]."""
+        return Effect.UNKNOWN if Effect.UNKNOWN in (self, other) else Effect.NONE
+
+
+class Remedy(Enum):
+    """What to do about an error; the value is what an error text says."""
+
+    RETRY = "try the same again"
+    REFRESH = "try again with new metadata"
+    FIND_COORDINATOR = "look the coordinator up and try again"
+    ABORT = "abort the transaction"
+    STOP = "close this client, it cannot go on"
+    LOOK_UP = "find out what happened before doing anything else"
+    REPORT = "trying again does not help until something is changed"
+
+    @property
+    def repeats(self) -> bool:
+        """Is the same request sent again?"""
+        return self in (Remedy.RETRY, Remedy.REFRESH, Remedy.FIND_COORDINATOR)
+
+
+class InDoubt(TallystickError):
+    """A decision was sent and its outcome could not be learned.
+
+    Never start over. Run recovery, which asks the cluster (and the other system) and reaches the same
+    verdict however often it is run. Nothing but recovery catches this.
+    """
+
+    effect = Effect.UNKNOWN
 
 
 @frozen

@@ -1,0 +1,190 @@
+"""What a client raises. Each says what may have happened, and what to do about it.
+
+    BrokerRefused       a broker answered with an error code: `rule` says what it means for this API
+      Fenced            a newer client with the same transactional id took over, or the id moved on
+      IdExpired         the cluster does not know this producer (any more)
+      NotAuthorized     a grant is missing; the text names it
+      UnknownTopic      no such topic or partition
+      TooLarge          a record or batch above a limit of the broker
+    Unreachable         no connection: nothing was sent
+    ConnectionLost      the connection ended before the answer came
+    TimedOut            a named limit passed
+    BadAnswer           what came back is not Kafka's protocol
+    NotSupported        the cluster cannot do it, or is not set up to: names the version, grant or setting
+    AbortRequired       the transaction failed: abort_transaction() is the only way on
+    IllegalState        this call is not possible now; nothing was sent
+    DecisionExpired     the decision came after the cluster had ended the transaction by itself
+    Closed              the client was closed
+    InDoubt             (kernel) a decision was sent and its outcome could not be learned
+
+`effect` is the worst over all attempts at the same thing [CLI-1]. All of them pickle.
+"""
+
+from typing import Self
+
+from tallystick.client.retry import Rule, effect_of_loss, rule_for
+from tallystick.kernel.codes import ErrorCode, name_of
+from tallystick.kernel.errors import Effect, Remedy, TallystickError
+
+
+class ClientError(TallystickError):
+    """Root of these. `effect`: what may have happened in the cluster."""
+
+    effect = Effect.NONE
+    remedy = Remedy.REPORT
+
+    def after(self, earlier: Effect) -> Self:
+        """The same error after attempts that may have had an effect: it keeps the worst [CLI-1]."""
+        worst = self.effect.worst(earlier)
+        if worst is not self.effect:
+            self.effect = worst
+        return self
+
+    def what(self) -> str:
+        """What went wrong, without what follows from it."""
+        return ": ".join(str(arg) for arg in self.args)
+
+    def __str__(self) -> str:
+        return f"{self.what()}; {self.effect.value}; {self.remedy.value}"
+
+
+class BrokerRefused(ClientError):
+    """A broker answered `api` with an error code.
+
+    Attributes: api; subject, what it was about (a partition, a transactional id); code, Kafka's number;
+    message, the broker's own words if it had any; rule.
+    """
+
+    def __init__(self, api: str, subject: str, code: int, message: str = "") -> None:
+        super().__init__(api, subject, code, message)
+        self.api, self.subject, self.code, self.message = api, subject, code, message
+        self.effect, self.remedy = self.rule.effect, self.rule.remedy
+
+    @property
+    def rule(self) -> Rule:
+        return rule_for(self.api, self.code)
+
+    def what(self) -> str:
+        said = f" ({self.message})" if self.message else ""
+        return f"{self.api} {self.subject!r}: {name_of(self.code)}{said}"
+
+
+class Fenced(BrokerRefused):
+    """A newer client with the same transactional id took over, or the epoch moved on. Close this one."""
+
+
+class IdExpired(BrokerRefused):
+    """The cluster does not know this producer id or transactional id: unused too long, or never there."""
+
+
+class NotAuthorized(BrokerRefused):
+    """A grant is missing."""
+
+
+class UnknownTopic(BrokerRefused):
+    """No such topic or partition, as far as this broker knows."""
+
+
+class TooLarge(BrokerRefused):
+    """A record or batch is above the broker's `message.max.bytes` or the topic's `max.message.bytes`."""
+
+
+_CLASSES = {
+    ErrorCode.PRODUCER_FENCED: Fenced,
+    ErrorCode.INVALID_PRODUCER_EPOCH: Fenced,
+    ErrorCode.INVALID_PRODUCER_ID_MAPPING: IdExpired,
+    ErrorCode.UNKNOWN_PRODUCER_ID: IdExpired,
+    ErrorCode.TRANSACTIONAL_ID_NOT_FOUND: IdExpired,
+    ErrorCode.TOPIC_AUTHORIZATION_FAILED: NotAuthorized,
+    ErrorCode.GROUP_AUTHORIZATION_FAILED: NotAuthorized,
+    ErrorCode.CLUSTER_AUTHORIZATION_FAILED: NotAuthorized,
+    ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: NotAuthorized,
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: UnknownTopic,
+    ErrorCode.UNKNOWN_TOPIC_ID: UnknownTopic,
+    ErrorCode.MESSAGE_TOO_LARGE: TooLarge,
+    ErrorCode.RECORD_LIST_TOO_LARGE: TooLarge,
+}
+
+
+def refused(api: str, subject: object, code: int, message: str | None = None) -> BrokerRefused:
+    """The error for an answer with `code`, of the class that fits it."""
+    cls: type[BrokerRefused] = BrokerRefused
+    if code in _CLASSES:
+        cls = _CLASSES[ErrorCode(code)]
+    return cls(api, str(subject), code, message or "")
+
+
+class Unreachable(ClientError):
+    """No connection to a broker could be made: nothing was sent."""
+
+    remedy = Remedy.REFRESH
+
+    def __init__(self, address: str, why: str) -> None:
+        super().__init__(address, why)
+        self.address, self.why = address, why
+
+
+class ConnectionLost(ClientError):
+    """The connection ended after `api` was handed to it and before its answer came."""
+
+    remedy = Remedy.REFRESH
+
+    def __init__(self, address: str, api: str, why: str) -> None:
+        super().__init__(address, api, why)
+        self.address, self.api, self.why = address, api, why
+        self.effect = effect_of_loss(api)
+
+
+class TimedOut(ClientError):
+    """A limit passed. `limit` is the setting (or argument) that fixed it, `length_ms` what it was."""
+
+    remedy = Remedy.REFRESH
+
+    def __init__(self, limit: str, length_ms: int, doing: str, last: str = "") -> None:
+        super().__init__(limit, length_ms, doing, last)
+        self.limit, self.length_ms, self.doing, self.last = limit, length_ms, doing, last
+
+    def what(self) -> str:
+        last = f"; the last attempt: {self.last}" if self.last else ""
+        return f"{self.doing}: not within {self.limit} = {self.length_ms} ms{last}"
+
+
+class BadAnswer(ClientError):
+    """What the other side sent is not an answer to `api` in Kafka's protocol."""
+
+    def __init__(self, address: str, api: str, why: str) -> None:
+        super().__init__(address, api, why)
+        self.address, self.api, self.why = address, api, why
+        self.effect = effect_of_loss(api)
+
+
+class NotSupported(ClientError):
+    """The cluster cannot do `what`; `missing` names the version, grant or setting that is not there."""
+
+    def __init__(self, wanted: str, missing: str) -> None:
+        super().__init__(wanted, missing)
+        self.wanted, self.missing = wanted, missing
+
+
+class AbortRequired(ClientError):
+    """Something in this transaction failed: it can be aborted and not committed."""
+
+    remedy = Remedy.ABORT
+
+
+class IllegalState(ClientError):
+    """The call is not possible in this state. Nothing was sent."""
+
+
+class DecisionExpired(ClientError):
+    """The cluster ended the transaction by itself before this decision came: never a success.
+
+    What it wrote is gone although the other side may have committed: compare, and repair by hand or by
+    sending the records again.
+    """
+
+    remedy = Remedy.LOOK_UP
+
+
+class Closed(ClientError):
+    """The client was closed before or while this was asked of it."""

@@ -1,0 +1,260 @@
+"""What a code means for whoever asked, and when to ask again. Pure.
+
+A code means one thing as an answer to one API and another elsewhere, so the rules are keyed by both; "*" is
+the fallback, and a number nobody knows is taken for the worst. Nothing else decides about retrying.
+
+What a request that waits in a coordinator's log answers with is not what its log said: 7, 19, 20 and 3 are
+answered as 15, and 6 and 56 as 16 (Kafka: `TransactionStateManager.appendTransactionToLog`,
+`CoordinatorOperationExceptionHelper`). A write that timed out may still become durable. Hence 15 and 16 are
+"it may have happened" for the APIs that write there, and only for those.
+
+Sources: KIP-98, KIP-360, KIP-447, KIP-588, KIP-890; Kafka 4.3 TransactionManager, Sender, RequestUtils.
+"""
+
+from collections.abc import Iterator
+from typing import Final
+
+from tallystick.kernel.codes import ErrorCode as E
+from tallystick.kernel.errors import Effect, Remedy
+from tallystick.kernel.value import frozen
+
+
+@frozen
+class Rule:
+    """What may have happened, and what to do."""
+
+    effect: Effect
+    remedy: Remedy
+
+
+NONE, UNKNOWN = Effect.NONE, Effect.UNKNOWN
+RETRY, REFRESH, FIND_COORDINATOR = Remedy.RETRY, Remedy.REFRESH, Remedy.FIND_COORDINATOR
+ABORT, STOP, LOOK_UP, REPORT = Remedy.ABORT, Remedy.STOP, Remedy.LOOK_UP, Remedy.REPORT
+
+WORST: Final = Rule(UNKNOWN, REPORT)
+
+# Asking changes nothing: whatever becomes of the question, nothing happened.
+READS: Final = frozenset(
+    {
+        "ApiVersions",
+        "ConsumerGroupDescribe",
+        "DescribeAcls",
+        "DescribeCluster",
+        "DescribeConfigs",
+        "DescribeGroups",
+        "DescribeLogDirs",
+        "DescribeProducers",
+        "DescribeTopicPartitions",
+        "DescribeTransactions",
+        "DescribeUserScramCredentials",
+        "Fetch",
+        "FindCoordinator",
+        "ListConfigResources",
+        "ListGroups",
+        "ListOffsets",
+        "ListPartitionReassignments",
+        "ListTransactions",
+        "Metadata",
+        "OffsetFetch",
+        "OffsetForLeaderEpoch",
+    }
+)
+
+# They are answered after a write to the coordinator's log.
+_IN_COORDINATOR_LOG: Final = (
+    "InitProducerId",
+    "AddPartitionsToTxn",
+    "AddOffsetsToTxn",
+    "EndTxn",
+    "TxnOffsetCommit",
+    "OffsetCommit",
+    "OffsetDelete",
+    "DeleteGroups",
+    "JoinGroup",
+    "SyncGroup",
+    "LeaveGroup",
+)
+
+_ANY: Final[dict[Rule, tuple[E, ...]]] = {
+    Rule(NONE, RETRY): (
+        E.CORRUPT_MESSAGE,
+        E.COORDINATOR_LOAD_IN_PROGRESS,
+        E.NOT_ENOUGH_REPLICAS,
+        E.CONCURRENT_TRANSACTIONS,
+        E.FETCH_SESSION_ID_NOT_FOUND,
+        E.INVALID_FETCH_SESSION_EPOCH,
+        E.OFFSET_NOT_AVAILABLE,
+        E.PREFERRED_LEADER_NOT_AVAILABLE,
+        E.ELIGIBLE_LEADERS_NOT_AVAILABLE,
+        E.ELECTION_NOT_NEEDED,
+        E.UNSTABLE_OFFSET_COMMIT,
+        E.THROTTLING_QUOTA_EXCEEDED,
+        E.FETCH_SESSION_TOPIC_ID_ERROR,
+        E.SHARE_SESSION_NOT_FOUND,
+        E.INVALID_SHARE_SESSION_EPOCH,
+        E.SHARE_SESSION_LIMIT_REACHED,
+    ),
+    Rule(UNKNOWN, RETRY): (
+        E.REQUEST_TIMED_OUT,
+        E.NETWORK_EXCEPTION,
+        E.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+    ),
+    Rule(NONE, REFRESH): (
+        E.UNKNOWN_TOPIC_OR_PARTITION,
+        E.LEADER_NOT_AVAILABLE,
+        E.NOT_LEADER_OR_FOLLOWER,
+        E.REPLICA_NOT_AVAILABLE,
+        E.NOT_CONTROLLER,
+        E.LISTENER_NOT_FOUND,
+        E.FENCED_LEADER_EPOCH,
+        E.UNKNOWN_LEADER_EPOCH,
+        E.UNKNOWN_TOPIC_ID,
+        E.INCONSISTENT_TOPIC_ID,
+    ),
+    # The broker's disk failed, perhaps after it took the record.
+    Rule(UNKNOWN, REFRESH): (E.KAFKA_STORAGE_ERROR,),
+    Rule(NONE, FIND_COORDINATOR): (E.COORDINATOR_NOT_AVAILABLE, E.NOT_COORDINATOR),
+    Rule(NONE, ABORT): (E.TRANSACTION_ABORTABLE,),
+    # Somebody newer has the id, or the broker forgot it: whatever this client still sends is refused.
+    Rule(NONE, STOP): (E.PRODUCER_FENCED, E.INVALID_PRODUCER_EPOCH, E.INVALID_PRODUCER_ID_MAPPING),
+    WORST: (E.UNKNOWN_SERVER_ERROR,),
+}
+
+# KIP-890 and Kafka's TransactionManager: what makes one transaction fail, and what makes the producer fail.
+_BY_API: Final[dict[tuple[str, Rule], tuple[E, ...]]] = {
+    # The coordinator has begun to abort the open transaction before it answers 51 (KIP-360).
+    ("InitProducerId", Rule(UNKNOWN, RETRY)): (E.CONCURRENT_TRANSACTIONS,),
+    ("AddPartitionsToTxn", Rule(NONE, ABORT)): (
+        E.TOPIC_AUTHORIZATION_FAILED,
+        E.OPERATION_NOT_ATTEMPTED,
+        E.UNKNOWN_PRODUCER_ID,
+    ),
+    ("AddPartitionsToTxn", Rule(NONE, STOP)): (E.INVALID_TXN_STATE, E.TRANSACTIONAL_ID_AUTHORIZATION_FAILED),
+    ("AddOffsetsToTxn", Rule(NONE, ABORT)): (E.GROUP_AUTHORIZATION_FAILED, E.UNKNOWN_PRODUCER_ID),
+    ("AddOffsetsToTxn", Rule(NONE, STOP)): (E.INVALID_TXN_STATE, E.TRANSACTIONAL_ID_AUTHORIZATION_FAILED),
+    # The group moved on, or did not want these offsets; the producer is as good as before (KIP-447).
+    ("TxnOffsetCommit", Rule(NONE, ABORT)): (
+        E.OFFSET_METADATA_TOO_LARGE,
+        E.ILLEGAL_GENERATION,
+        E.UNKNOWN_MEMBER_ID,
+        E.TOPIC_AUTHORIZATION_FAILED,
+        E.GROUP_AUTHORIZATION_FAILED,
+        E.GROUP_ID_NOT_FOUND,
+        E.FENCED_INSTANCE_ID,
+        E.FENCED_MEMBER_EPOCH,
+        E.STALE_MEMBER_EPOCH,
+    ),
+    ("TxnOffsetCommit", Rule(NONE, STOP)): (
+        E.INVALID_TXN_STATE,
+        E.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+        E.UNSUPPORTED_FOR_MESSAGE_FORMAT,
+    ),
+    ("TxnOffsetCommit", Rule(UNKNOWN, FIND_COORDINATOR)): (E.REQUEST_TIMED_OUT,),
+    # 47 ends the transaction and not the producer: the broker translates the coordinator's 90 to it, and
+    # the abort that follows moves the epoch on (KIP-588).
+    ("Produce", Rule(NONE, ABORT)): (
+        E.OUT_OF_ORDER_SEQUENCE_NUMBER,
+        E.INVALID_PRODUCER_EPOCH,
+        E.INVALID_TXN_STATE,
+        E.UNKNOWN_PRODUCER_ID,
+        E.MESSAGE_TOO_LARGE,
+        E.RECORD_LIST_TOO_LARGE,
+        E.INVALID_TOPIC_EXCEPTION,
+        E.TOPIC_AUTHORIZATION_FAILED,
+        E.INVALID_TIMESTAMP,
+        E.INVALID_RECORD,
+        E.UNSUPPORTED_FOR_MESSAGE_FORMAT,
+        E.INVALID_REQUIRED_ACKS,
+        E.POLICY_VIOLATION,
+        E.UNSUPPORTED_COMPRESSION_TYPE,
+    ),
+    # The broker has these very records already, too long ago to say where: a success, without an offset.
+    ("Produce", Rule(UNKNOWN, REPORT)): (E.DUPLICATE_SEQUENCE_NUMBER,),
+    ("Produce", Rule(NONE, STOP)): (
+        E.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+        E.CLUSTER_AUTHORIZATION_FAILED,
+        E.UNSUPPORTED_VERSION,
+    ),
+    # 51 also says: this decision has been taken and is being carried out.
+    ("EndTxn", Rule(UNKNOWN, RETRY)): (E.CONCURRENT_TRANSACTIONS,),
+    # They may all mean that the decision was taken earlier, by this client or by its successor: ask.
+    ("EndTxn", Rule(UNKNOWN, LOOK_UP)): (
+        E.INVALID_PRODUCER_EPOCH,
+        E.INVALID_TXN_STATE,
+        E.INVALID_PRODUCER_ID_MAPPING,
+        E.PRODUCER_FENCED,
+    ),
+    ("EndTxn", Rule(NONE, ABORT)): (E.UNKNOWN_PRODUCER_ID,),
+    ("EndTxn", Rule(NONE, STOP)): (E.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,),
+    # There is no coordinator to look up while looking it up.
+    ("FindCoordinator", Rule(NONE, RETRY)): (E.COORDINATOR_NOT_AVAILABLE, E.NOT_COORDINATOR),
+    # Forced markers of an administrator: the partition says which of the two sides is newer.
+    ("WriteTxnMarkers", Rule(NONE, REPORT)): (E.INVALID_PRODUCER_EPOCH, E.INVALID_PRODUCER_ID_MAPPING),
+    ("WriteTxnMarkers", Rule(UNKNOWN, RETRY)): (E.NOT_ENOUGH_REPLICAS_AFTER_APPEND,),
+}
+
+
+def _rules() -> Iterator[tuple[tuple[str, E], Rule]]:
+    for rule, codes in _ANY.items():
+        yield from ((("*", code), rule) for code in codes)
+    for api in _IN_COORDINATOR_LOG:
+        yield from (
+            ((api, code), Rule(UNKNOWN, FIND_COORDINATOR))
+            for code in (E.COORDINATOR_NOT_AVAILABLE, E.NOT_COORDINATOR)
+        )
+    for (api, rule), codes in _BY_API.items():
+        yield from (((api, code), rule) for code in codes)
+
+
+RULES: Final = dict(_rules())
+_REFUSED: Final = Rule(NONE, REPORT)
+
+
+def rule_for(api: str, code: int) -> Rule:
+    """What to think of `code` as an answer to `api`.
+
+    A code without a row was refused for a reason that stays; a number this version does not know is WORST.
+    """
+    try:
+        known = E(code)
+    except ValueError:
+        return _of_read(api, WORST)
+    rule = RULES.get((api, known)) or RULES.get(("*", known)) or _REFUSED
+    return _of_read(api, rule)
+
+
+def effect_of_loss(api: str) -> Effect:
+    """What may have happened when `api` was handed to the network and never answered."""
+    return NONE if api in READS else UNKNOWN
+
+
+def _of_read(api: str, rule: Rule) -> Rule:
+    return Rule(NONE, rule.remedy) if api in READS else rule
+
+
+def backoff_ms(attempt: int, first_ms: int, max_ms: int, noise: float) -> int:
+    """How long to wait before the next try.
+
+    Doubles with every attempt up to `max_ms`, then 20 % up or down, so that many clients do not knock
+    together.
+
+    Source: KIP-580; Kafka ExponentialBackoff.
+    Args:
+        attempt: failures so far, 0 for the first wait.
+        noise: 0 to 1, drawn by the caller.
+    """
+    grown = min(first_ms << min(attempt, 30), max_ms)
+    return int(grown * (0.8 + 0.4 * noise))
+
+
+@frozen
+class Deadline:
+    """The end of a wait, and the setting that fixed it: every wait has a limit with a name [CLI-2]."""
+
+    at_ms: int
+    limit: str
+    length_ms: int
+
+    def left_ms(self, now_ms: int) -> int:
+        """Milliseconds until then, 0 when it has passed."""
+        return max(self.at_ms - now_ms, 0)
