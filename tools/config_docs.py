@@ -45,8 +45,7 @@ def main() -> None:
     parts.append(", ".join(f"`{old}` is `{new}`" for old, new in RENAMED.items()) + ".\n")
     parts.append(
         "\n## Accepted without effect\n\nA file written for Kafka may have these; the start names them in a"
-        " warning. They concern quorum, replication, thread pools, tiered storage, or transactions, which"
-        " are not there yet.\n"
+        " warning. They concern quorum, replication, thread pools or tiered storage.\n"
     )
     parts.append(", ".join(f"`{name}`" for name in sorted(NO_EFFECT)) + ".\n")
     parts.append(
