@@ -109,7 +109,7 @@ def check_batches(data: bytearray, config: LogConfig, origin: AppendOrigin, now_
             data, headers = _recompress(data, headers, config)
     except RecordsError as exc:
         return Reject(exc.code, str(exc))
-    if len(data) > config.segment_bytes:
+    if len(data) > config.segment_bytes and _is_limited(headers[0][1], origin):
         return Reject(
             ErrorCode.RECORD_LIST_TOO_LARGE,
             f"{len(data)} bytes of batches, segment.bytes is {config.segment_bytes}",
@@ -127,7 +127,7 @@ def _refusal(
     size = header.batch_length + LOG_OVERHEAD
     if origin is AppendOrigin.CLIENT:
         check_produced(header, at)
-    if size > config.max_message_bytes and origin is not AppendOrigin.REPLICATION:
+    if size > config.max_message_bytes and _is_limited(header, origin):
         return Reject(
             ErrorCode.MESSAGE_TOO_LARGE,
             f"a batch of {size} bytes, max.message.bytes is {config.max_message_bytes}",
@@ -152,6 +152,14 @@ def _refusal(
                 tuple((index, "no key; the topic is compacted") for index in keyless),
             )
     return None
+
+
+def _is_limited(header: BatchHeader, origin: AppendOrigin) -> bool:
+    """Whether a limit to its size may keep a batch out: not what ends a transaction that is there [TXN-14].
+
+    The limits can be lowered at any time, and a marker that is refused holds a partition back for ever.
+    """
+    return not header.is_control and origin in (AppendOrigin.CLIENT, AppendOrigin.COORDINATOR)
 
 
 def _timestamp_refusal(header: BatchHeader, config: LogConfig, now_ms: int) -> Reject | None:

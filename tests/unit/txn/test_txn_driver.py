@@ -287,6 +287,20 @@ async def test_it_waits_no_longer_than_its_time() -> None:
 
 
 @on_a_loop
+async def test_who_gave_up_waiting_for_markers_is_not_kept() -> None:
+    """A partition that takes no marker may be like that for days, and its client goes on asking."""
+    async with World() as world:
+        who = await world.begin()
+        world.markers.answers[P0] = asyncio.get_running_loop().create_future()
+        ended = await world.ask(commit(who))
+        assert isinstance(ended, Ended)
+        for _ in range(3):
+            world.ask(add(ended.client, P1))
+            await world.pass_time(world.settings.answer_timeout_ms)
+        assert len(world.coordinator._held[T]) == 1
+
+
+@on_a_loop
 async def test_an_older_pair_does_not_wait_for_markers() -> None:
     async with World() as world:
         who = await world.begin()
@@ -406,6 +420,19 @@ async def test_without_producer_ids_a_client_is_told_to_ask_again() -> None:
         assert answers.count(NO_PRODUCER_ID) == 1
         world.no_ids = None
         await world.init()
+
+
+@on_a_loop
+async def test_a_full_disk_uses_up_no_producer_ids() -> None:
+    """Without any at hand nothing can be decided, and a prepared transaction must be, on a full disk, too."""
+    async with World() as world:
+        who = await world.begin()
+        world.no_ids, world.log.refusal = OSError("disk full"), FULL
+        for number in range(2 * SPARES):
+            refused = await world.ask(InitProducerId(timeout_ms=1000), TransactionalId(f"id-{number}"))
+            assert code_of(refused) is ErrorCode.NOT_COORDINATOR
+        world.log.refusal = None
+        assert isinstance(await world.ask(commit(who)), Ended)
 
 
 @on_a_loop

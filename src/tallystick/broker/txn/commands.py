@@ -234,6 +234,7 @@ class Step:
     needs_durable    False: the next Step may be decided as soon as the log has the records, in whose order
                      it follows; nobody is told anything that rests on them alone
     used_spare       `Env.spare_id` is taken: the next decision gets another
+    grows            it may be too large for the log; every other Step must fit [TXN-14]
     """
 
     append: tuple[TxnRecord, ...] = ()
@@ -242,6 +243,7 @@ class Step:
     then_send: SendMarkers | None = None
     needs_durable: bool = True
     used_spare: bool = False
+    grows: bool = False
 
 
 @frozen(kw_only=True)

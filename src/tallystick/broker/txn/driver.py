@@ -388,6 +388,8 @@ class TransactionCoordinator:
                 self._restock()
         pending = self._append(transactional_id, step, env) if step.append else None
         if isinstance(pending, Reject):
+            if step.used_spare:
+                self._spares.appendleft(env.spare_id)  # nobody has seen it: a full disk uses none up
             _answer_all(group, pending)
         elif pending is None:
             self._finish(transactional_id, group, step)
@@ -411,6 +413,8 @@ class TransactionCoordinator:
             _answer_all(group, why)
             return
         held = self._held.setdefault(transactional_id, deque())
+        while held and held[0].future.done():
+            held.popleft()  # its time came; markers may be on their way for long
         for asked in group:
             held.append(asked)
             self._bound(asked)
@@ -423,8 +427,9 @@ class TransactionCoordinator:
         if partition is None:
             return NO_TOPIC
         batch = encode_batch_of(step.append, env.now_ms, env.config.transaction_version)
+        origin = AppendOrigin.COORDINATOR if step.grows else AppendOrigin.DECISION
         try:
-            appended = partition.append(batch, AppendOrigin.COORDINATOR)
+            appended = partition.append(batch, origin)
         except LogFull as exc:
             appended = Reject(ErrorCode.KAFKA_STORAGE_ERROR, str(exc))
         if isinstance(appended, Reject):

@@ -75,7 +75,7 @@ def _begin(command: InitProducerId, timeout_ms: int | None, env: Env) -> Step:
     )
     stored = EntryStored(entry=entry)
     reply = Initialised(client=entry.client)
-    return Step(append=(stored,), then_apply=(stored,), then_reply=reply, used_spare=True)
+    return Step(append=(stored,), then_apply=(stored,), then_reply=reply, used_spare=True, grows=True)
 
 
 def _init_idle(entry: TxnEntry, command: InitProducerId, timeout_ms: int | None, env: Env) -> Step | Reject:

@@ -1,0 +1,94 @@
+"""What is begun can be ended, however small the limits are set meanwhile [TXN-14]."""
+
+import pytest
+from tests.support.leading import TOPIC, Leader, T, batch, leader, request
+from tests.support.memory_broker import completed, loaded, memory_disk, on_a_loop
+
+from tallystick.broker.topics import TRANSACTION_STATE
+from tallystick.broker.txn.commands import DONE, AddImplicitly, Ended, EndTxn, Initialised, InitProducerId
+from tallystick.broker.txn.model import Outcome, TxnEntry, TxnState
+from tallystick.kernel.codes import ErrorCode
+from tallystick.kernel.errors import Reject
+from tallystick.kernel.ids import Identity, TopicPartition
+from tallystick.storage.producers import AppendOrigin
+
+LIMIT_BYTES = 10_000
+
+
+def state(made: Leader) -> TxnState:
+    entry = made.broker.transactions.entry(T)
+    assert isinstance(entry, TxnEntry)
+    return entry.state
+
+
+@pytest.mark.parametrize("outcome", Outcome)
+def test_a_marker_enters_a_topic_that_takes_nothing_any_more(outcome: Outcome) -> None:
+    @on_a_loop
+    async def run() -> None:
+        async with leader() as made:
+            who = await made.identity()
+            assert await made.write(who) is ErrorCode.NONE
+            assert await made.broker.topics.configure(TOPIC, {"max.message.bytes": "50"}) is None
+            assert await made.write(who, 1) is ErrorCode.MESSAGE_TOO_LARGE
+            await made.end(who, outcome)
+            await completed(made)
+            assert made.partition().log.last_stable_offset == 2
+
+    run()
+
+
+async def fill(made: Leader, who: Identity) -> None:
+    """Add partitions until the record of the transaction is as large as it may be."""
+    for letters in (200, 20, 1):
+        for number in range(1_000):
+            added = frozenset({TopicPartition(f"{number}{'n' * letters}", 0)})
+            answer = await made.broker.transactions.execute(T, AddImplicitly(identity=who, partitions=added))
+            if answer != DONE:
+                break
+        assert isinstance(answer, Reject)
+        assert answer.code is ErrorCode.UNKNOWN_SERVER_ERROR
+
+
+@pytest.mark.parametrize("policy", ["os", "ack"])
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_transaction_that_cannot_grow_can_be_kept_and_ended_and_read_again(policy: str, kept: bool) -> None:
+    """Where a power loss may take markers, the last record is the largest: it says where they all are."""
+
+    @on_a_loop
+    async def run() -> None:
+        disk = memory_disk()
+        async with leader(disk, flush_policy=policy) as made:
+            who = await made.identity()
+            limits = {"max.message.bytes": str(LIMIT_BYTES), "cleanup.policy": "compact"}
+            assert await made.broker.topics.configure(TRANSACTION_STATE, limits) is None
+            await made.produce(request({0: batch(who), 1: batch(who)}))
+            await fill(made, who)
+            if kept:
+                asked = InitProducerId(timeout_ms=60_000, keep_prepared=True)
+                answer = await made.broker.transactions.execute(T, asked)
+                assert isinstance(answer, Initialised)
+                assert answer.ongoing == who
+                who = answer.client
+            end = EndTxn(identity=who, outcome=Outcome.COMMIT, transaction_version=2)
+            assert isinstance(await made.broker.transactions.execute(T, end), Ended)
+            await completed(made)
+        async with leader(disk, flush_policy=policy) as made:
+            await loaded(made)
+            assert state(made) is TxnState.COMPLETE_COMMIT
+
+    run()
+
+
+@on_a_loop
+async def test_what_a_client_writes_is_limited_whatever_it_is() -> None:
+    """[TXN-14] is for ends alone."""
+    async with leader() as made:
+        who = await made.identity()
+        assert await made.broker.topics.configure(TOPIC, {"max.message.bytes": "50"}) is None
+        for origin, code in (
+            (AppendOrigin.CLIENT, ErrorCode.MESSAGE_TOO_LARGE),
+            (AppendOrigin.COORDINATOR, ErrorCode.MESSAGE_TOO_LARGE),
+        ):
+            refused = made.partition().append(batch(who, transactional=False), origin)
+            assert isinstance(refused, Reject)
+            assert refused.code is code
