@@ -158,8 +158,20 @@ def build(cls: type[C], texts: Mapping[str, str], **more: object) -> C:
     Raises: BadConfig with every bad value and unknown name; cross-field rules are the class's own,
         in `problems(self) -> Iterator[str]`.
     """
+    values, problems = values_of(cls, texts)
+    if not problems:
+        built = cls(**{**more, **values})
+        rules = getattr(built, "problems", None)
+        problems = list(rules()) if rules is not None else []
+        if not problems:
+            return built
+    raise BadConfig("\n".join(problems))
+
+
+def values_of(cls: type, texts: Mapping[str, str]) -> tuple[dict[str, object], list[str]]:
+    """The values of `texts` by attribute of `cls`, and every bad value and unknown name among them."""
     declared = {made.name: (attribute, made) for attribute, made in _settings(cls)}
-    values: dict[str, object] = dict(more)
+    values: dict[str, object] = {}
     problems = []
     for name, text in texts.items():
         if name not in declared:
@@ -170,13 +182,7 @@ def build(cls: type[C], texts: Mapping[str, str], **more: object) -> C:
             values[attribute] = made.parse(text)
         except ValueError as exc:
             problems.append(f"{name}: {exc}")
-    if not problems:
-        built = cls(**values)
-        rules = getattr(built, "problems", None)
-        problems = list(rules()) if rules is not None else []
-        if not problems:
-            return built
-    raise BadConfig("\n".join(problems))
+    return values, problems
 
 
 def unknown(name: str, known: Mapping[str, object]) -> str:

@@ -1,0 +1,488 @@
+"""What a client can be told, under Kafka's dotted names: ProducerConfig, ConsumerConfig, AdminConfig.
+
+Each holds a ClientConfig, the settings all three share. `parse` takes a mapping as users write it (texts,
+numbers, booleans, lists) and reports every problem at once. Defaults are Kafka 4.3's; where one differs, its
+sentence says so. `notes` are the names that were accepted and change nothing.
+
+Sources: Kafka 4.3 ProducerConfig, ConsumerConfig, AdminClientConfig, CommonClientConfigs; KIP-939 "Client
+    Configuration Changes"; `tallystick.modes`: docs/adr/0110.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Final, TypeVar
+
+from tallystick.client.kafka_names import NO_EFFECT, REFUSED, RENAMED, assignor_name, is_refused, refusals
+from tallystick.kernel.ids import INT32_MAX
+from tallystick.kernel.limits import KIB, MIB
+from tallystick.kernel.settings import BadConfig, Kind, setting, settings_of, unknown, values_of
+from tallystick.kernel.value import frozen, replace
+
+C = TypeVar("C")
+
+MODES: Final = ("2pc", "keep", "resume")
+"""The ways to carry a prepared transaction through a crash, strongest first."""
+
+
+@frozen
+class Address:
+    """Where a broker listens; prints as `host:port`."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @classmethod
+    def parse(cls, text: str) -> "Address":
+        """`host:port`, `[v6]:port`, either behind `PLAINTEXT://`. Raises ValueError."""
+        protocol, separator, address = text.strip().rpartition("://")
+        if separator and protocol.upper() != "PLAINTEXT":
+            raise ValueError(f"{text!r}: only PLAINTEXT is supported")
+        host, _, port = address.rpartition(":")
+        if not host.strip("[]") or not (port.isascii() and port.isdecimal()) or not 0 < int(port) < 65536:
+            raise ValueError(f"{text!r} is not host:port")
+        return cls(host.strip("[]"), int(port))
+
+
+@frozen(kw_only=True)
+class ClientConfig:
+    """What every client has."""
+
+    bootstrap_servers: tuple[str, ...] = setting(
+        (), "Brokers to ask first, HOST:PORT, comma separated; one that answers is enough."
+    )
+    client_id: str = setting("", "What brokers call this client in their logs and quotas.")
+    security_protocol: str = setting("PLAINTEXT", "Only PLAINTEXT is supported: TLS and SASL are not there.")
+    request_timeout_ms: int = setting(
+        30_000,
+        "How long one request waits for its answer; its connection is closed then.",
+        kind=Kind.INT,
+        low=1,
+    )
+    retry_backoff_ms: int = setting(
+        100, "First wait before a request is tried again; doubles with every failure.", low=0
+    )
+    retry_backoff_max_ms: int = setting(1_000, "Longest wait before a request is tried again.", low=0)
+    reconnect_backoff_ms: int = setting(
+        50, "First wait before a broker is connected to again; doubles with every failure.", low=0
+    )
+    reconnect_backoff_max_ms: int = setting(
+        1_000, "Longest wait before a broker is connected to again.", low=0
+    )
+    socket_connection_setup_timeout_ms: int = setting(
+        10_000, "How long a first connection attempt may take; doubles with every failure.", low=1
+    )
+    socket_connection_setup_timeout_max_ms: int = setting(
+        30_000, "Longest a connection attempt may take.", low=1
+    )
+    connections_max_idle_ms: int = setting(
+        540_000, "A connection unused for this long is closed. 300000 for an admin client.", low=1
+    )
+    metadata_max_age_ms: int = setting(
+        300_000, "Topics and brokers are asked for again after this, whatever happens.", low=1
+    )
+    metadata_recovery_strategy: str = setting(
+        "rebootstrap",
+        "What to do when no known broker can be reached: ask bootstrap.servers again, or go on trying.",
+        choices=("rebootstrap", "none"),
+    )
+    metadata_recovery_rebootstrap_trigger_ms: int = setting(
+        300_000, "With `rebootstrap`: start from bootstrap.servers after this long without an answer.", low=0
+    )
+    receive_buffer_bytes: int | None = setting(
+        None,
+        "SO_RCVBUF; not set, the system sizes it. Kafka's default is 32768 (producer) or 65536.",
+        kind=Kind.INT,
+        low=1,
+        none="-1",
+    )
+    send_buffer_bytes: int | None = setting(
+        None,
+        "SO_SNDBUF; not set, the system sizes it. Kafka's default is 131072.",
+        kind=Kind.INT,
+        low=1,
+        none="-1",
+    )
+
+    def problems(self) -> Iterator[str]:
+        """Rules beyond one setting's bounds."""
+        if not self.bootstrap_servers:
+            yield "bootstrap.servers: must name at least one HOST:PORT"
+        for text in self.bootstrap_servers:
+            try:
+                Address.parse(text)
+            except ValueError as exc:
+                yield f"bootstrap.servers: {exc}"
+        if self.security_protocol.upper() != "PLAINTEXT":
+            yield (
+                f"security.protocol: {self.security_protocol!r} is not supported, only PLAINTEXT: "
+                "there is no TLS and no SASL in this client yet"
+            )
+        for first, last in (
+            ("retry.backoff.ms", "retry.backoff.max.ms"),
+            ("reconnect.backoff.ms", "reconnect.backoff.max.ms"),
+            ("socket.connection.setup.timeout.ms", "socket.connection.setup.timeout.max.ms"),
+        ):
+            low, high = _value(self, first), _value(self, last)
+            if low > high:
+                yield f"{first}: {low} is above {last} {high}"
+
+    @property
+    def bootstrap(self) -> tuple[Address, ...]:
+        return tuple(Address.parse(text) for text in self.bootstrap_servers)
+
+
+@frozen(kw_only=True)
+class ProducerConfig:
+    """What a producer can be told."""
+
+    client: ClientConfig
+    given: frozenset[str] = frozenset()
+    notes: tuple[str, ...] = ()
+
+    acks: str = setting(
+        "all",
+        "Who has a record before it counts as sent: `all` in-sync replicas (`-1`), the leader (`1`), "
+        "nobody (`0`).",
+        choices=("all", "-1", "1", "0"),
+    )
+    enable_idempotence: bool = setting(
+        True,
+        "A record is written once and in order, whatever is retried. Left out, it is off when acks, retries "
+        "or max.in.flight.requests.per.connection exclude it; given with them, it is an error.",
+    )
+    max_in_flight_requests_per_connection: int = setting(
+        5, "Produce requests under way to one broker.", kind=Kind.INT, low=1
+    )
+    retries: int = setting(
+        INT32_MAX, "How often a batch is sent again; delivery.timeout.ms ends it, too.", kind=Kind.INT, low=0
+    )
+    delivery_timeout_ms: int = setting(120_000, "From send() to success or failure.", kind=Kind.INT, low=0)
+    linger_ms: int = setting(5, "How long a batch waits for more records before it is sent.", low=0)
+    batch_size: int = setting(
+        16 * KIB, "Bytes at which a batch is full; 0: every record alone.", kind=Kind.INT, low=0
+    )
+    buffer_memory: int = setting(32 * MIB, "Bytes that may wait to be sent; then send() blocks.", low=1)
+    max_block_ms: int = setting(
+        60_000, "How long send() waits for memory or metadata, and a transaction call for its answer.", low=0
+    )
+    max_request_size: int = setting(
+        MIB, "Largest record, and largest request, in bytes.", kind=Kind.INT, low=1
+    )
+    compression_type: str = setting(
+        "none", "How batches are packed.", choices=("none", "gzip", "snappy", "lz4", "zstd")
+    )
+    compression_gzip_level: int = setting(
+        -1, "Level of gzip, 1 to 9; -1 is zlib's own default.", kind=Kind.INT, low=-1, high=9
+    )
+    compression_lz4_level: int = setting(
+        9, "Level of lz4; 9 is Kafka's default and means its fast compressor.", kind=Kind.INT, low=1, high=17
+    )
+    compression_zstd_level: int = setting(3, "Level of zstd.", kind=Kind.INT, low=-131_072, high=22)
+    partitioner_ignore_keys: bool = setting(
+        False, "Spread keyed records, too, instead of by the hash of their key."
+    )
+    metadata_max_idle_ms: int = setting(
+        300_000, "A topic nobody wrote to for this long is no longer asked for.", low=5_000
+    )
+    transactional_id: str | None = setting(
+        None, "The name under which transactions survive this process; one producer has it at a time."
+    )
+    transaction_timeout_ms: int = setting(
+        60_000,
+        "The coordinator ends a transaction open for longer. Cannot be set with two-phase commit, where "
+        "nothing but a decision ends one.",
+        kind=Kind.INT,
+        low=1,
+    )
+    transaction_two_phase_commit_enable: bool = setting(
+        False, "Transactions never time out, and may be prepared (KIP-939); needs the grant and the broker's."
+    )
+    tallystick_modes: tuple[str, ...] = setting(
+        (),
+        "Acceptable ways to keep a prepared transaction through a crash, strongest first: `2pc`, `keep`, "
+        "`resume`. Not set: `2pc` with transaction.two.phase.commit.enable, else none. Not Kafka's.",
+        choices=MODES,
+    )
+
+    @classmethod
+    def parse(cls, given: Mapping[str, object]) -> "ProducerConfig":
+        """The configuration that `given`, by dotted name, asks for. Raises BadConfig with all problems."""
+        return _adjusted(_parse(cls, "producer", given))
+
+    def problems(self) -> Iterator[str]:
+        """Rules that need more than one setting."""
+        request_timeout_ms = self.client.request_timeout_ms
+        too_short = self.delivery_timeout_ms < self.linger_ms + request_timeout_ms
+        if too_short and "delivery.timeout.ms" in self.given:
+            yield (
+                f"delivery.timeout.ms: {self.delivery_timeout_ms} is below linger.ms {self.linger_ms} + "
+                f"request.timeout.ms {request_timeout_ms}: a batch could not be sent once"
+            )
+        if self.compression_gzip_level == 0:
+            yield "compression.gzip.level: 0 packs nothing; use 1 to 9, or -1"
+        if self.transactional_id == "":
+            yield "transactional.id: must not be empty; leave it out for no transactions"
+        yield from self._idempotence_problems()
+        yield from self._transaction_problems()
+
+    def _idempotence_problems(self) -> Iterator[str]:
+        if self.idempotence_fits:
+            if self.transactional_id is not None and not self.enable_idempotence:
+                yield "enable.idempotence: false, and transactional.id needs it"
+            return
+        who = "transactional.id" if self.transactional_id is not None else "enable.idempotence"
+        if who == "transactional.id" or (self.enable_idempotence and "enable.idempotence" in self.given):
+            if self.acks not in ("all", "-1"):
+                yield f"acks: {self.acks}, and {who} needs all"
+            if self.max_in_flight_requests_per_connection > 5:
+                yield (
+                    "max.in.flight.requests.per.connection: "
+                    f"{self.max_in_flight_requests_per_connection}, and {who} allows 5: a broker remembers "
+                    "that many batches"
+                )
+            if self.retries == 0:
+                yield f"retries: 0, and {who} needs at least 1"
+
+    def _transaction_problems(self) -> Iterator[str]:
+        two_phase = self.transaction_two_phase_commit_enable
+        if two_phase and "transaction.timeout.ms" in self.given:
+            # KIP-939 "Client Configuration Changes".
+            yield (
+                "transaction.timeout.ms: cannot be set together with "
+                'transaction.two.phase.commit.enable=true (KIP-939: "it would be an error to set '
+                "transaction.timeout.ms when two.phase.commit.enable is set to 'true'\"): "
+                "such a transaction never times out"
+            )
+        for name in ("transaction.two.phase.commit.enable", "tallystick.modes"):
+            if _value(self, name) and self.transactional_id is None:
+                yield f"{name}: says nothing without transactional.id"
+        modes = self.tallystick_modes
+        if list(modes) != [mode for mode in MODES if mode in modes]:
+            yield f"tallystick.modes: {','.join(modes)}: each once, strongest first: {', '.join(MODES)}"
+        elif modes and two_phase != ("2pc" in modes):
+            yield (
+                f"tallystick.modes: {','.join(modes)}, and transaction.two.phase.commit.enable is "
+                f"{'true' if two_phase else 'false'}: `2pc` and that setting go together"
+            )
+
+    @property
+    def idempotence_fits(self) -> bool:
+        """Do the other settings allow a batch to be recognised when it is sent again?"""
+        return (
+            self.acks in ("all", "-1")
+            and self.max_in_flight_requests_per_connection <= 5
+            and self.retries > 0
+        )
+
+    @property
+    def acks_on_wire(self) -> int:
+        return -1 if self.acks == "all" else int(self.acks)
+
+    @property
+    def modes(self) -> tuple[str, ...]:
+        """The acceptable modes, strongest first; none when nothing may be prepared."""
+        if self.tallystick_modes:
+            return self.tallystick_modes
+        return ("2pc",) if self.transaction_two_phase_commit_enable else ()
+
+
+@frozen(kw_only=True)
+class ConsumerConfig:
+    """What a consumer can be told."""
+
+    client: ClientConfig
+    given: frozenset[str] = frozenset()
+    notes: tuple[str, ...] = ()
+
+    group_id: str | None = setting(None, "The group to be a member of, and to commit offsets for.")
+    group_instance_id: str | None = setting(
+        None, "A lasting name: a member that comes back under it keeps its partitions (KIP-345)."
+    )
+    session_timeout_ms: int = setting(
+        45_000, "A member not heard of for this long has left.", kind=Kind.INT, low=1
+    )
+    heartbeat_interval_ms: int = setting(3_000, "Time between two signs of life.", kind=Kind.INT, low=1)
+    max_poll_interval_ms: int = setting(
+        300_000, "A member that does not poll for this long leaves.", kind=Kind.INT, low=1
+    )
+    max_poll_records: int = setting(500, "Most records one poll returns.", kind=Kind.INT, low=1)
+    partition_assignment_strategy: tuple[str, ...] = setting(
+        ("range", "cooperative-sticky"),
+        "How members share partitions, preferred first; Java's class names are understood.",
+        choices=("range", "roundrobin", "sticky", "cooperative-sticky"),
+    )
+    auto_offset_reset: str = setting(
+        "latest",
+        "Where to begin without a committed offset; `none` raises. Kafka's `by_duration:` is not there.",
+        choices=("earliest", "latest", "none"),
+    )
+    enable_auto_commit: bool = setting(True, "Commit positions in the background.")
+    auto_commit_interval_ms: int = setting(5_000, "Time between two such commits.", kind=Kind.INT, low=0)
+    isolation_level: str = setting(
+        "read_uncommitted",
+        "`read_committed`: only records outside transactions or of committed ones.",
+        choices=("read_uncommitted", "read_committed"),
+    )
+    fetch_min_bytes: int = setting(1, "A broker waits until it has this much.", kind=Kind.INT, low=0)
+    fetch_max_wait_ms: int = setting(500, "And for this long at most.", kind=Kind.INT, low=0)
+    fetch_max_bytes: int = setting(50 * MIB, "Most bytes of one answer.", kind=Kind.INT, low=0)
+    max_partition_fetch_bytes: int = setting(
+        MIB, "Most bytes of one partition in an answer.", kind=Kind.INT, low=0
+    )
+    check_crcs: bool = setting(True, "Whether the checksum of every batch is verified.")
+    client_rack: str = setting("", "Where this client is: a replica there is read, if the broker says so.")
+    allow_auto_create_topics: bool = setting(
+        True, "Whether asking about a missing topic may create it, if the broker allows that."
+    )
+    exclude_internal_topics: bool = setting(
+        True, "Whether a pattern leaves out __consumer_offsets and __transaction_state."
+    )
+    default_api_timeout_ms: int = setting(
+        60_000, "How long a call without a timeout of its own may take.", kind=Kind.INT, low=0
+    )
+
+    @classmethod
+    def parse(cls, given: Mapping[str, object]) -> "ConsumerConfig":
+        """The configuration that `given`, by dotted name, asks for. Raises BadConfig with all problems."""
+        return _parse(cls, "consumer", given)
+
+    def problems(self) -> Iterator[str]:
+        """Rules that need more than one setting."""
+        if self.group_id == "":
+            yield "group.id: must not be empty; leave it out for no group"
+        if self.group_id is None and self.enable_auto_commit and "enable.auto.commit" in self.given:
+            yield "enable.auto.commit: true, and there is no group.id to commit for"
+        if self.group_instance_id == "":
+            yield "group.instance.id: must not be empty; leave it out for a dynamic member"
+        if self.heartbeat_interval_ms >= self.session_timeout_ms:
+            yield (
+                f"heartbeat.interval.ms: {self.heartbeat_interval_ms} must be below "
+                f"session.timeout.ms {self.session_timeout_ms}"
+            )
+        if self.fetch_max_wait_ms >= self.client.request_timeout_ms:
+            yield (
+                f"fetch.max.wait.ms: {self.fetch_max_wait_ms} must be below "
+                f"request.timeout.ms {self.client.request_timeout_ms}"
+            )
+        if not self.partition_assignment_strategy:
+            yield "partition.assignment.strategy: must name at least one"
+
+
+@frozen(kw_only=True)
+class AdminConfig:
+    """What an admin client can be told."""
+
+    client: ClientConfig
+    given: frozenset[str] = frozenset()
+    notes: tuple[str, ...] = ()
+
+    default_api_timeout_ms: int = setting(
+        60_000, "How long a call without a timeout of its own may take.", kind=Kind.INT, low=0
+    )
+    retries: int = setting(
+        INT32_MAX, "How often a request is tried again; the timeout ends it, too.", kind=Kind.INT, low=0
+    )
+
+    @classmethod
+    def parse(cls, given: Mapping[str, object]) -> "AdminConfig":
+        """The configuration that `given`, by dotted name, asks for. Raises BadConfig with all problems."""
+        return _parse(cls, "admin", {"connections.max.idle.ms": 300_000, **given})
+
+    def problems(self) -> Iterator[str]:
+        """Rules that need more than one setting."""
+        if self.default_api_timeout_ms < self.client.request_timeout_ms and self.given & {
+            "default.api.timeout.ms",
+            "request.timeout.ms",
+        }:
+            yield (
+                f"default.api.timeout.ms: {self.default_api_timeout_ms} is below "
+                f"request.timeout.ms {self.client.request_timeout_ms}"
+            )
+
+
+# ----------------------------------------------------------------------------------- parsing
+
+
+CLIENT_SETTINGS: Final = settings_of(ClientConfig)
+ROLE_SETTINGS: Final = {
+    "producer": settings_of(ProducerConfig),
+    "consumer": settings_of(ConsumerConfig),
+    "admin": settings_of(AdminConfig),
+}
+
+
+def _parse(cls: type[C], role: str, given: Mapping[str, object]) -> C:
+    texts = _renamed({name: _text(value) for name, value in given.items() if value is not None})
+    own = ROLE_SETTINGS[role]
+    problems = [*refusals(texts), *_misplaced(role, texts)]
+    shared, shared_problems = values_of(
+        ClientConfig, {n: t for n, t in texts.items() if n in CLIENT_SETTINGS}
+    )
+    values, own_problems = values_of(cls, {n: t for n, t in texts.items() if n in own})
+    problems += shared_problems + own_problems
+    if not shared_problems:
+        client = ClientConfig(**shared)  # type: ignore[arg-type]
+        problems += client.problems()
+        if not own_problems:
+            values |= {"client": client, "given": frozenset(texts), "notes": _notes(texts)}
+            made = cls(**values)
+            problems += made.problems()  # type: ignore[attr-defined]
+            if not problems:
+                return made
+    raise BadConfig("\n".join(problems))
+
+
+def _misplaced(role: str, texts: Mapping[str, str]) -> Iterator[str]:
+    known = {**CLIENT_SETTINGS, **ROLE_SETTINGS[role]}
+    for name in texts:
+        if name in known or name in NO_EFFECT or is_refused(name):
+            continue
+        others = [other for other, settings in ROLE_SETTINGS.items() if name in settings]
+        if others:
+            yield f"{name}: a setting of {' and '.join(others)}, this is {role}"
+        else:
+            yield unknown(name, {**known, **dict.fromkeys(RENAMED), **dict.fromkeys(REFUSED)})
+
+
+def _notes(texts: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(f"{name}: has no effect in this client" for name in sorted(texts) if name in NO_EFFECT)
+
+
+def _renamed(texts: dict[str, str]) -> dict[str, str]:
+    for old, new in RENAMED.items():
+        if old in texts:
+            text = texts.pop(old)
+            texts.setdefault(new, text)
+    assignors = "partition.assignment.strategy"
+    if assignors in texts:
+        texts[assignors] = ",".join(assignor_name(part) for part in texts[assignors].split(","))
+    return texts
+
+
+def _text(value: object) -> str:
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case list() | tuple():
+            return ",".join(str(part) for part in value)
+        case _:
+            return str(value)
+
+
+def _value(config: object, name: str) -> int:
+    value: int = getattr(config, name.replace(".", "_"))
+    return value
+
+
+def _adjusted(made: ProducerConfig) -> ProducerConfig:
+    """As Kafka does it: defaults give way to what was asked for, and a note says so."""
+    shortest = made.linger_ms + made.client.request_timeout_ms
+    if made.delivery_timeout_ms < shortest:
+        note = f"delivery.timeout.ms: {shortest}, which is linger.ms + request.timeout.ms"
+        made = replace(made, delivery_timeout_ms=shortest, notes=(*made.notes, note))
+    if made.enable_idempotence and not made.idempotence_fits:
+        note = "enable.idempotence: off, because acks, retries or the requests in flight exclude it"
+        made = replace(made, enable_idempotence=False, notes=(*made.notes, note))
+    return made

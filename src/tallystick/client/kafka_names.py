@@ -1,0 +1,137 @@
+"""Settings that other clients have and this one has not: accepted without effect, or refused, and why.
+
+Together with `config.py` these are all names of Kafka 4.3.1's producer, consumer and admin client, and those
+of librdkafka that people write. What tunes something that is not here is harmless. What promises something
+(who may connect, which order is kept, what is called) is refused unless it asks for what happens anyway.
+
+Sources: tests/vectors/config/kafka-4.3.1-client-configs.txt; librdkafka CONFIGURATION.md.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+# librdkafka's name, or Kafka's older one, and what it is called here; the new name wins if both are given.
+RENAMED: Final[Mapping[str, str]] = {
+    "api.version.request.timeout.ms": "request.timeout.ms",
+    "compression.codec": "compression.type",
+    "fetch.message.max.bytes": "max.partition.fetch.bytes",
+    "fetch.wait.max.ms": "fetch.max.wait.ms",
+    "max.in.flight": "max.in.flight.requests.per.connection",
+    "message.max.bytes": "max.request.size",
+    "message.send.max.retries": "retries",
+    "message.timeout.ms": "delivery.timeout.ms",
+    "metadata.broker.list": "bootstrap.servers",
+    "queue.buffering.max.ms": "linger.ms",
+    "request.required.acks": "acks",
+    "socket.receive.buffer.bytes": "receive.buffer.bytes",
+    "socket.send.buffer.bytes": "send.buffer.bytes",
+    "socket.timeout.ms": "request.timeout.ms",
+    "topic.metadata.refresh.interval.ms": "metadata.max.age.ms",
+}
+
+_NO_EFFECT: Final = """
+    api.version.fallback.ms api.version.request batch.num.messages broker.address.family broker.address.ttl
+    broker.version.fallback client.dns.lookup compression.level connections.max.reauth.ms
+    consume.callback.max.messages debug enable.metrics.push enable.sparse.connections
+    fetch.error.backoff.ms fetch.queue.backoff.ms internal.termination.signal
+    internal.throw.on.fetch.stable.offset.unsupported log.connection.close log.queue log.thread.name
+    log_level max.poll.interval.records message.copy.max.bytes metric.reporters metrics.num.samples
+    metrics.recording.level metrics.sample.window.ms offset.store.method
+    partitioner.adaptive.partitioning.enable partitioner.availability.timeout.ms
+    queue.buffering.backpressure.threshold
+    queued.max.messages.kbytes queued.min.messages share.acknowledgement.mode share.acquire.mode
+    socket.blocking.max.ms socket.keepalive.enable socket.max.fails socket.nagle.disable
+    statistics.interval.ms
+    topic.metadata.propagation.max.ms topic.metadata.refresh.fast.interval.ms topic.metadata.refresh.sparse
+"""
+NO_EFFECT: Final = frozenset(_NO_EFFECT.split())
+
+_SECURITY: Final = "only PLAINTEXT without authentication is there"
+_BYTES: Final = "keys and values are bytes: turn them into bytes before, and out of bytes after"
+_CLASSES: Final = "no Java classes are loaded"
+_CALLBACK: Final = "callbacks are arguments of the methods that need them"
+_JAVA: Final = "org.apache.kafka.common.serialization.ByteArray"
+
+# Refused unless the text is one of these, which ask for what happens anyway.
+REFUSED: Final[Mapping[str, tuple[tuple[str, ...], str]]] = {
+    "background_event_cb": ((), _CALLBACK),
+    "bootstrap.controllers": (("",), "brokers are asked: name them in bootstrap.servers"),
+    "config.providers": (("",), "values are taken as they are written"),
+    "connect_cb": ((), _CALLBACK),
+    "consume_cb": ((), _CALLBACK),
+    "delivery.report.only.error": (("false",), "every delivery is reported"),
+    "dr_cb": ((), _CALLBACK),
+    "dr_msg_cb": ((), _CALLBACK),
+    "enable.auto.offset.store": (("true",), "commit the offsets you mean: commit(offsets)"),
+    "enable.gapless.guarantee": (
+        ("false",),
+        "a failed record fails its future, and the producer goes on; in a transaction it must be aborted",
+    ),
+    "enable.partition.eof": (("false",), "compare position() with end_offsets()"),
+    "error_cb": ((), _CALLBACK),
+    "group.protocol": (("classic",), "members speak the classic protocol alone"),
+    "group.remote.assignor": ((), "the members assign, not the broker"),
+    "interceptor.classes": (("",), _CLASSES),
+    "key.deserializer": ((f"{_JAVA}Deserializer",), _BYTES),
+    "key.serializer": ((f"{_JAVA}Serializer",), _BYTES),
+    "log_cb": ((), "Python's logging is used: logger tallystick.client"),
+    "logger": ((), "Python's logging is used: logger tallystick.client"),
+    "offset_commit_cb": ((), _CALLBACK),
+    "on_delivery": ((), "pass on_delivery to send()"),
+    "partitioner": (
+        ("murmur2", "murmur2_random"),
+        "keyed records go where Kafka's default partitioner sends them; else give send() a partition",
+    ),
+    "partitioner.class": ((), "give send() a partition"),
+    "queue.buffering.max.kbytes": ((), "say it in bytes: buffer.memory"),
+    "queue.buffering.max.messages": ((), "memory is bounded in bytes: buffer.memory"),
+    "rebalance_cb": ((), "pass on_assign and on_revoke to subscribe()"),
+    "security.providers": ((), _SECURITY),
+    "stats_cb": ((), "ask metrics()"),
+    "throttle_cb": ((), _CALLBACK),
+    "value.deserializer": ((f"{_JAVA}Deserializer",), _BYTES),
+    "value.serializer": ((f"{_JAVA}Serializer",), _BYTES),
+}
+
+REFUSED_PREFIXES: Final[Mapping[str, str]] = {
+    "enable.sasl.": _SECURITY,
+    "enable.ssl.": _SECURITY,
+    "oauthbearer_": _SECURITY,
+    "plugin.": "no plug-ins are loaded",
+    "sasl.": _SECURITY,
+    "ssl.": _SECURITY,
+    "ssl_": _SECURITY,
+}
+
+# partition.assignment.strategy: Java's classes by librdkafka's names, which are used here.
+ASSIGNORS: Final[Mapping[str, str]] = {
+    "RangeAssignor": "range",
+    "RoundRobinAssignor": "roundrobin",
+    "StickyAssignor": "sticky",
+    "CooperativeStickyAssignor": "cooperative-sticky",
+}
+_ASSIGNOR_PACKAGE: Final = "org.apache.kafka.clients.consumer."
+
+
+def assignor_name(text: str) -> str:
+    """The short name of an assignor written as Java's class; any other text as it is."""
+    found = text.strip().removeprefix("class ").removeprefix(_ASSIGNOR_PACKAGE)
+    return ASSIGNORS.get(found, text.strip())
+
+
+def is_refused(name: str) -> bool:
+    """Whether this is another client's name for something that is not here and would be missed."""
+    return name in REFUSED or name.startswith(tuple(REFUSED_PREFIXES))
+
+
+def refusals(given: Mapping[str, str]) -> Iterator[str]:
+    """What is wrong with each setting of `given` that asks for something this client does not do."""
+    for name, text in given.items():
+        if name in REFUSED:
+            accepted, why = REFUSED[name]
+            if text.strip() not in accepted:
+                yield f"{name}: {text!r} is not supported: {why}"
+        else:
+            for prefix, why in REFUSED_PREFIXES.items():
+                if name.startswith(prefix):
+                    yield f"{name}: not supported: {why}"
