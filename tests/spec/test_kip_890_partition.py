@@ -7,10 +7,22 @@ import asyncio
 from itertools import product
 
 import pytest
-from tests.support.leading import IMPLICIT, OLD, VERIFIED, Leader, T, batch, leader, request, told, turns
+from tests.support.leading import (
+    IMPLICIT,
+    OLD,
+    VERIFIED,
+    Leader,
+    T,
+    batch,
+    leader,
+    orders,
+    request,
+    told,
+    turns,
+)
 from tests.support.memory_broker import HeldMarkers, memory_disk, on_a_loop
 
-from tallystick.broker.txn.commands import Initialised, InitProducerId, TimeOut
+from tallystick.broker.txn.commands import Initialised, InitProducerId, MarkersWritten, TimeOut
 from tallystick.broker.txn.model import Ongoing, Outcome, TxnEntry, TxnState
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
@@ -152,6 +164,26 @@ async def test_a_client_that_was_replaced_writes_nothing_after_a_restart_either(
         await made.rest()
         for version in (IMPLICIT, VERIFIED):
             assert await made.write(identity, 1, version=version) is STALE
+
+
+@on_a_loop
+async def test_what_waits_while_its_client_is_replaced_is_not_written() -> None:
+    """[TXN-13] Its question was answered before; it was not acknowledged, so it was not prepared."""
+    async with leader(markers=HeldMarkers()) as made:
+        identity = await made.identity()
+        await made.write(identity)
+        following = await made.end(identity, Outcome.COMMIT)
+        sent = [made.send(request({0: batch(following, sequence)})) for sequence in range(2)]
+        await turns()
+        coordinator = made.broker.transactions
+        written = MarkersWritten(marker=following, offsets={orders(0): None})
+        await coordinator.markers_written(T, written)
+        kept = coordinator.submit(T, InitProducerId(timeout_ms=60_000, keep_prepared=True)).result()
+        assert isinstance(kept, Initialised)
+        assert kept.ongoing == following
+        end = made.partition().log.log_end_offset
+        assert [told(await each)[0].error_code for each in sent] == [STALE, STALE]
+        assert made.partition().log.log_end_offset == end
 
 
 @on_a_loop

@@ -91,15 +91,16 @@ def begin(
         verification = partition.begin_verification(header, supports_epoch_bump=implicit)
         if verification is not None:
             return verification
-    return _refuse_replaced(broker, header)
+    return refuse_replaced(broker, header)
 
 
-def _refuse_replaced(broker: Broker, header: BatchHeader) -> Reject | None:
+def refuse_replaced(broker: Broker, header: BatchHeader) -> Reject | None:
     """A transaction that was kept takes no more data from its writer [TXN-13].
 
     KIP-939 fences the old incarnation of a client at the coordinator alone: partitions that have its
     transaction open go on taking its batches, which are then committed although they were written after the
-    client prepared. One process is both here, so the partition can know (docs/adr/0098).
+    client prepared. One process is both here, so the partition can know (docs/adr/0098). Asked at the last
+    moment: what waited may have been replaced meanwhile.
     """
     entry = broker.transactions.find_writer(ProducerId(header.producer_id))
     if entry is None or not entry.is_kept or entry.shown.epoch != header.producer_epoch:

@@ -18,12 +18,13 @@ from memory_broker import (
     on_a_loop,
     versions,
 )
+from tests.support.leading import leader, turns
 
 from tallystick.broker.acl import Operation, Resource, ResourceType, group, topic, transactional_id
 from tallystick.broker.group.codec import header_of
 from tallystick.broker.group.commands import CommitTxnOffsets, OffsetToCommit
 from tallystick.broker.markers import PartitionMarkers
-from tallystick.broker.topics import GROUP_OFFSETS
+from tallystick.broker.topics import GROUP_OFFSETS, TRANSACTION_STATE
 from tallystick.broker.txn.commands import SendMarkers
 from tallystick.broker.verifying import open_transaction
 from tallystick.kernel.codes import ErrorCode
@@ -405,6 +406,27 @@ async def test_a_commit_that_was_verified_before_the_end_opens_nothing_after_it(
         assert isinstance(late, Reject)
         assert late.code == expected
         assert await fetch(desk) == (0, -1, -1, "")
+
+
+@on_a_loop
+async def test_offsets_that_wait_for_the_disk_while_their_producer_is_replaced_are_not_written() -> None:
+    """[TXN-13] The group's lane may be taken for seconds, and the transaction be kept meanwhile."""
+    async with leader(flush_policy="ack") as desk:
+        old = await claimed(desk)
+        assert await code(desk, old, IMPLICIT, rows={0: 5}) == 0
+        desk.disk.holding = True
+        asked = (commit(desk, old, IMPLICIT, {0: 6}), commit(desk, old, IMPLICIT, {0: 7}))
+        first, late = (asyncio.ensure_future(desk.ask(request, IMPLICIT)) for request in asked)
+        await turns()
+        taking_over = asyncio.ensure_future(claimed(desk, keep_prepared_txn=True))
+        await turns()
+        desk.disk.sync(TRANSACTION_STATE)
+        new = await taking_over
+        desk.disk.release()
+        assert (await first).topics[0].partitions[0].error_code == 0
+        assert (await late).topics[0].partitions[0].error_code == E.INVALID_PRODUCER_EPOCH
+        await end(desk, new, IMPLICIT)
+        assert (await fetch(desk))[:2] == (0, 6)
 
 
 @pytest.mark.parametrize("allowed", [False, True])

@@ -82,16 +82,25 @@ _REFUSED_AS: Final = {
 
 
 AnswerFuture = asyncio.Future[Answer]
+Refusal = Callable[[], Reject | None]
+
+
+def _nothing() -> None:
+    """No reason to refuse."""
 
 
 @dataclass(slots=True)
 class _Waiting:
-    """A command, who waits for its answer, and for a transactional one what its append has to show."""
+    """A command, who waits for its answer, and for a transactional one what its append has to show.
+
+    refused  why it may not be appended now, after all
+    """
 
     command: Command
     future: AnswerFuture
     since_ms: int
     guard: TxnGuard = NO_GUARD
+    refused: Refusal = _nothing
 
 
 @dataclass(slots=True)
@@ -281,14 +290,16 @@ class GroupCoordinator:
         return unavailable or await self._submit(group_id, command)
 
     async def commit_transactional(
-        self, group_id: GroupId, command: CommitTxnOffsets, guard: TxnGuard
+        self, group_id: GroupId, command: CommitTxnOffsets, guard: TxnGuard, refused: Refusal = _nothing
     ) -> Answer:
         """Append offsets as part of a transaction; they are pending until `write_marker` ends it.
 
         Order: the transaction includes the group's partition, and `guard` shows that to the log.
+        Args:
+            refused: asked when its turn has come: why its producer may not write any more.
         """
         unavailable = self.unavailable(group_id)
-        return unavailable or await self._submit(group_id, command, guard)
+        return unavailable or await self._submit(group_id, command, guard, refused)
 
     async def write_marker(self, index: int, batch: bytes, guard: TxnGuard) -> AppendResult | Reject:
         """Append an end marker to a partition, and end the transaction in the groups there.
@@ -344,9 +355,11 @@ class GroupCoordinator:
             return LOADING
         return LOST if index in self._lost else None
 
-    def _submit(self, group_id: GroupId, command: Command, guard: TxnGuard = NO_GUARD) -> AnswerFuture:
+    def _submit(
+        self, group_id: GroupId, command: Command, guard: TxnGuard = NO_GUARD, refused: Refusal = _nothing
+    ) -> AnswerFuture:
         future: AnswerFuture = asyncio.get_running_loop().create_future()
-        waiting = _Waiting(command, future, self._clock.monotonic_ms(), guard)
+        waiting = _Waiting(command, future, self._clock.monotonic_ms(), guard, refused)
         lane = self._lanes.get(group_id)
         if lane is None:
             self._run(group_id, waiting)
@@ -456,6 +469,8 @@ class GroupCoordinator:
         appended: tuple[AppendResult, asyncio.Future[bool]] | Reject
         if isinstance(partition, Reject):
             appended = partition
+        elif (refused := first.refused()) is not None:
+            appended = refused
         else:
             batch = encode_batch_of(events, self._clock.now_ms(), producer)
             finish = partial(self._finish_part, group_id, part)

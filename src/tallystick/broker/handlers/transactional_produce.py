@@ -18,7 +18,16 @@ from tallystick.broker.broker import Broker
 from tallystick.broker.context import RequestContext
 from tallystick.broker.partition import Partition
 from tallystick.broker.txn.commands import DONE, Answer
-from tallystick.broker.verifying import Asker, Turn, ask, begin, drop_unknown, producer_of, refusals
+from tallystick.broker.verifying import (
+    Asker,
+    Turn,
+    ask,
+    begin,
+    drop_unknown,
+    producer_of,
+    refusals,
+    refuse_replaced,
+)
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import TopicPartition, TransactionalId
@@ -192,7 +201,7 @@ class Waiting:
     def _append_in_turn(self, held: _Held, refused: Mapping[TopicPartition, Reject]) -> None:
         batch = held.batch
         name = batch.target.topic_partition
-        reject = refused.get(name)
+        reject = refused.get(name) or refuse_replaced(self._broker, batch.header)
         if reject is not None:
             batch.result = reject
             drop_unknown(batch.target, batch.header, held.verification, reject)

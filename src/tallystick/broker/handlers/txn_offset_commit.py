@@ -5,6 +5,7 @@ have it added by this request, older ones have added it by AddOffsetsToTxn, whic
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Final
 
 from tallystick.broker import verifying
@@ -92,10 +93,11 @@ async def _commit(
     if partition is None:
         return Reject(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{GROUP_OFFSETS} was deleted")
     identity = Identity(ProducerId(request.producer_id), ProducerEpoch(request.producer_epoch))
+    header = header_of(identity)
     guard = await verifying.open_transaction(
         broker,
         partition,
-        header_of(identity),
+        header,
         transactional_id=TransactionalId(request.transactional_id),
         implicit=version >= IMPLICIT_SINCE,
         knows_abortable=version >= ABORTABLE_SINCE,
@@ -111,7 +113,8 @@ async def _commit(
         offsets=offsets,
         knows_group_id_not_found=version >= TOPIC_IDS_SINCE,
     )
-    return await broker.groups.commit_transactional(group_id, command, guard)
+    replaced = partial(verifying.refuse_replaced, broker, header)
+    return await broker.groups.commit_transactional(group_id, command, guard, replaced)
 
 
 def _places(request: TxnOffsetCommitRequest) -> list[Place]:
