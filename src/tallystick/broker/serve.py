@@ -67,8 +67,8 @@ class Service:
         listen, metrics = self.broker.config.metrics_endpoint, self.broker.metrics
         if listen is None:
             return
-        observed = _observed(self.broker)
-        metrics.registry.read_from(lambda: read_gauges(observed))
+        of = observed(self.broker)
+        metrics.registry.read_from(lambda: read_gauges(of))
         self._metrics = MetricsServer(listen, metrics.registry.scrape)
         self.metrics_address = await self._metrics.start()
         _log.info("metrics are at http://%s%s", self.metrics_address, PATH)
@@ -92,7 +92,9 @@ class Service:
         )
 
 
-def _observed(broker: Broker) -> Observed:
+def observed(broker: Broker) -> Observed:
+    """Where the gauges of a broker that is open are read."""
+
     def held_back(partition: Partition) -> int:
         try:
             return held_back_bytes(partition.log, broker.clock.now_ms())

@@ -1,15 +1,18 @@
-"""What the broker counts while it serves transactions."""
+"""What the broker counts and shows while it serves transactions."""
 
 import pytest
-from tests.support.leading import TOPIC, Leader, T, leader
-from tests.support.memory_broker import on_a_loop
+from tests.support.leading import TOPIC, Leader, T, batch, leader
+from tests.support.memory_broker import HeldMarkers, on_a_loop
 
 from tallystick.broker.handlers.open_transactions import refuse_deletion
+from tallystick.broker.measures import read_gauges
+from tallystick.broker.serve import observed
 from tallystick.broker.txn.commands import InitProducerId, NoteForcedMarker
 from tallystick.broker.txn.model import Outcome
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import Identity, ProducerEpoch, ProducerId, TopicPartition
+from tallystick.storage.log import AppendOrigin
 
 
 def forced(made: Leader) -> dict[str, float]:
@@ -57,3 +60,42 @@ async def test_a_deletion_that_an_open_transaction_prevents_is_counted() -> None
         partition = made.partition()
         assert refuse_deletion(made.broker, [(partition, partition.log.log_end_offset)]) is not None
         assert made.broker.metrics.deletions_refused.value() == 1
+
+
+def shown(made: Leader, name: str, *labels: str) -> float:
+    readings = dict(reading for reading in read_gauges(observed(made.broker)) if reading is not None)
+    (samples,) = (samples for family, samples in readings.items() if family.name == name)
+    return dict(samples)[labels]
+
+
+GAUGES = (
+    ("kafka_cluster_partition_laststableoffsetlag", TOPIC, "0"),
+    ("kafka_cluster_partition_maxactivetransactionduration", TOPIC, "0"),
+    ("tallystick_decided_transaction_time_max_ms",),
+    ("tallystick_hanging_transactions",),
+)
+
+
+@on_a_loop
+async def test_gauges_follow_a_transaction_to_its_decision() -> None:
+    async with leader(markers=HeldMarkers()) as made:
+        identity = await made.identity()
+        await made.write(identity)
+        made.clock.advance(70)
+        assert [shown(made, *name) for name in GAUGES] == [1, 70, 0, 0]
+        await made.end(identity, Outcome.COMMIT)
+        made.clock.advance(7)
+        assert [shown(made, *name) for name in GAUGES] == [1, 77, 7, 0]
+
+
+@on_a_loop
+async def test_when_it_is_complete_nothing_is_left_and_what_then_comes_in_hangs() -> None:
+    async with leader() as made:
+        identity = await made.identity()
+        await made.write(identity)
+        ended = await made.end(identity, Outcome.COMMIT)
+        assert [shown(made, *name) for name in GAUGES] == [0, 0, 0, 0]
+        # As a leader of before KIP-890 would have let it in, after the marker.
+        made.partition().append(batch(ended, at_ms=made.clock.now_ms()), AppendOrigin.REPLICATION)
+        made.clock.advance(5)
+        assert [shown(made, *name) for name in GAUGES] == [1, 5, 0, 1]
