@@ -415,6 +415,8 @@ def check_models_change(before: TxnEntry | None, command: Command, after: TxnEnt
     if before.is_two_phase and not isinstance(after.phase, Ongoing):
         asked = isinstance(command, InitProducerId) and not command.keep_prepared
         assert asked or isinstance(command, EndTxn), "I6"
+    if before.is_two_phase and isinstance(after.phase, Ongoing):
+        assert after.is_two_phase, "I6: a promise was taken back"
 
 
 class MixedTxnMachine(TxnMachine):
