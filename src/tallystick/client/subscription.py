@@ -1,0 +1,182 @@
+"""What a member tells its group, and what the leader answers: subscriptions and assignments as bytes.
+
+They travel inside JoinGroup and SyncGroup, unread by the broker. The assignors' user data is inside a
+subscription again:
+
+    sticky              what it was assigned last and in which generation, since it has given it up by then
+    cooperative-sticky  the generation, for leaders that read subscriptions of version 1
+
+Source: KIP-54, KIP-341 (the generation), KIP-429, KIP-792, KIP-881; ConsumerProtocol.
+"""
+
+from collections.abc import Iterable
+from struct import Struct, error
+from typing import Final
+
+from tallystick.kernel.ids import TopicPartition
+from tallystick.kernel.value import frozen
+from tallystick.protocol import DecodeError, decode_prefix, encode
+from tallystick.protocol.messages.consumer_protocol import (
+    ConsumerProtocolAssignment,
+    ConsumerProtocolSubscription,
+)
+from tallystick.protocol.messages.consumer_protocol import TopicPartition as WirePartitions
+
+VERSION: Final = 3
+
+_INT16: Final = Struct(">h")
+_INT32: Final = Struct(">i")
+
+
+@frozen(kw_only=True)
+class Subscription:
+    """What one member wants, as an assignor sees it.
+
+    owned       what it reads now; nothing in an eager group, where it was given up before joining
+    generation  in which it got that; None for unknown
+    """
+
+    topics: tuple[str, ...]
+    owned: tuple[TopicPartition, ...] = ()
+    generation: int | None = None
+    instance_id: str | None = None
+    rack: str | None = None
+    user_data: bytes | None = None
+
+
+@frozen
+class Previous:
+    """What a member had before this rebalance, and in which generation; None for unknown."""
+
+    partitions: tuple[TopicPartition, ...] = ()
+    generation: int | None = None
+
+
+def encode_subscription(subscription: Subscription) -> bytes:
+    """The `metadata` of one protocol in JoinGroup."""
+    message = ConsumerProtocolSubscription(
+        topics=tuple(sorted(subscription.topics)),
+        user_data=subscription.user_data,
+        owned_partitions=_by_topic(subscription.owned),
+        generation_id=-1 if subscription.generation is None else subscription.generation,
+        rack_id=subscription.rack,
+    )
+    return _INT16.pack(VERSION) + encode(message, VERSION)
+
+
+def decode_subscription(data: bytes, instance_id: str | None = None) -> Subscription:
+    """What a member sent, of whatever version.
+
+    Raises: DecodeError.
+    """
+    version = _version(data)
+    message, _ = decode_prefix(ConsumerProtocolSubscription, data, version, _INT16.size)
+    generation = message.generation_id
+    return Subscription(
+        topics=message.topics,
+        owned=_flat(message.owned_partitions),
+        generation=None if generation < 0 else generation,
+        instance_id=instance_id,
+        rack=message.rack_id or None,
+        user_data=message.user_data,
+    )
+
+
+def encode_assignment(partitions: Iterable[TopicPartition]) -> bytes:
+    """One member's part in SyncGroup."""
+    message = ConsumerProtocolAssignment(assigned_partitions=_by_topic(partitions))
+    return _INT16.pack(VERSION) + encode(message, VERSION)
+
+
+def decode_assignment(data: bytes) -> tuple[TopicPartition, ...]:
+    """What a member may read, as the leader wrote it; in order of topic and partition.
+
+    Raises: DecodeError, also for no bytes at all: the leader forgot this member.
+    """
+    message, _ = decode_prefix(ConsumerProtocolAssignment, data, _version(data), _INT16.size)
+    return tuple(sorted(set(_flat(message.assigned_partitions))))
+
+
+def encode_sticky(previous: Previous) -> bytes:
+    """User data of `sticky`: the last assignment and its generation."""
+    topics = _by_topic(previous.partitions)
+    parts = [_INT32.pack(len(topics))]
+    for topic in topics:
+        name = topic.topic.encode()
+        parts += (_INT16.pack(len(name)), name, _INT32.pack(len(topic.partitions)))
+        parts += map(_INT32.pack, topic.partitions)
+    parts.append(_INT32.pack(-1 if previous.generation is None else previous.generation))
+    return b"".join(parts)
+
+
+def decode_sticky(data: bytes | None) -> Previous:
+    """User data of `sticky`; that of version 0 has no generation, and what cannot be read is forgotten.
+
+    Source: StickyAssignor.memberData.
+    """
+    if not data:
+        return Previous()
+    try:
+        partitions, at = _read_partitions(data)
+    except (error, UnicodeDecodeError, DecodeError):
+        return Previous((), -1)
+    if len(data) - at < _INT32.size:
+        return Previous(partitions)
+    return Previous(partitions, _INT32.unpack_from(data, at)[0])
+
+
+def encode_cooperative(generation: int | None) -> bytes:
+    """User data of `cooperative-sticky`."""
+    return _INT32.pack(-1 if generation is None else generation)
+
+
+def decode_cooperative(data: bytes | None) -> int | None:
+    """The generation in the user data of `cooperative-sticky`; -1 where it cannot be read."""
+    if data is None:
+        return None
+    return int(_INT32.unpack_from(data)[0]) if len(data) >= _INT32.size else -1
+
+
+def _read_partitions(data: bytes) -> tuple[tuple[TopicPartition, ...], int]:
+    (topics,) = _INT32.unpack_from(data)
+    at = _INT32.size
+    found: list[TopicPartition] = []
+    _within(topics, data, at)
+    for _ in range(topics):
+        (size,) = _INT16.unpack_from(data, at)
+        at += _INT16.size
+        _within(size, data, at)
+        name = data[at : at + size].decode()
+        at += size
+        (count,) = _INT32.unpack_from(data, at)
+        at += _INT32.size
+        _within(count * _INT32.size, data, at)
+        for _ in range(count):
+            found.append(TopicPartition(name, _INT32.unpack_from(data, at)[0]))
+            at += _INT32.size
+    return tuple(found), at
+
+
+def _within(size: int, data: bytes, at: int) -> None:
+    if not 0 <= size <= len(data) - at:
+        raise DecodeError(f"{size} at byte {at} of {len(data)}")
+
+
+def _version(data: bytes) -> int:
+    if len(data) < _INT16.size:
+        raise DecodeError(f"{len(data)} bytes of the consumer protocol: not even its version")
+    (version,) = _INT16.unpack_from(data)
+    if version < 0:
+        raise DecodeError(f"version {version} of the consumer protocol")
+    return min(int(version), VERSION)  # a newer one begins like ours
+
+
+def _by_topic(partitions: Iterable[TopicPartition]) -> tuple[WirePartitions, ...]:
+    topics: dict[str, list[int]] = {}
+    for partition in sorted(partitions):
+        topics.setdefault(partition.topic, []).append(partition.partition)
+    return tuple(WirePartitions(topic=topic, partitions=tuple(numbers)) for topic, numbers in topics.items())
+
+
+def _flat(topics: Iterable[WirePartitions]) -> tuple[TopicPartition, ...]:
+    return tuple(TopicPartition(topic.topic, number) for topic in topics for number in topic.partitions)

@@ -1,0 +1,179 @@
+"""Assignors: Kafka's results, and what holds for every group."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.support.assignors import Groups, from_line, rejoined, told
+
+from tallystick.client.assignors import ASSIGNORS, Assignment, Members
+from tallystick.client.java_order import hash_order, string_hash
+from tallystick.client.racks import without_racks
+from tallystick.client.subscription import (
+    Previous,
+    Subscription,
+    decode_assignment,
+    decode_sticky,
+    decode_subscription,
+    encode_assignment,
+    encode_sticky,
+    encode_subscription,
+)
+from tallystick.kernel.ids import MemberId, TopicPartition
+from tallystick.protocol import DecodeError
+
+VECTORS = Path(__file__).parents[2] / "vectors" / "assignors" / "kafka_4_3_1.jsonl"
+NAMES = sorted(ASSIGNORS)
+
+
+def group(**topics_of: str) -> dict[MemberId, Subscription]:
+    return {MemberId(member): Subscription(topics=tuple(topics)) for member, topics in topics_of.items()}
+
+
+def assign(name: str, counts: dict[str, int], members: Members) -> dict[str, str]:
+    assignment = ASSIGNORS[name].assign(without_racks(counts), members)
+    return {member: " ".join(map(str, got)) for member, got in assignment.items()}
+
+
+@pytest.mark.parametrize("number", range(8))
+def test_assignments_are_those_of_kafkas_own_assignors(number: int) -> None:
+    for text in VECTORS.read_text().splitlines()[number::8]:
+        line = json.loads(text)
+        assert told(ASSIGNORS[line["assignor"]].assign(*from_line(line))) == line["answer"]
+
+
+def test_range_gives_neighbours_topic_by_topic() -> None:
+    """RangeAssignor's own example."""
+    both = group(c0="tu", c1="tu")
+    assert assign("range", {"t": 3, "u": 3}, both) == {"c0": "t-0 t-1 u-0 u-1", "c1": "t-2 u-2"}
+
+
+def test_round_robin_deals_over_topics() -> None:
+    """RoundRobinAssignor's own examples."""
+    both = group(c0="tu", c1="tu")
+    assert assign("roundrobin", {"t": 3, "u": 3}, both) == {"c0": "t-0 t-2 u-1", "c1": "t-1 u-0 u-2"}
+    different = group(c0="t", c1="tu", c2="tuv")
+    expected = {"c0": "t-0", "c1": "u-0", "c2": "u-1 v-0 v-1 v-2"}
+    assert assign("roundrobin", {"t": 1, "u": 2, "v": 3}, different) == expected
+
+
+def test_a_static_member_has_its_place_whatever_its_member_id() -> None:
+    members = {
+        MemberId("z"): Subscription(topics=("t",), instance_id="i0"),
+        MemberId("a"): Subscription(topics=("t",), instance_id="i1"),
+        MemberId("b"): Subscription(topics=("t",)),
+    }
+    assert assign("range", {"t": 3}, members) == {"z": "t-0", "a": "t-1", "b": "t-2"}
+
+
+def test_a_cooperative_member_gets_what_moves_only_after_it_was_given_up() -> None:
+    """[CLI-31] KIP-429: first rebalance revokes, the second one assigns."""
+    alone = rejoined("cooperative-sticky", group(a="t"), {MemberId("a"): tuple(partitions(t=4))}, 1)
+    members = {**alone, MemberId("b"): Subscription(topics=("t",))}
+    first = ASSIGNORS["cooperative-sticky"].assign(without_racks({"t": 4}), members)
+    assert told(first) == {"a": ["t-0", "t-1"], "b": []}
+    second = ASSIGNORS["cooperative-sticky"].assign(
+        without_racks({"t": 4}), rejoined("cooperative-sticky", members, first, 2)
+    )
+    assert told(second) == {"a": ["t-0", "t-1"], "b": ["t-2", "t-3"]}
+
+
+def test_of_two_members_that_claim_a_partition_the_newer_generation_has_it() -> None:
+    claims = {
+        MemberId("a"): Subscription(topics=("t",), owned=tuple(partitions(t=2)), generation=4),
+        MemberId("b"): Subscription(topics=("t",), owned=tuple(partitions(t=1)), generation=5),
+    }
+    assert assign("cooperative-sticky", {"t": 2}, claims) == {"a": "t-1", "b": "t-0"}
+
+
+def partitions(**counts: int) -> list[TopicPartition]:
+    return [TopicPartition(topic, number) for topic, count in counts.items() for number in range(count)]
+
+
+def given_out(assignment: Assignment) -> list[TopicPartition]:
+    return [partition for got in assignment.values() for partition in got]
+
+
+@given(st.integers(0, 10**9), st.sampled_from(NAMES), st.booleans(), st.booleans())
+def test_every_partition_has_one_reader_who_wants_it(seed: int, name: str, racks: bool, alike: bool) -> None:
+    """Complete, no partition twice [CLI-30], whatever the group went through."""
+    cooperative = ASSIGNORS[name].cooperative
+    groups = Groups(seed, name, racks=racks and not cooperative, alike=alike)
+    for _ in range(4):
+        assignment = ASSIGNORS[name].assign(groups.topics, groups.members)
+        out = given_out(assignment)
+        assert len(out) == len(set(out))
+        for member, got in assignment.items():
+            assert {partition.topic for partition in got} <= set(groups.members[member].topics)
+        # What a cooperative group moves is free for one rebalance.
+        if cooperative:
+            members = rejoined(name, groups.members, assignment, groups.generation)
+            out = given_out(ASSIGNORS[name].assign(groups.topics, members))
+        wanted = {topic for given in groups.members.values() for topic in given.topics}
+        counts = {topic: len(found) for topic, found in groups.topics.items() if topic in wanted}
+        assert sorted(out) == sorted(partitions(**counts))
+        groups.settle(assignment)
+
+
+@given(st.integers(0, 10**9), st.sampled_from(["sticky", "cooperative-sticky"]), st.booleans())
+def test_members_that_want_the_same_differ_by_one_at_most(seed: int, name: str, racks: bool) -> None:
+    """Racks make cooperative members swap, which leaves both a partition short until they have rejoined."""
+    groups = Groups(seed, name, racks=racks and name == "sticky", alike=True)
+    for _ in range(4):
+        assignment = ASSIGNORS[name].assign(groups.topics, groups.members)
+        members = rejoined(name, groups.members, assignment, groups.generation)
+        sizes = [len(got) for got in ASSIGNORS[name].assign(groups.topics, members).values()]
+        assert max(sizes) - min(sizes) <= 1
+        groups.settle(assignment)
+
+
+@given(st.integers(0, 10**9), st.sampled_from(["sticky", "cooperative-sticky"]), st.booleans())
+def test_nothing_moves_when_nothing_changes(seed: int, name: str, alike: bool) -> None:
+    groups = Groups(seed, name, racks=False, alike=alike)
+    first = ASSIGNORS[name].assign(groups.topics, groups.members)
+    members = rejoined(name, groups.members, first, 7)
+    assert told(ASSIGNORS[name].assign(groups.topics, members)) == told(first)
+
+
+@given(st.binary(max_size=60))
+def test_bytes_of_another_client_are_read_or_refused(data: bytes) -> None:
+    for read in (decode_subscription, decode_assignment):
+        try:
+            read(data)
+        except DecodeError:
+            pass
+    decode_sticky(data)
+
+
+def test_subscriptions_and_assignments_come_back() -> None:
+    subscription = Subscription(
+        topics=("a", "b"),
+        owned=tuple(partitions(a=2, b=1)),
+        generation=3,
+        rack="r",
+        user_data=encode_sticky(Previous(tuple(partitions(a=2)), 9)),
+    )
+    assert decode_subscription(encode_subscription(subscription)) == subscription
+    assert decode_sticky(subscription.user_data) == Previous(tuple(partitions(a=2)), 9)
+    assert decode_assignment(encode_assignment(partitions(b=1, a=2))) == tuple(partitions(a=2, b=1))
+
+
+def test_user_data_of_before_kip_341_has_no_generation() -> None:
+    assert decode_sticky(encode_sticky(Previous(tuple(partitions(a=2)), 9))[:-4]) == Previous(
+        tuple(partitions(a=2)), None
+    )
+
+
+def test_a_newer_subscription_is_read_as_far_as_it_is_known() -> None:
+    newer = b"\x00\x09" + encode_subscription(Subscription(topics=("a",)))[2:] + b"more"
+    assert decode_subscription(newer) == Subscription(topics=("a",))
+
+
+def test_strings_hash_and_hash_maps_iterate_as_in_java() -> None:
+    """What a JVM says of these."""
+    assert string_hash("") == 0
+    assert string_hash("hello") == 99162322
+    assert string_hash("\U0001f600") == 1772899
+    assert hash_order(["b", "a", "0", "hello"], string_hash) == ["0", "a", "b", "hello"]
