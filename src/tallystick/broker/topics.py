@@ -9,7 +9,7 @@ import asyncio
 import logging
 import re
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from types import MappingProxyType
 from typing import Final, Protocol
@@ -157,6 +157,10 @@ class Topics:
         self._partitions[topic.name] = partitions
         self._folded[_fold(topic.name)] = topic.name
 
+    def _leave(self, topic: Topic) -> None:
+        del self._by_name[topic.name], self._by_id[topic.topic_id]
+        del self._partitions[topic.name], self._folded[_fold(topic.name)]
+
     # ---------------------------------------------------------------------- creating
 
     def check_new(self, wanted: NewTopic) -> Reject | None:
@@ -290,15 +294,28 @@ class Topics:
 
     # ---------------------------------------------------------------------- deleting
 
-    async def delete(self, name: str) -> Reject | None:
-        """Delete a topic and, before this returns, its files."""
+    async def delete(
+        self, name: str, refused: Callable[[Sequence[Partition]], Reject | None] = lambda partitions: None
+    ) -> Reject | None:
+        """Delete a topic and, before this returns, its files.
+
+        Args:
+            refused: looks at the partitions and says why not. Nothing is written to them after that look.
+        """
         async with self._lock:
             topic = self._by_name.get(name)
             if topic is None:
                 return Reject(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {name!r}")
-            await self._worker.run(lambda: self._store.delete_topics([topic]))
-            del self._by_name[name], self._by_id[topic.topic_id], self._folded[_fold(name)]
-            for partition in self._partitions.pop(name):
+            partitions = self._partitions[name]
+            if (reason := refused(partitions)) is not None:
+                return reason
+            self._leave(topic)
+            try:
+                await self._worker.run(lambda: self._store.delete_topics([topic]))
+            except Exception:
+                self._enter(topic, partitions)
+                raise
+            for partition in partitions:
                 partition.fail(TopicDeleted(f"topic {name!r} was deleted"))
             for index in range(topic.partitions):
                 await self._files.remove(TopicPartition(name, index))

@@ -1,5 +1,6 @@
 """No open transaction loses records because somebody deletes them [TXN-10]."""
 
+import asyncio
 import logging
 
 import pytest
@@ -69,6 +70,42 @@ async def test_a_topic_is_not_deleted_under_a_transaction_which_is_named() -> No
         assert "'pay-7' in orders-0 since offset 3" in refused.error_message
         await made.end(identity, Outcome.ABORT)
         assert (await delete_topic(made)).error_code == 0
+
+
+@on_a_loop
+async def test_nothing_is_written_to_a_topic_that_is_being_deleted() -> None:
+    """Else a transaction would be told that a record is kept, commit it, and not have it."""
+    async with leader() as made:
+        identity = await made.identity()
+        deleting = asyncio.ensure_future(delete_topic(made))
+        codes = []
+        while not deleting.done():
+            await asyncio.sleep(0)
+            codes.append(await made.write(identity, len(codes)))
+        assert (await deleting).error_code in (ErrorCode.NONE, ErrorCode.POLICY_VIOLATION)
+        written = ErrorCode.NONE in codes
+        assert written is ((await deleting).error_code == ErrorCode.POLICY_VIOLATION)
+        assert (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION in codes) is not written
+
+
+@on_a_loop
+async def test_a_topic_that_cannot_be_deleted_is_there_as_before() -> None:
+    async with leader() as made:
+        identity, store = await made.identity(), made.broker.store
+        made.broker.topics._store = Unwritable()  # type: ignore[assignment]
+        with pytest.raises(OSError, match="full"):
+            await made.broker.topics.delete(TOPIC)
+        made.broker.topics._store = store
+        assert await made.write(identity) is ErrorCode.NONE
+        await made.end(identity, Outcome.COMMIT)
+        assert (await delete_topic(made)).error_code == 0
+
+
+class Unwritable:
+    """Metadata on a disk that is full."""
+
+    def delete_topics(self, topics: object) -> None:
+        raise OSError("disk full")
 
 
 @on_a_loop

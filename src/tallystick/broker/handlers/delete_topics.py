@@ -1,8 +1,11 @@
 """DeleteTopics: by name, or from version 6 on by id."""
 
+from collections.abc import Sequence
+
 from tallystick.broker.broker import Broker
 from tallystick.broker.context import RequestContext
 from tallystick.broker.handlers.open_transactions import refuse_deletion
+from tallystick.broker.partition import Partition
 from tallystick.broker.topics import INTERNAL
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
@@ -55,10 +58,11 @@ async def _refusal(broker: Broker, name: str) -> Reject | None:
         return Reject(ErrorCode.TOPIC_DELETION_DISABLED, "delete.topic.enable is false")
     if name in INTERNAL:
         return Reject(ErrorCode.INVALID_TOPIC_EXCEPTION, f"topic {name!r} is the broker's own")
-    in_doubt = refuse_deletion(broker, [(p, p.log.log_end_offset) for p in broker.topics.partitions(name)])
-    if in_doubt is not None:
-        return in_doubt
-    refused = await broker.topics.delete(name)
+
+    def in_doubt(partitions: Sequence[Partition]) -> Reject | None:
+        return refuse_deletion(broker, [(each, each.log.log_end_offset) for each in partitions])
+
+    refused = await broker.topics.delete(name, in_doubt)
     if refused is None:
         broker.groups.forget_topic(name)
     return refused
