@@ -111,6 +111,7 @@ class World:
     ) -> None:
         self.seed = seed
         self._say = say
+        self._ids_expire = False
         self._scenario = scenario
         self.random = Random(seed)
         self.faults = draw(Random(seed + (1 << 32))) if faults is None else faults
@@ -121,6 +122,7 @@ class World:
         self.level = self.random.choice((2, 2, 2, 2, 1, 0)) if kinds is None else 2
         if self.faults.fresh_disk:
             self.level = 2
+        self._ids_expire = "transactional.id.expiration.ms" in self.faults.settings
         settings = {**_SETTINGS, "flush.policy": self.faults.flush_policy, **self.faults.settings}
         self.machine = Machine(
             settings,
@@ -134,7 +136,7 @@ class World:
             self.network.say = self._tell
             self._tell(f"{self.faults}")
         self.network.answered += [
-            lambda exchange: checkers.check_pair(self.history, exchange),
+            lambda exchange: checkers.check_pair(self.history, exchange, forgets=self._ids_expire),
             self._look_at,
         ]
         around = Around(
@@ -375,6 +377,8 @@ class World:
                 answer = await self.network.call("admin", request, 1, UpdateFeaturesResponse)
             except NoReply:
                 continue
+            if answer.error_code and self.machine.is_broken:
+                continue
             if answer.error_code:
                 self.history.report(f"UpdateFeatures: {answer.error_code} {answer.error_message}")
             self.level = 2
@@ -400,7 +404,9 @@ class World:
 
     async def _settle(self) -> None:
         """Let what is late arrive, then recover every id, then wait until nothing is open."""
-        await asyncio.sleep(self.faults.late_max_s + 0.5)
+        for _ in range(20):
+            await asyncio.sleep((self.faults.late_max_s + 0.5) / 20)
+            self._note_reports()
         for worker in self.workers:
             await worker.finish()
         await self._settled()
@@ -521,7 +527,7 @@ class World:
 
     def _look_at(self, exchange: Exchange) -> None:
         self.result.requests += 1
-        if self.machine.broker is not None and self.machine.broker.failure is None:
+        if not self.machine.is_broken:
             checkers.check_answer(self.history, exchange)
 
     def _count_outcomes(self) -> None:

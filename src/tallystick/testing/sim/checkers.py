@@ -109,10 +109,13 @@ def check_stable_offset(partition: Partition) -> Iterator[str]:
             )
 
 
-def check_pair(history: History, exchange: Exchange) -> None:
+def check_pair(history: History, exchange: Exchange, *, forgets: bool = False) -> None:
     """(4), I2, I5: a pair that is handed out is new, and follows the newest.
 
     To an owner who repeats itself the newest may be said again; nobody with an earlier pair is told anything.
+
+    Args:
+        forgets: ids expire while they are used; who comes back then is a new one.
     """
     request, response = exchange.request, exchange.response
     if not isinstance(response, InitProducerIdResponse | EndTxnResponse) or response.error_code:
@@ -126,7 +129,8 @@ def check_pair(history: History, exchange: Exchange) -> None:
     claims_anew = request.producer_id < 0
     newest = known.newest
     said = f"{owner}: {exchange.api.name} by {asked} is answered {pair}"
-    if known.before is not None and not claims_anew and asked not in (newest, known.before):
+    is_stranger = pair.producer_id not in known.producer_ids and forgets
+    if known.before is not None and not (claims_anew or is_stranger or asked in (newest, known.before)):
         history.report(f"{said}, though {newest} came after {known.before} and it")  # I5
     if newest == pair:
         if claims_anew or asked == newest:

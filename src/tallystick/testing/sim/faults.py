@@ -80,6 +80,10 @@ def draw(random: Random) -> FaultPlan:
     def times(most: int) -> tuple[float, ...]:
         return tuple(sorted(random.uniform(0, SPAN_S) for _ in range(random.randint(1, most) if on() else 0)))
 
+    settings = dict(some for some in _HASTY if random.random() < 0.15)
+    late_max_s = random.choice((0.05, 0.5, 2.0))
+    if "producer.id.expiration.ms" in settings:
+        late_max_s = 0.05  # once its producer is forgotten, a repetition cannot be told from a new batch
     policy: Literal["ack", "os"] = "ack" if random.random() < 0.7 else "os"
     kill_only = policy == "os" and on()
     return FaultPlan(
@@ -88,7 +92,7 @@ def draw(random: Random) -> FaultPlan:
         lose_reply=chance(0.15),
         repeat_request=chance(0.15),
         late_request=chance(0.3),
-        late_max_s=random.choice((0.05, 0.5, 2.0)),
+        late_max_s=late_max_s,
         latency_max_s=random.choice((0.0, 0.002, 0.02)),
         sync_delay_max_s=random.choice((0.0, 0.002, 0.05)),
         power_losses=tuple(
@@ -104,7 +108,7 @@ def draw(random: Random) -> FaultPlan:
         terminations_at_s=times(2) if random.random() < 0.3 else (),
         upgrade_at_s=random.uniform(0, SPAN_S) if on() else None,
         fresh_disk=random.random() < 0.1,
-        settings=dict(some for some in _HASTY if random.random() < 0.15),
+        settings=settings,
     )
 
 

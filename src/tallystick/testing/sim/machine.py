@@ -160,6 +160,12 @@ class Machine:
         return self.broker is not None and self.fs.life == self._life
 
     @property
+    def is_broken(self) -> bool:
+        """Whether the disk fails, known to the broker or not: a request may then end in any way."""
+        known = self.broker is not None and self.broker.failure is not None
+        return known or self.fs.sync_failure is not None
+
+    @property
     def died(self) -> bool:
         """Power failed, and nobody has seen to it yet."""
         return self.running and self.fs.life != self._life

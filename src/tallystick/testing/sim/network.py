@@ -141,7 +141,7 @@ class Network:
 
     def _close(self, exc: CloseConnection) -> None:
         """These clients break no rule: their connection is closed for a broken disk alone."""
-        if self._machine.broker is not None and self._machine.broker.failure is None:
+        if not self._machine.is_broken:
             self._machine.loop.call_exception_handler({"message": "closed a connection", "exception": exc})
 
     def _leave(self, sent: "_Sent", life: int, answer: Answer) -> None:
