@@ -13,6 +13,7 @@
     NotSupported        the cluster cannot do it, or is not set up to: names the version, grant or setting
     AbortRequired       the transaction failed: abort_transaction() is the only way on
     IllegalState        this call is not possible now; nothing was sent
+      InvalidTxnState   the same, where KIP-939 asks for INVALID_TXN_STATE
     DecisionExpired     the decision came after the cluster had ended the transaction by itself
     Closed              the client was closed
     InDoubt             (kernel) a decision was sent and its outcome could not be learned
@@ -174,6 +175,15 @@ class AbortRequired(ClientError):
 
 class IllegalState(ClientError):
     """The call is not possible in this state. Nothing was sent."""
+
+
+class InvalidTxnState(IllegalState):
+    """Nothing can be prepared or completed here: no mode is configured, or nothing was asked to be kept.
+
+    Source: KIP-939 "KafkaProducer API Changes", "we return an INVALID_TXN_STATE error".
+    """
+
+    code = ErrorCode.INVALID_TXN_STATE
 
 
 class DecisionExpired(ClientError):

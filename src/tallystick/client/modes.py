@@ -60,27 +60,6 @@ _NOT_PROMISED: Final = {
 }
 
 
-class BadModes(ValueError):
-    """`tallystick.modes` names something else than 2pc, keep and resume, or not strongest first."""
-
-
-def parse_modes(text: str) -> tuple[Mode, ...]:
-    """Read `tallystick.modes`: names with commas between them, strongest first, each once."""
-    names = [name.strip() for name in text.split(",")] if text.strip() else []
-    known = {mode.value: mode for mode in Mode}
-    if strangers := [name for name in names if name not in known]:
-        raise BadModes(f"{', '.join(map(repr, strangers))}: the modes are {', '.join(known)}")
-    modes = tuple(known[name] for name in names)
-    if modes != tuple(mode for mode in Mode if mode in modes):
-        raise BadModes(f"{text!r}: strongest first and each once, so {', '.join(known)} without the unwanted")
-    return modes
-
-
-def default_modes(two_phase: bool) -> tuple[Mode, ...]:
-    """Without `tallystick.modes`: the strongest alone if two-phase commit is wanted, and none otherwise."""
-    return (Mode.TWO_PHASE,) if two_phase else ()
-
-
 @frozen(kw_only=True)
 class Offer:
     """What a cluster says of itself before it is asked for anything.

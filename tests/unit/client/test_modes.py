@@ -4,11 +4,11 @@ from itertools import product
 
 import pytest
 
+from tallystick.client.config import MODES
 from tallystick.client.modes import (
     REFUSALS,
     VERDICTS,
     Asked,
-    BadModes,
     Finding,
     Mode,
     NoMode,
@@ -19,8 +19,6 @@ from tallystick.client.modes import (
     Wish,
     choose,
     compare,
-    default_modes,
-    parse_modes,
 )
 from tallystick.kernel.ids import Identity, ProducerEpoch, ProducerId
 from tallystick.kernel.limits import EPOCH_MAX
@@ -49,21 +47,8 @@ def own(epoch: int, version: int = 2) -> Asked:
 # ---- modes
 
 
-def test_without_a_list_it_is_the_strongest_alone_or_none() -> None:
-    assert default_modes(two_phase=True) == (Mode.TWO_PHASE,)
-    assert default_modes(two_phase=False) == ()
-
-
-def test_the_list_is_read_strongest_first() -> None:
-    assert parse_modes(" 2pc ,keep,resume") == ALL
-    assert parse_modes("resume") == (Mode.RESUME,)
-    assert parse_modes("") == ()
-
-
-@pytest.mark.parametrize("text", ["keep,2pc", "keep,keep", "2PC", "2pc,,keep", "refuse", "2pc keep"])
-def test_another_list_is_refused(text: str) -> None:
-    with pytest.raises(BadModes, match="2pc, keep, resume"):
-        parse_modes(text)
+def test_the_modes_have_the_names_and_the_order_of_the_setting() -> None:
+    assert tuple(mode.value for mode in Mode) == MODES
 
 
 def test_a_mode_is_used_only_when_it_is_listed_and_possible() -> None:
