@@ -143,7 +143,8 @@ def _refusal(
                 if record.timestamp_ms >= 0 and not earliest <= record.timestamp_ms <= latest
             )
             return Reject(refusal.code, refusal.reason, late)
-    if COMPACT in config.cleanup_policy and not header.is_control:
+    # A coordinator's records have keys: it is this broker that made them, and several for each commit.
+    if origin is AppendOrigin.CLIENT and COMPACT in config.cleanup_policy and not header.is_control:
         keyless = [key.offset - header.base_offset for key in scan_keys(data, at) if key.key is None]
         if keyless:
             return Reject(

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from tallystick.broker.txn import codec
 from tallystick.broker.txn.codec import (
     decode_batches,
     decode_record,
@@ -412,6 +413,45 @@ def test_a_record_comes_back_as_it_was(record: TxnRecord, level: int) -> None:
     """[TXN-2] Replay applies what was applied live, so every field has to be there."""
     key, value = encode_record(record, level)
     assert decode_record(key, value) == record
+
+
+@st.composite
+def usual_entries(draw: st.DrawFn) -> TxnEntry:
+    """As nearly all are: nobody was replaced, nothing was forced."""
+    entry = draw(entries())
+    phase, timeout_ms = entry.phase, entry.timeout_ms
+    if isinstance(phase, Idle):
+        phase = replace(phase, markers={})
+    else:
+        phase = replace(phase, timeout_ms=timeout_ms)
+    version = draw(st.sampled_from([0, 1, 2]))
+    ended = not isinstance(phase, Ongoing) and phase.outcome is not None
+    client = draw(identities)
+    before = ident(client.producer_id, client.epoch - 1) if client.epoch else None
+    if isinstance(phase, Ongoing):
+        phase = replace(phase, writer=client)
+    elif isinstance(phase, Decided):
+        phase = replace(phase, marker=client)
+    return replace(
+        entry,
+        phase=phase,
+        client=client,
+        superseded=before if ended and version == 2 else None,
+        transaction_version=version,
+        forced=(),
+    )
+
+
+@given(usual_entries() | entries())
+def test_the_quick_way_to_write_a_value_gives_the_same_bytes(entry: TxnEntry) -> None:
+    """[WIRE-4]"""
+    written = encode_record(EntryStored(entry=entry), 2)[1]
+    assert written == b"\0\1" + encode(codec._tagged_value(entry), codec.TAGGED_VALUE)
+
+
+@given(usual_entries())
+def test_what_is_usual_is_written_the_quick_way(entry: TxnEntry) -> None:
+    assert codec._usual_value(entry) is not None
 
 
 @given(records, st.integers(1, 2), st.randoms(use_true_random=False))
