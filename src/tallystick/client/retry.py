@@ -110,6 +110,7 @@ _ANY: Final[dict[Rule, tuple[E, ...]]] = {
         E.UNKNOWN_LEADER_EPOCH,
         E.UNKNOWN_TOPIC_ID,
         E.INCONSISTENT_TOPIC_ID,
+        E.REBOOTSTRAP_REQUIRED,
     ),
     # The broker's disk failed, perhaps after it took the record.
     Rule(UNKNOWN, REFRESH): (E.KAFKA_STORAGE_ERROR,),

@@ -1,0 +1,472 @@
+"""A cluster, as one client sees it: who to ask, what is known, and trying again.
+
+    cluster = Cluster(config)
+    deadline = cluster.deadline("max.block.ms", 60_000)
+
+    async def attempt() -> EndTxnResponse:
+        node = await cluster.coordinator("transaction", "pay-7")
+        answer = await cluster.send(node, EndTxnRequest(...), EndTxnResponse, max_version=5)
+        if answer.error_code:
+            raise refused("EndTxn", "pay-7", answer.error_code)
+        return answer
+
+    answer = await cluster.retrying("EndTxn", "pay-7", attempt, deadline)
+
+A Cluster lives on one loop and starts no task before it is asked for something. Everything in here that waits
+is bounded: by `request.timeout.ms`, by the connection limits, and inside `retrying` by its deadline, too
+[CLI-2]. `send`, `node_for`, `coordinator` and `refresh` make one attempt; only `retrying` repeats.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextvars import Context, ContextVar
+from random import random, shuffle
+from typing import Final, Literal, TypeVar
+
+from tallystick.client.config import Address, ClientConfig
+from tallystick.client.connection import NO_FEATURES, BrokerVersions, Features
+from tallystick.client.errors import BadAnswer, ClientError, Closed, TimedOut, Unreachable, refused
+from tallystick.client.links import Link
+from tallystick.client.metadata import MetadataImage, Node, TopicInfo, with_leaders
+from tallystick.client.network import CLOSE_S, Ask, Connection, Measures
+from tallystick.client.refreshing import Refresher
+from tallystick.client.retry import Deadline, backoff_ms
+from tallystick.kernel.codes import ErrorCode
+from tallystick.kernel.errors import Effect, Remedy
+from tallystick.kernel.ids import TopicPartition
+from tallystick.protocol.apis import API, ApiKey, ApiSpec
+from tallystick.protocol.messages.find_coordinator import (
+    Coordinator,
+    FindCoordinatorRequest,
+    FindCoordinatorResponse,
+)
+from tallystick.protocol.messages.metadata import MetadataRequest, MetadataResponse
+
+R = TypeVar("R")
+T = TypeVar("T")
+CoordinatorKind = Literal["group", "transaction"]
+
+_log = logging.getLogger("tallystick.client")
+
+_KEY_TYPES: Final = {"group": 0, "transaction": 1}
+_SPECS: Final[Mapping[type, ApiSpec]] = {spec.request: spec for spec in API.values()}
+_DEADLINE: ContextVar[Deadline | None] = ContextVar("tallystick.deadline", default=None)
+
+
+class Cluster:
+    """Brokers, metadata, coordinators. One per client, on one loop."""
+
+    def __init__(
+        self,
+        config: ClientConfig,
+        *,
+        in_flight_max: int = 5,
+        auto_create_topics: bool = False,
+        topics_idle_ms: int | None = None,
+    ) -> None:
+        """Args:
+        in_flight_max: requests under way on one connection.
+        auto_create_topics: whether asking about a missing topic may create it, if the broker allows.
+        topics_idle_ms: a topic that `node_for` and `topic` were not asked about for so long is no longer
+            refreshed.
+        """
+        self.config = config
+        self.measures = Measures()
+        self.features: Features = NO_FEATURES
+        self._in_flight_max = in_flight_max
+        self._links: dict[tuple[Address, str], Link] = {}
+        self._bootstrap = config.bootstrap
+        self._refresher = Refresher(
+            self._ask_metadata, config.metadata_max_age_ms, auto_create_topics, topics_idle_ms
+        )
+        self._coordinators: dict[tuple[CoordinatorKind, str], int] = {}
+        self._lookups: dict[tuple[CoordinatorKind, str], asyncio.Task[int | ClientError]] = {}
+        self._several_coordinators = True
+        self._closed = False
+
+    async def start(self) -> None:
+        """Find the cluster: one attempt. Not needed, every call does it. Raises: Unreachable."""
+        await self.refresh()
+
+    async def close(self, timeout_s: float = CLOSE_S) -> None:
+        """End every connection and every wait. Takes `timeout_s` at most; again is harmless."""
+        self._closed = True
+        for lookup in self._lookups.values():
+            lookup.cancel()
+        ended = [end for link in self._links.values() if (end := link.close()) is not None]
+        ended += self._refresher.close()
+        if ended:
+            await asyncio.wait(ended, timeout=timeout_s)
+
+    # -------------------------------------------------------------------------- limits
+
+    def now_ms(self) -> int:
+        """The loop's clock: never steps back, starts anywhere."""
+        return int(asyncio.get_running_loop().time() * 1000)
+
+    def deadline(self, limit: str, length_ms: int) -> Deadline:
+        """`length_ms` from now, under the name of the setting that says so."""
+        return Deadline(self.now_ms() + length_ms, limit, length_ms)
+
+    def _limit(self, timeout_ms: int | None = None) -> Deadline:
+        own = (
+            self.deadline("request.timeout.ms", self.config.request_timeout_ms)
+            if timeout_ms is None
+            else self.deadline("timeout_ms", timeout_ms)
+        )
+        outer = _DEADLINE.get()
+        return outer if outer is not None and outer.at_ms < own.at_ms else own
+
+    async def _within(self, waited: "asyncio.Future[T]", doing: str) -> T:
+        """Wait for what others wait for as well: a limit ends the wait and not the work."""
+        limit = _DEADLINE.get()
+        left_s = None if limit is None else limit.left_ms(self.now_ms()) / 1000
+        await asyncio.wait((waited,), timeout=left_s)
+        if limit is not None and not waited.done():
+            raise TimedOut(limit.limit, limit.length_ms, doing)
+        if waited.cancelled():
+            raise Closed("the client was closed")
+        return waited.result()
+
+    # --------------------------------------------------------------------------- sending
+
+    def submit(
+        self,
+        node_id: int,
+        request: object,
+        *,
+        max_version: int | None = None,
+        version: int | None = None,
+        timeout_ms: int | None = None,
+        lane: str = "",
+    ) -> "asyncio.Future[object]":
+        """`send`, begun at once: requests to one node and lane leave in the order of these calls [CLI-5]."""
+        timeout = self.config.request_timeout_ms if timeout_ms is None else timeout_ms
+        ask = Ask(_SPECS[type(request)], request, self._limit(timeout_ms))
+        ask.max_version, ask.version = max_version, version
+        ask.expires_ms = max(ask.limit.at_ms, self.now_ms() + timeout)
+        try:
+            link = self._link(node_id, lane)
+        except ClientError as exc:
+            ask.fail(exc)
+        else:
+            link.submit(ask)
+        return ask.answer
+
+    async def send(
+        self,
+        node_id: int,
+        request: object,
+        answer: type[R],
+        *,
+        max_version: int | None = None,
+        version: int | None = None,
+        timeout_ms: int | None = None,
+        lane: str = "",
+    ) -> R:
+        """Send a request to a broker and wait for its answer. One attempt.
+
+        Produce with acks=0 has no answer: do not wait for one, `submit` it; its future yields None.
+
+        Args:
+            node_id: from `node_for`, `coordinator`, `any_node` or `image.nodes`.
+            answer: the class of the response that belongs to `request`.
+            max_version: the highest version both sides have is used, but none above this one.
+            version: exactly this one, or NotSupported.
+            timeout_ms: instead of request.timeout.ms, for what brokers hold back (JoinGroup).
+            lane: a connection of its own by this name. A broker answers a connection's requests one after
+                the other, so a heartbeat behind a waiting fetch would be late.
+        Raises: ConnectionLost, Unreachable, TimedOut, BadAnswer, NotSupported, Closed. Error codes in the
+            answer are for the caller.
+        """
+        try:
+            found = await self.submit(
+                node_id, request, max_version=max_version, version=version, timeout_ms=timeout_ms, lane=lane
+            )
+        except ClientError as exc:
+            if exc.remedy is Remedy.REFRESH:
+                self.suspect(node_id)
+            raise
+        assert isinstance(found, answer)
+        return found
+
+    def suspect(self, node_id: int) -> None:
+        """A broker did not answer: whatever it coordinated may have moved, and so may what it led."""
+        for key in [key for key, node in self._coordinators.items() if node == node_id]:
+            del self._coordinators[key]
+        if not self._closed:
+            self._refresher.next_round()
+
+    async def versions(self, node_id: int) -> BrokerVersions:
+        """What a broker can do; connects if need be. Raises: Unreachable, TimedOut, Closed."""
+        link = self._link(node_id, "")
+        task = asyncio.get_running_loop().create_task(link.versions(), context=Context())
+        try:
+            return await self._within(task, f"connect to {link.address}")
+        finally:
+            task.cancel()
+
+    def feature(self, name: str) -> int:
+        """The finalized level of a feature, the newest any broker told; 0 when it has none."""
+        return self.features.levels.get(name, 0)
+
+    async def send_any(self, request: object, answer: type[R], *, max_version: int | None = None) -> R:
+        """Ask what any broker can answer; brokers that cannot be asked are passed over.
+
+        Raises: Unreachable with what each of them said; NotSupported, Closed, TimedOut.
+        """
+        failures: list[ClientError] = []
+        for node_id in self._candidates():
+            try:
+                return await self.send(node_id, request, answer, max_version=max_version)
+            except ClientError as exc:
+                if _DEADLINE.get() is not None and isinstance(exc, TimedOut):
+                    raise
+                if isinstance(exc, Closed):
+                    raise
+                failures.append(exc)
+        if len(failures) == 1:
+            raise failures[0]
+        raise Unreachable(
+            ", ".join(str(self._address(node_id)) for node_id in self._candidates()),
+            "; ".join(failure.what() for failure in failures),
+        )
+
+    def metrics(self) -> dict[str, float]:
+        """What the network did, by Kafka's names."""
+        return self.measures.as_metrics()
+
+    # -------------------------------------------------------------------------- retrying
+
+    async def retrying(
+        self, api: str, subject: object, attempt: Callable[[], Awaitable[T]], deadline: Deadline
+    ) -> T:
+        """Make attempts until one succeeds, an error says that repeating is no use, or time is up.
+
+        Errors that `attempt` raises say themselves what to do (`remedy`): wait, refresh, or look for the
+        coordinator of `subject` again. Within an attempt everything this class does stops at the deadline.
+
+        Raises: what the last attempt raised, or TimedOut; its `effect` is the worst of all attempts [CLI-1].
+        """
+        outer = _DEADLINE.get()
+        if outer is not None and outer.at_ms < deadline.at_ms:
+            deadline = outer
+        token = _DEADLINE.set(deadline)
+        effect, failures = Effect.NONE, 0
+        try:
+            while True:
+                try:
+                    return await attempt()
+                except ClientError as exc:
+                    effect = effect.worst(exc.effect)
+                    if not exc.remedy.repeats:
+                        raise exc.after(effect)  # noqa: B904
+                    await self._before_next(f"{api} {str(subject)!r}", exc, failures, deadline, effect)
+                    failures += 1
+                    await self._mend(exc, str(subject))
+        finally:
+            _DEADLINE.reset(token)
+
+    async def _before_next(
+        self, doing: str, failure: ClientError, failures: int, deadline: Deadline, effect: Effect
+    ) -> None:
+        left_ms = deadline.left_ms(self.now_ms())
+        if self._closed:
+            raise Closed("the client was closed").after(effect) from failure
+        if not left_ms:
+            last = failure.last if isinstance(failure, TimedOut) else failure.what()
+            raise TimedOut(deadline.limit, deadline.length_ms, doing, last).after(effect) from failure
+        wait_ms = backoff_ms(
+            failures, self.config.retry_backoff_ms, self.config.retry_backoff_max_ms, random()
+        )
+        await asyncio.sleep(min(wait_ms, left_ms) / 1000)
+
+    async def _mend(self, failure: ClientError, subject: str) -> None:
+        match failure.remedy:
+            case Remedy.FIND_COORDINATOR:
+                self.forget_coordinator("group", subject)
+                self.forget_coordinator("transaction", subject)
+            case Remedy.REFRESH:
+                try:
+                    await self.refresh()
+                except ClientError as exc:
+                    _log.debug("no new metadata: %s", exc)
+            case _:
+                pass
+
+    # -------------------------------------------------------------------------- metadata
+
+    @property
+    def image(self) -> MetadataImage:
+        """What is known of the cluster."""
+        return self._refresher.image
+
+    async def refresh(self, topics: Iterable[str] | None = ()) -> MetadataImage:
+        """Ask for brokers and topics now; later refreshes ask for these topics, too.
+
+        Calls while a refresh is under way share the next one: what it answers is newer than the call.
+
+        Args:
+            topics: names; None for all there are, now and from then on.
+        Raises: Unreachable with what every broker that was tried said, TimedOut, Closed.
+        """
+        if topics is None:
+            self._refresher.all_topics = True
+        else:
+            self._refresher.follow(topics)
+        failure = await self._within(self._refresher.next_round(), "Metadata")
+        if failure is not None:
+            raise type(failure)(*failure.args) from failure
+        return self.image
+
+    def forget_topics(self, topics: Iterable[str] | None) -> None:
+        """Ask for these no longer; None: no longer for all there are."""
+        if topics is None:
+            self._refresher.all_topics = False
+        else:
+            self._refresher.forget(topics)
+
+    async def topic(self, name: str) -> TopicInfo:
+        """A topic, from what is known or after one refresh. Raises: UnknownTopic, BrokerRefused."""
+        self._refresher.follow((name,))
+        found = self.image.topics.get(name)
+        if found is None:
+            image = await self.refresh((name,))
+            found = image.topics.get(name)
+            if found is None:
+                code = image.errors.get(name, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+                raise refused("Metadata", name, code)
+        return found
+
+    async def node_for(self, at: TopicPartition) -> int:
+        """The broker that leads a partition, from what is known or after one refresh.
+
+        Raises: UnknownTopic, BrokerRefused (LEADER_NOT_AVAILABLE and its like).
+        """
+        self._refresher.follow((at.topic,))
+        leader = self.image.leader(at)
+        if leader is None:
+            image = await self.refresh((at.topic,))
+            leader = image.leader(at)
+            if leader is None:
+                raise refused("Metadata", at, image.why_not(at))
+        return leader
+
+    def learn_leaders(
+        self, leaders: Mapping[TopicPartition, tuple[int, int]], nodes: Iterable[Node] = ()
+    ) -> None:
+        """An answer named new leaders with their epochs (KIP-951): no need to ask for metadata."""
+        self._refresher.image = with_leaders(self.image, leaders, nodes)
+
+    async def _ask_metadata(self, request: MetadataRequest) -> MetadataResponse:
+        answer = await self.send_any(request, MetadataResponse)
+        before = self.image.cluster_id
+        if before is not None and answer.cluster_id not in (None, before):
+            _log.warning("bootstrap.servers lead to cluster %s, before to %s", answer.cluster_id, before)
+            self._coordinators.clear()
+            self.features = NO_FEATURES
+        return answer
+
+    # ---------------------------------------------------------------------- coordinators
+
+    async def coordinator(self, kind: CoordinatorKind, key: str) -> int:
+        """The broker that looks after a group or a transactional id; cached, lookups are shared. One attempt.
+
+        Raises: BrokerRefused (COORDINATOR_NOT_AVAILABLE: try again), NotAuthorized, Unreachable, TimedOut.
+        """
+        node = self._coordinators.get((kind, key))
+        if node is not None:
+            return node
+        lookup = self._lookups.get((kind, key))
+        if lookup is None:
+            loop = asyncio.get_running_loop()
+            lookup = loop.create_task(self._look_up(kind, key), context=Context())
+            self._lookups[kind, key] = lookup
+            lookup.add_done_callback(lambda _: self._lookups.pop((kind, key), None))
+        found = await self._within(lookup, f"FindCoordinator {key!r}")
+        if isinstance(found, ClientError):
+            raise type(found)(*found.args) from found
+        return found
+
+    def forget_coordinator(self, kind: CoordinatorKind, key: str) -> None:
+        """Look it up again next time."""
+        self._coordinators.pop((kind, key), None)
+
+    async def _look_up(self, kind: CoordinatorKind, key: str) -> int | ClientError:
+        try:
+            answer = await self._find_coordinator(kind, key)
+        except ClientError as exc:
+            return exc
+        if answer.error_code:
+            return refused("FindCoordinator", key, answer.error_code, answer.error_message)
+        self.learn_leaders({}, [Node(id=answer.node_id, address=Address(answer.host, answer.port))])
+        self._coordinators[kind, key] = answer.node_id
+        return answer.node_id
+
+    async def _find_coordinator(self, kind: CoordinatorKind, key: str) -> Coordinator:
+        kind_on_wire = _KEY_TYPES[kind]
+        if not self._several_coordinators:
+            one = FindCoordinatorRequest(key=key, key_type=kind_on_wire)
+            found = await self.send_any(one, FindCoordinatorResponse, max_version=3)
+            return Coordinator(
+                key=key,
+                node_id=found.node_id,
+                host=found.host,
+                port=found.port,
+                error_code=found.error_code,
+                error_message=found.error_message,
+            )
+        several = FindCoordinatorRequest(coordinator_keys=(key,), key_type=kind_on_wire)
+        answer = await self.send_any(several, FindCoordinatorResponse)
+        if len(answer.coordinators) != 1:
+            raise BadAnswer("", "FindCoordinator", f"{len(answer.coordinators)} coordinators for one key")
+        return answer.coordinators[0]
+
+    # --------------------------------------------------------------------------- brokers
+
+    def _candidates(self) -> list[int]:
+        """Brokers to ask what any can answer, the best first: reachable, connected, idle.
+
+        Behind those that are known come the addresses of bootstrap.servers, as negative ids.
+        """
+        if self._closed:
+            raise Closed("the client was closed")
+        nodes = list(self.image.nodes)
+        shuffle(nodes)
+        nodes.sort(key=self._dislike)
+        if nodes and self.config.metadata_recovery_strategy == "none":
+            return nodes
+        known = {node.address for node in self.image.nodes.values()}
+        others = [-1 - i for i, address in enumerate(self._bootstrap) if address not in known]
+        shuffle(others)
+        return [*nodes, *sorted(others, key=self._dislike)]
+
+    def _dislike(self, node_id: int) -> tuple[bool, bool, int]:
+        link = self._links.get((self._address(node_id), ""))
+        return (False, True, 0) if link is None else (link.failing, not link.connected, link.load)
+
+    def _address(self, node_id: int) -> Address:
+        if node_id < 0:
+            return self._bootstrap[-1 - node_id]
+        node = self.image.nodes.get(node_id)
+        if node is None:
+            raise Unreachable(f"broker {node_id}", "the cluster does not list it")
+        return node.address
+
+    def _link(self, node_id: int, lane: str) -> Link:
+        if self._closed:
+            raise Closed("the client was closed")
+        address = self._address(node_id)
+        link = self._links.get((address, lane))
+        if link is None:
+            link = self._links[address, lane] = Link(
+                address, self.config, self.measures, in_flight_max=self._in_flight_max, opened=self._opened
+            )
+        return link
+
+    def _opened(self, connection: Connection) -> None:
+        versions = connection.session.versions
+        if versions is not None:
+            self.features = self.features.newest(versions.features)
+            self._several_coordinators = (versions.highest(ApiKey.FIND_COORDINATOR) or 0) >= 4

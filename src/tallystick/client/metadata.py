@@ -1,0 +1,189 @@
+"""What a client knows of a cluster: brokers, topics, leaders. Values, and how an answer changes them.
+
+An answer may be older than what is known already: two brokers learn of a new leader at different times. A
+leader epoch says which is newer, so a partition only ever goes to a higher epoch [CLI-4], unless its topic is
+another one by the same name (another topic id) or the cluster is another one.
+
+Source: KIP-320 for leader epochs, KIP-516 for topic ids; Kafka MetadataCache, Metadata.updateLatestMetadata.
+"""
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Final, Never
+from uuid import UUID
+
+from tallystick.client.config import Address
+from tallystick.kernel.codes import ErrorCode
+from tallystick.kernel.ids import TopicPartition
+from tallystick.kernel.value import frozen, replace
+from tallystick.protocol.messages.metadata import (
+    MetadataResponse,
+    MetadataResponsePartition,
+    MetadataResponseTopic,
+)
+
+
+@frozen(kw_only=True)
+class Node:
+    """A broker."""
+
+    id: int
+    address: Address
+    rack: str | None = None
+
+
+@frozen(kw_only=True)
+class PartitionInfo:
+    """A partition. `leader` None: nobody leads it now; `leader_epoch` None: the broker does not tell."""
+
+    index: int
+    leader: int | None
+    leader_epoch: int | None
+    replicas: tuple[int, ...] = ()
+    isr: tuple[int, ...] = ()
+    offline: tuple[int, ...] = ()
+    error: int = 0
+
+
+@frozen(kw_only=True)
+class TopicInfo:
+    """A topic and its partitions by number. `id` is nil where the cluster has none."""
+
+    name: str
+    id: UUID
+    is_internal: bool
+    partitions: Mapping[int, PartitionInfo]
+
+
+@frozen(kw_only=True)
+class MetadataImage:
+    """The cluster as last seen. `errors`: topics that were asked for and are not there, with the code."""
+
+    cluster_id: str | None
+    controller: int | None
+    nodes: Mapping[int, Node]
+    topics: Mapping[str, TopicInfo]
+    errors: Mapping[str, int]
+
+    def partition(self, at: TopicPartition) -> PartitionInfo | None:
+        topic = self.topics.get(at.topic)
+        return None if topic is None else topic.partitions.get(at.partition)
+
+    def leader(self, at: TopicPartition) -> int | None:
+        """The broker that leads a partition, if one does and its address is known."""
+        found = self.partition(at)
+        if found is None or found.leader is None or found.leader not in self.nodes:
+            return None
+        return found.leader
+
+    def topic_named(self, topic_id: UUID) -> str | None:
+        """The name of a topic by its id. Cost: linear; for answers that name topics by id, keep a dict."""
+        return next((t.name for t in self.topics.values() if t.id == topic_id), None)
+
+    def why_not(self, at: TopicPartition) -> int:
+        """The code that says why a partition has no leader to send to."""
+        if at.topic in self.errors:
+            return self.errors[at.topic]
+        found = self.partition(at)
+        if found is None:
+            return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        return found.error or ErrorCode.LEADER_NOT_AVAILABLE
+
+
+_NOTHING: Final[Mapping[str, Never]] = MappingProxyType({})
+EMPTY: Final = MetadataImage(
+    cluster_id=None, controller=None, nodes=MappingProxyType({}), topics=_NOTHING, errors=_NOTHING
+)
+
+
+def merge(known: MetadataImage, answer: MetadataResponse, *, all_topics: bool) -> MetadataImage:
+    """What is known after `answer`; `all_topics` when it was asked for all: what it leaves out is gone."""
+    same = known.cluster_id in (None, answer.cluster_id) or answer.cluster_id is None
+    before = known.topics if same else {}
+    topics = {} if all_topics else dict(before)
+    errors = {} if all_topics or not same else dict(known.errors)
+    for found in answer.topics:
+        if found.name is None:
+            continue
+        if found.error_code:
+            topics.pop(found.name, None)
+            errors[found.name] = found.error_code
+        else:
+            errors.pop(found.name, None)
+            topics[found.name] = _newer_of(before.get(found.name), found)
+    return MetadataImage(
+        cluster_id=answer.cluster_id or known.cluster_id,
+        controller=answer.controller_id if answer.controller_id >= 0 else None,
+        nodes=MappingProxyType(
+            {
+                b.node_id: Node(id=b.node_id, address=Address(b.host, b.port), rack=b.rack)
+                for b in answer.brokers
+            }
+        ),
+        topics=MappingProxyType(topics),
+        errors=MappingProxyType(errors),
+    )
+
+
+def with_leaders(
+    known: MetadataImage, leaders: Mapping[TopicPartition, tuple[int, int]], nodes: Iterable[Node] = ()
+) -> MetadataImage:
+    """What is known after an answer named new leaders, their epochs and where they are (KIP-951)."""
+    topics = dict(known.topics)
+    for at, (leader, epoch) in leaders.items():
+        found = known.partition(at)
+        if found is None or leader < 0 or (found.leader_epoch is not None and epoch <= found.leader_epoch):
+            continue
+        topic = topics[at.topic]
+        moved = replace(found, leader=leader, leader_epoch=epoch, error=0)
+        topics[at.topic] = replace(
+            topic, partitions=MappingProxyType({**topic.partitions, at.partition: moved})
+        )
+    return replace(
+        known,
+        topics=MappingProxyType(topics),
+        nodes=MappingProxyType({**known.nodes, **{node.id: node for node in nodes}}),
+    )
+
+
+def without_topics(known: MetadataImage, names: Iterable[str]) -> MetadataImage:
+    """What is known without these topics."""
+    gone = set(names)
+    return replace(
+        known,
+        topics=MappingProxyType({name: topic for name, topic in known.topics.items() if name not in gone}),
+        errors=MappingProxyType({name: code for name, code in known.errors.items() if name not in gone}),
+    )
+
+
+def _newer_of(before: TopicInfo | None, found: MetadataResponseTopic) -> TopicInfo:
+    same = before is not None and before.id == found.topic_id
+    partitions = {}
+    for answered in found.partitions:
+        partition = _partition(answered)
+        held = before.partitions.get(partition.index) if before is not None and same else None
+        stale = (
+            held is not None
+            and held.leader_epoch is not None
+            and partition.leader_epoch is not None
+            and partition.leader_epoch < held.leader_epoch
+        )
+        partitions[partition.index] = held if stale and held is not None else partition
+    return TopicInfo(
+        name=found.name or "",
+        id=found.topic_id,
+        is_internal=found.is_internal,
+        partitions=MappingProxyType(partitions),
+    )
+
+
+def _partition(answered: MetadataResponsePartition) -> PartitionInfo:
+    return PartitionInfo(
+        index=answered.partition_index,
+        leader=answered.leader_id if answered.leader_id >= 0 else None,
+        leader_epoch=answered.leader_epoch if answered.leader_epoch >= 0 else None,
+        replicas=answered.replica_nodes,
+        isr=answered.isr_nodes,
+        offline=answered.offline_replicas,
+        error=answered.error_code,
+    )
