@@ -285,7 +285,8 @@ class TxnMachine(RuleBasedStateMachine):
         if client.in_doubt:
             self.end(who, "twice", outcome, newest)
             self.get_through(who, keep=False, two_phase=two_phase)
-        self.write(who, "twice", frozenset(LEADERS[:2]))
+        for at in range(2):
+            self.write(who, "twice", frozenset({LEADERS[at]}))
         for _ in range(crashes):
             self.initialise(who, "twice", True, two_phase, False)
         if stop > 1:
