@@ -412,10 +412,11 @@ class World:
         await self._settled()
 
     async def _settled(self) -> None:
-        for _ in range(2_000):
+        """Until nothing is open; what a start has opened again ends by its timeout."""
+        for tries in range(600):
             if self.machine.alive and not self._busy():
                 return
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.02 if tries < 200 else 0.5)
         self.history.report(f"still busy at the end: {self._busy()}")
 
     def _busy(self) -> list[str]:
