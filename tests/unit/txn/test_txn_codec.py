@@ -420,9 +420,7 @@ def usual_entries(draw: st.DrawFn) -> TxnEntry:
     """As nearly all are: nobody was replaced, nothing was forced."""
     entry = draw(entries())
     phase, timeout_ms = entry.phase, entry.timeout_ms
-    if isinstance(phase, Idle):
-        phase = replace(phase, markers={})
-    else:
+    if not isinstance(phase, Idle):
         phase = replace(phase, timeout_ms=timeout_ms)
     version = draw(st.sampled_from([0, 1, 2]))
     ended = not isinstance(phase, Ongoing) and phase.outcome is not None

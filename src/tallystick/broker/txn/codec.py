@@ -68,12 +68,13 @@ from tallystick.protocol.records.pairs import iter_pairs
 
 _INT16: Final = struct.Struct(">h")
 _HEAD: Final = struct.Struct(">hqhib")  # version, producer id and epoch, timeout, status
-_TIMES: Final = struct.Struct(">qq")  # last update, start
-# How many tagged fields there are; then number, size and content of each.
+_TIMES: Final = struct.Struct(">qqb")  # last update, start, number of tagged fields
+_OFFSET: Final = struct.Struct(">iqb")  # partition, offset, no tagged fields
 _NO_TAGS: Final = b"\0"
-_VERSION_TAG: Final = struct.Struct(">bbbh")
-_PREVIOUS_TAG: Final = struct.Struct(">bbbq")
-_PREVIOUS_AND_VERSION_TAGS: Final = struct.Struct(">bbbqbbh")
+# Tagged fields: number, size, content.
+_PREVIOUS_TAG: Final = struct.Struct(">bbq")
+_VERSION_TAG: Final = struct.Struct(">bbh")
+_MARKERS_TAG: Final = encode_uvarint(10003)
 _NO_PARTITIONS: Final = b"\0"  # null, in Empty
 _ZERO_PARTITIONS: Final = b"\1"  # in Complete*
 
@@ -82,6 +83,7 @@ _KEY_VERSION: Final = _INT16.pack(KEY_VERSION)
 PLAIN_VALUE: Final = 0  # where the finalized transaction.version is 0: no tags
 TAGGED_VALUE: Final = 1
 
+_FEW_PARTITIONS: Final = 8
 _NONE: Final = -1
 _NAMED_AT_MOST: Final = 10
 # Kafka defines two-phase commit as this timeout. KIP-939's text has -1; both are read.
@@ -165,7 +167,7 @@ def _value(entry: TxnEntry, *, tagged: bool) -> bytes:
 def _usual_value(entry: TxnEntry) -> bytes | None:
     """The same bytes in a third of the time, for what nearly every value is [WIRE-4]; None for any other.
 
-    A commit writes three values. Usual is: not kept, never forced, no tag of ours.
+    A commit writes three values. Usual is: not kept, never forced, nobody's repetition is another's.
     """
     phase, shown, client, state = entry.phase, entry.shown, entry.client, entry.state
     previous = _previous_producer_id(entry)
@@ -173,43 +175,63 @@ def _usual_value(entry: TxnEntry) -> bytes | None:
         return None
     if entry.superseded != _implied(state, client, previous, entry.transaction_version):
         return None
+    tags = []
+    if previous is not None:
+        tags.append(_PREVIOUS_TAG.pack(0, 8, previous))
+    if entry.transaction_version:
+        tags.append(_VERSION_TAG.pack(2, 2, entry.transaction_version))
     if isinstance(phase, Idle):
-        open_timeout_ms = entry.timeout_ms
+        timeout_ms = entry.timeout_ms
         partitions = _NO_PARTITIONS if phase.outcome is None else _ZERO_PARTITIONS
         if phase.markers:
-            return None
+            tags.append(_marker_tag(phase.markers))
     else:
-        open_timeout_ms = phase.timeout_ms
-        partitions = _partition_bytes(phase.partitions)
-        if open_timeout_ms != entry.timeout_ms:
+        timeout_ms = phase.timeout_ms
+        few = len(phase.partitions) <= _FEW_PARTITIONS
+        partitions = (_few_partition_bytes if few else _partition_bytes)(phase.partitions)
+        if timeout_ms != entry.timeout_ms:
             return None
     started_ms = _NONE if phase.started_ms is None else phase.started_ms
-    version = entry.transaction_version
-    if previous is None:
-        tags = _NO_TAGS if not version else _VERSION_TAG.pack(1, 2, 2, version)
-    elif version:
-        tags = _PREVIOUS_AND_VERSION_TAGS.pack(2, 0, 8, previous, 2, 2, version)
-    else:
-        tags = _PREVIOUS_TAG.pack(1, 0, 8, previous)
-    return (
-        _HEAD.pack(TAGGED_VALUE, shown.producer_id, shown.epoch, _timeout(open_timeout_ms), state)
-        + partitions
-        + _TIMES.pack(entry.updated_ms, started_ms)
-        + tags
+    return b"".join(
+        (
+            _HEAD.pack(TAGGED_VALUE, shown.producer_id, shown.epoch, _timeout(timeout_ms), state),
+            partitions,
+            _TIMES.pack(entry.updated_ms, started_ms, len(tags)),
+            *tags,
+        )
     )
 
 
-@lru_cache(maxsize=1 << 10)
+def _marker_tag(markers: Mapping[TopicPartition, Offset]) -> bytes:
+    by_topic: dict[str, list[tuple[int, Offset]]] = {}
+    for topic, partition in sorted([(p.topic, p.partition) for p in markers]):
+        by_topic.setdefault(topic, []).append((partition, markers[TopicPartition(topic, partition)]))
+    parts = [encode_uvarint(len(by_topic) + 1)]
+    for topic, offsets in by_topic.items():
+        parts += (_compact(topic), encode_uvarint(len(offsets) + 1))
+        parts += (_OFFSET.pack(partition, offset, 0) for partition, offset in offsets)
+        parts.append(_NO_TAGS)
+    content = b"".join(parts)
+    return _MARKERS_TAG + encode_uvarint(len(content)) + content
+
+
+def _compact(text: str) -> bytes:
+    raw = text.encode()
+    return encode_uvarint(len(raw) + 1) + raw
+
+
 def _partition_bytes(partitions: Partitions) -> bytes:
-    """Of an open or decided transaction; a producer writes to the same few again and again."""
     grouped = _grouped_partitions(partitions)
     parts = [encode_uvarint(len(grouped) + 1)]
     for group in grouped:
-        name = group.topic.encode()
         ids = group.partition_ids
-        parts += (encode_uvarint(len(name) + 1), name, encode_uvarint(len(ids) + 1))
+        parts += (_compact(group.topic), encode_uvarint(len(ids) + 1))
         parts.append(struct.pack(f">{len(ids)}ib", *ids, 0))
     return b"".join(parts)
+
+
+# A producer writes to the same few again and again.
+_few_partition_bytes = lru_cache(maxsize=1 << 10)(_partition_bytes)
 
 
 def _plain_value(entry: TxnEntry) -> TransactionLogValue:
