@@ -1,0 +1,187 @@
+"""The checkers find what they are for: each is given a history that cannot be true."""
+
+import pytest
+
+from tallystick.broker.txn.model import ForcedCause
+from tallystick.kernel.ids import Identity, ProducerEpoch, ProducerId, TopicPartition
+from tallystick.protocol.apis import ApiKey
+from tallystick.protocol.messages.end_txn import EndTxnRequest, EndTxnResponse
+from tallystick.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
+from tallystick.testing.sim import checkers
+from tallystick.testing.sim.checkers import Batch
+from tallystick.testing.sim.dual_write import Database
+from tallystick.testing.sim.history import History, Txn
+from tallystick.testing.sim.network import Exchange
+
+A, B = TopicPartition("t", 0), TopicPartition("t", 1)
+
+
+def pair(producer_id: int, epoch: int) -> Identity:
+    return Identity(ProducerId(producer_id), ProducerEpoch(epoch))
+
+
+@pytest.fixture
+def history() -> History:
+    return History()
+
+
+def transaction(history: History, *, told: bool | None, commit_asked: bool = True) -> Txn:
+    """Two records, one in each partition, both acknowledged."""
+    txn = history.begin("t", 2, two_phase=True)
+    history.sign(txn, pair(1, txn.number))
+    txn.records = {f"t:{txn.number}:0": A, f"t:{txn.number}:1": B}
+    txn.acknowledged = set(txn.records)
+    txn.told, txn.commit_asked = told, commit_asked
+    return txn
+
+
+def data(at: int, signer: Identity, *texts: str) -> Batch:
+    return Batch(at, at + len(texts), signer, True, texts)
+
+
+def marker(at: int, signer: Identity, *, commit: bool) -> Batch:
+    return Batch(at, at + 1, signer, True, (), commit)
+
+
+def test_a_transaction_that_was_committed_is_whole(history: History) -> None:
+    transaction(history, told=True)
+    assert not [*checkers.check_atomic(history, {A: ["t:0:0"], B: ["t:0:1"]})]
+    assert [*checkers.check_atomic(history, {A: ["t:0:0"], B: []})]
+    assert [*checkers.check_atomic(history, {A: [], B: []})]
+    assert [*checkers.check_atomic(history, {B: ["t:0:0"], A: ["t:0:1"]})], "and where it was sent to"
+
+
+def test_what_was_aborted_is_not_seen(history: History) -> None:
+    transaction(history, told=False)
+    assert not [*checkers.check_atomic(history, {A: [], B: []})]
+    assert [*checkers.check_atomic(history, {A: ["t:0:0"], B: ["t:0:1"]})]
+
+
+@pytest.mark.parametrize("commit_asked", [True, False])
+def test_a_transaction_nobody_knows_the_end_of(history: History, commit_asked: bool) -> None:
+    transaction(history, told=None, commit_asked=commit_asked)
+    assert not [*checkers.check_atomic(history, {A: [], B: []})]
+    whole = [*checkers.check_atomic(history, {A: ["t:0:0"], B: ["t:0:1"]})]
+    assert bool(whole) is not commit_asked
+    assert [*checkers.check_atomic(history, {A: ["t:0:0"], B: []})]
+
+
+def test_a_record_is_there_once() -> None:
+    once = [data(0, pair(1, 0), "x")]
+    assert not [*checkers.check_texts({A: once})]
+    assert [*checkers.check_texts({A: once, B: once})]
+
+
+def test_records_of_one_client_keep_their_order(history: History) -> None:
+    assert not [*checkers.check_order(history, {A: ["t:0:0", "u:5:0", "t:1:0", "t:1:1"]})]
+    assert [*checkers.check_order(history, {A: ["t:1:0", "t:0:0"]})]
+
+
+def test_transactions_are_worked_out_from_batches() -> None:
+    """Aborted ones are left out, open ones hold back, and a marker above the mark is none."""
+    one, two = pair(1, 0), pair(2, 0)
+    batches = [
+        data(0, one, "a"),
+        data(1, two, "b"),
+        marker(2, pair(2, 1), commit=False),
+        data(3, two, "c"),
+        marker(4, pair(1, 1), commit=True),
+    ]
+    found = checkers.decide(batches, upto=5)
+    assert found.visible == ["a"]
+    assert found.open == {2: 3}
+    assert checkers.decide(batches, upto=4).open == {1: 0, 2: 3}
+
+
+def test_a_token_is_decided_once_and_its_markers_have_the_next_epoch(history: History) -> None:
+    transaction(history, told=True)
+    written = data(0, pair(1, 0), "t:0:0")
+
+    def markers(signer: Identity, *, commit: bool) -> checkers.Decisions:
+        return checkers.decide([written, marker(1, signer, commit=commit)], upto=2)
+
+    good = markers(pair(1, 1), commit=True)
+    assert not [*checkers.check_markers(history, {A: good, B: good})]
+    assert [*checkers.check_markers(history, {A: good, B: markers(pair(1, 1), commit=False)})]
+    assert [*checkers.check_markers(history, {A: markers(pair(1, 0), commit=True)})]
+
+
+def test_database_and_log_agree(history: History) -> None:
+    txn = transaction(history, told=None)
+    database, visible = Database(), {A: ["t:0:0"], B: ["t:0:1"]}
+    generation, _ = database.claim("t")
+    assert [*checkers.check_database(history, database, visible, {})], "in the log alone"
+    database.commit("t", generation, txn)
+    assert not [*checkers.check_database(history, database, visible, {})]
+    nothing: dict[TopicPartition, list[str]] = {A: [], B: []}
+    assert [*checkers.check_database(history, database, nothing, {})], "in the row alone"
+    forced = {pair(1, 0): ForcedCause.TERMINATED}
+    assert not [*checkers.check_database(history, database, nothing, forced)], "and that is said"
+    timed_out = {pair(1, 0): ForcedCause.TIMED_OUT}
+    assert [*checkers.check_database(history, database, nothing, timed_out)], "a promise is kept (I6)"
+
+
+def test_a_group_has_the_offset_of_the_last_commit(history: History) -> None:
+    for told in (True, False, True, None):
+        txn = transaction(history, told=told, commit_asked=told is not False)
+        txn.offset, txn.offset_acknowledged = 100 + txn.number, True
+    assert not [*checkers.check_offset(history, "t", 2)]
+    assert not [*checkers.check_offset(history, "t", 3)], "nobody knows how the last one ended"
+    assert [*checkers.check_offset(history, "t", 0)]
+    assert [*checkers.check_offset(history, "t", 1)]
+    assert [*checkers.check_offset(history, "t", None)]
+
+
+def claimed(answer: Identity) -> Exchange:
+    return Exchange(
+        "t",
+        ApiKey.INIT_PRODUCER_ID,
+        6,
+        InitProducerIdRequest(transactional_id="t", transaction_timeout_ms=1),
+        InitProducerIdResponse(producer_id=answer.producer_id, producer_epoch=answer.epoch),
+        1,
+    )
+
+
+def ended(by: Identity, answer: Identity) -> Exchange:
+    return Exchange(
+        "t",
+        ApiKey.END_TXN,
+        5,
+        EndTxnRequest(
+            transactional_id="t", producer_id=by.producer_id, producer_epoch=by.epoch, committed=True
+        ),
+        EndTxnResponse(producer_id=answer.producer_id, producer_epoch=answer.epoch),
+        1,
+    )
+
+
+def test_pairs_only_move_on(history: History) -> None:
+    for exchange in (
+        claimed(pair(1, 0)),
+        claimed(pair(1, 1)),
+        ended(pair(1, 1), pair(1, 2)),
+        ended(pair(1, 1), pair(1, 2)),  # repeated: the same answer
+        claimed(pair(2, 0)),
+    ):
+        checkers.check_pair(history, exchange)
+    assert history.wrong == []
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        claimed(pair(1, 2)),  # handed out before
+        claimed(pair(1, 1)),  # an earlier one
+        claimed(pair(0, 9)),  # a producer id from before
+        ended(pair(1, 2), pair(1, 2)),  # an end that moves nothing
+        ended(pair(1, 0), pair(1, 2)),  # a fenced incarnation is told the newest pair
+    ],
+)
+def test_a_pair_that_must_not_be_handed_out(history: History, wrong: Exchange) -> None:
+    before = (claimed(pair(0, 0)), claimed(pair(1, 0)), claimed(pair(1, 1)), ended(pair(1, 1), pair(1, 2)))
+    for exchange in before:
+        checkers.check_pair(history, exchange)
+    assert history.wrong == []
+    checkers.check_pair(history, wrong)
+    assert len(history.wrong) == 1
