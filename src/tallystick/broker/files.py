@@ -20,7 +20,7 @@ from tallystick.broker.config import BrokerConfig
 from tallystick.broker.metadata import FILE_NAME, MetadataStore, Topic
 from tallystick.broker.partition import Partition
 from tallystick.broker.topic_config import TopicConfig
-from tallystick.broker.topics import INTERNAL
+from tallystick.broker.topics import GROUP_OFFSETS, INTERNAL
 from tallystick.kernel.clock import Clock
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.ids import LeaderEpoch, Offset, TopicPartition
@@ -412,7 +412,8 @@ def storage_config(topic: str, config: TopicConfig, broker: BrokerConfig) -> Log
         file_delete_delay_ms=config.file_delete_delay_ms,
         producer_id_expiration_ms=broker.producer_id_expiration_ms,
         verification_required=broker.transaction_partition_verification_enable,
-        internal=topic in INTERNAL,
+        # What begins a transaction is kept out of a full disk: the reserve is for ends [TXN-14].
+        internal=topic == GROUP_OFFSETS,
     )
 
 

@@ -240,7 +240,9 @@ class Log:
         for at, header in headers:
             patch_offset_and_epoch(data, at, next_offset, leader_epoch)
             next_offset = Offset(next_offset + header.last_offset_delta + 1)
-        self._write(data, headers, next_offset - 1, now_ms)
+        # Markers are as internal as the offsets: a decided transaction must be finished [RSV-1].
+        internal = self.config.internal or headers[0][1].is_control or origin is AppendOrigin.DECISION
+        self._write(data, headers, next_offset - 1, now_ms, internal=internal)
         if leader_epoch != self.epochs.latest and leader_epoch >= 0:
             self._begin_epoch(leader_epoch, first)
         self._apply(data, headers, first, guard.transaction_version)
@@ -276,10 +278,14 @@ class Log:
         return found if isinstance(found, Reject) else None
 
     def _write(
-        self, data: bytearray, headers: list[tuple[int, BatchHeader]], last_offset: int, now_ms: int
+        self,
+        data: bytearray,
+        headers: list[tuple[int, BatchHeader]],
+        last_offset: int,
+        now_ms: int,
+        *,
+        internal: bool,
     ) -> None:
-        # Markers are as internal as the offsets: a decided transaction must be finished [RSV-1].
-        internal = self.config.internal or headers[0][1].is_control
         if not self.hooks.space.may_write(len(data), internal):
             raise LogFull(self.directory, f"no room for {len(data)} bytes beside the reserve")
         try:

@@ -48,7 +48,7 @@ class AppendOrigin(Enum):
 
     CLIENT = auto()  # everything
     COORDINATOR = auto()  # no sequence numbers: the group coordinator has none
-    DECISION = auto()  # as COORDINATOR, and not the size: what is begun must be possible to end
+    DECISION = auto()  # as COORDINATOR, and neither size nor room: what is begun must be possible to end
     REPLICATION = auto()  # nothing: it was checked where it came from
 
 

@@ -117,7 +117,7 @@ async def test_a_full_disk_is_a_reason_to_wait(monkeypatch: pytest.MonkeyPatch) 
     async with leader() as world:
         who = await world.identity()
 
-        def refuse(*args: object) -> None:
+        def refuse(*args: object, **kwargs: object) -> None:
             raise LogFull("data", "no space left")
 
         monkeypatch.setattr(world.partition().log, "_write", refuse)

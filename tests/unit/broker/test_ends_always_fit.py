@@ -1,4 +1,6 @@
-"""What is begun can be ended, however small the limits are set meanwhile [TXN-14]."""
+"""What is begun can be ended, however small the limits are set meanwhile, and on a full disk [TXN-14]."""
+
+from typing import cast
 
 import pytest
 from tests.support.leading import TOPIC, Leader, T, batch, leader, request
@@ -9,8 +11,10 @@ from tallystick.broker.txn.commands import DONE, AddImplicitly, Ended, EndTxn, I
 from tallystick.broker.txn.model import Outcome, TxnEntry, TxnState
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
-from tallystick.kernel.ids import Identity, TopicPartition
+from tallystick.kernel.ids import Identity, TopicPartition, TransactionalId
+from tallystick.kernel.limits import MIB
 from tallystick.storage.producers import AppendOrigin
+from tallystick.testing.memory_fs import MemoryFileSystem
 
 LIMIT_BYTES = 10_000
 
@@ -37,12 +41,15 @@ def test_a_marker_enters_a_topic_that_takes_nothing_any_more(outcome: Outcome) -
     run()
 
 
+def added(who: Identity, topic: str) -> AddImplicitly:
+    return AddImplicitly(identity=who, partitions=frozenset({TopicPartition(topic, 0)}))
+
+
 async def fill(made: Leader, who: Identity) -> None:
     """Add partitions until the record of the transaction is as large as it may be."""
     for letters in (200, 20, 1):
         for number in range(1_000):
-            added = frozenset({TopicPartition(f"{number}{'n' * letters}", 0)})
-            answer = await made.broker.transactions.execute(T, AddImplicitly(identity=who, partitions=added))
+            answer = await made.broker.transactions.execute(T, added(who, f"{number}{'n' * letters}"))
             if answer != DONE:
                 break
         assert isinstance(answer, Reject)
@@ -92,3 +99,32 @@ async def test_what_a_client_writes_is_limited_whatever_it_is() -> None:
             refused = made.partition().append(batch(who, transactional=False), origin)
             assert isinstance(refused, Reject)
             assert refused.code is code
+
+
+@on_a_loop
+async def test_who_begins_on_a_full_disk_leaves_the_reserve_to_who_has_prepared() -> None:
+    """Clients try again for hours, and each attempt would take some of it."""
+    disk = memory_disk()
+    files = cast(MemoryFileSystem, disk.fs)
+    async with leader(disk, log_reserve_bytes=str(MIB)) as made:
+        who, other = await made.identity(), TransactionalId("other")
+        idle = await made.identity(other)
+        assert await made.write(who) is ErrorCode.NONE
+        files.capacity = sum(len(node.data) for node in files._names.values())
+        assert await made.write(who, 1) is ErrorCode.KAFKA_STORAGE_ERROR
+        refused = (
+            await made.broker.transactions.execute(other, InitProducerId(timeout_ms=60_000)),
+            await made.broker.transactions.execute(TransactionalId("new"), InitProducerId(timeout_ms=60_000)),
+            await made.broker.transactions.execute(other, added(idle, "more")),
+            await made.broker.transactions.execute(T, added(who, "more")),
+        )
+        assert {answer.code for answer in refused if isinstance(answer, Reject)} == {
+            ErrorCode.NOT_COORDINATOR
+        }
+        assert all(isinstance(answer, Reject) for answer in refused)
+        assert made.broker.files.reserve.whole
+        await made.end(who, Outcome.COMMIT)
+        await completed(made)
+        assert made.partition().log.last_stable_offset == 2
+        assert not made.broker.files.reserve.whole
+        files.capacity += MIB

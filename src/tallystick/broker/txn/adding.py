@@ -57,7 +57,7 @@ def _add(
     stored = EntryStored(
         entry=replace(entry, phase=phase, superseded=None, transaction_version=version, updated_ms=env.now_ms)
     )
-    return Step(append=(stored,), then_apply=(stored,), then_reply=DONE, grows=True)
+    return Step(append=(stored,), then_apply=(stored,), then_reply=DONE, begins=True)
 
 
 def decide_verify(entry: TxnEntry | None, command: VerifyPartitions, env: Env) -> Step | Reject:

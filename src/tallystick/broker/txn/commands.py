@@ -234,7 +234,8 @@ class Step:
     needs_durable    False: the next Step may be decided as soon as the log has the records, in whose order
                      it follows; nobody is told anything that rests on them alone
     used_spare       `Env.spare_id` is taken: the next decision gets another
-    grows            it may be too large for the log; every other Step must fit [TXN-14]
+    begins           something that need not be: its size or a full disk may keep it out of the log. Whatever
+                     leads to an end must be possible [TXN-14]
     """
 
     append: tuple[TxnRecord, ...] = ()
@@ -243,7 +244,7 @@ class Step:
     then_send: SendMarkers | None = None
     needs_durable: bool = True
     used_spare: bool = False
-    grows: bool = False
+    begins: bool = False
 
 
 @frozen(kw_only=True)

@@ -427,7 +427,7 @@ class TransactionCoordinator:
         if partition is None:
             return NO_TOPIC
         batch = encode_batch_of(step.append, env.now_ms, env.config.transaction_version)
-        origin = AppendOrigin.COORDINATOR if step.grows else AppendOrigin.DECISION
+        origin = AppendOrigin.COORDINATOR if step.begins else AppendOrigin.DECISION
         try:
             appended = partition.append(batch, origin)
         except LogFull as exc:

@@ -75,7 +75,7 @@ def _begin(command: InitProducerId, timeout_ms: int | None, env: Env) -> Step:
     )
     stored = EntryStored(entry=entry)
     reply = Initialised(client=entry.client)
-    return Step(append=(stored,), then_apply=(stored,), then_reply=reply, used_spare=True, grows=True)
+    return Step(append=(stored,), then_apply=(stored,), then_reply=reply, used_spare=True, begins=True)
 
 
 def _init_idle(entry: TxnEntry, command: InitProducerId, timeout_ms: int | None, env: Env) -> Step | Reject:
@@ -103,6 +103,7 @@ def _init_idle(entry: TxnEntry, command: InitProducerId, timeout_ms: int | None,
         then_apply=(stored,),
         then_reply=Initialised(client=client),
         used_spare=client.producer_id == env.spare_id,
+        begins=True,
     )
 
 
