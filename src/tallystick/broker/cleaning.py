@@ -11,8 +11,8 @@ import asyncio
 import json
 import logging
 import sys
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
+from typing import Any, Final, Protocol
 
 from tallystick.kernel.clock import Clock
 from tallystick.kernel.ids import INT64_MAX, TopicPartition
@@ -57,6 +57,45 @@ class LogChanged(Exception):
     """Records were deleted while the child read them; what was put in place before is right."""
 
 
+class Input(Protocol):
+    def write(self, data: bytes) -> None: ...
+
+    async def drain(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Output(Protocol):
+    async def readline(self) -> bytes: ...
+
+
+class Child(Protocol):
+    """A process that cleans: it is written one request and says a line for each thing it did."""
+
+    @property
+    def stdin(self) -> Input | None: ...
+
+    @property
+    def stdout(self) -> Output | None: ...
+
+    @property
+    def returncode(self) -> int | None: ...
+
+    def kill(self) -> None: ...
+
+    async def wait(self) -> int: ...
+
+
+async def start_child() -> Child:
+    """A cleaner of our own program."""
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", _WORKER),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        limit=_LINE_BYTES_MAX,
+    )
+
+
 class Cleaning:
     """Owner of all cleaning in one broker. Started and stopped by it, lives on the loop.
 
@@ -71,11 +110,13 @@ class Cleaning:
         cleaned: MutableMapping[TopicPartition, int],
         config: Callable[[], CleaningConfig],
         clock: Clock,
+        start_child: Callable[[], Awaitable[Child]] = start_child,
     ) -> None:
         self._logs = logs
         self._cleaned = cleaned
         self._config = config
         self._clock = clock
+        self._start_child = start_child
         self._tasks: list[asyncio.Task[None]] = []
         self._round: tuple[TopicPartition, asyncio.Task[None]] | None = None
         self._drops: set[asyncio.Task[None]] = set()
@@ -230,12 +271,7 @@ class Cleaning:
     async def _clean(self, topic_partition: TopicPartition, log: Log, cleanable: Cleanable) -> None:
         request = self._request(log, cleanable)
         started = self._clock.monotonic_ms()
-        worker = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", _WORKER),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            limit=_LINE_BYTES_MAX,
-        )
+        worker = await self._start_child()
         try:
             done = await self._follow(worker, log, request)
         finally:
@@ -272,9 +308,7 @@ class Cleaning:
             producers=producers,
         )
 
-    async def _follow(
-        self, worker: asyncio.subprocess.Process, log: Log, request: CleaningRequest
-    ) -> dict[str, Any]:
+    async def _follow(self, worker: Child, log: Log, request: CleaningRequest) -> dict[str, Any]:
         """Hand the round to the child and put in place what it finishes; its last word is returned."""
         assert worker.stdin is not None  # for the type checker: both are pipes
         assert worker.stdout is not None

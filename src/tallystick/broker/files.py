@@ -8,14 +8,14 @@ import asyncio
 import errno
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import field
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar, cast, get_args
 
-from tallystick.broker.cleaning import Cleaning, CleaningConfig
+from tallystick.broker.cleaning import Child, Cleaning, CleaningConfig, start_child
 from tallystick.broker.config import BrokerConfig
 from tallystick.broker.metadata import FILE_NAME, MetadataStore, Topic
 from tallystick.broker.partition import Partition
@@ -91,6 +91,7 @@ class Disk:
     run_all   makes calls that wait for the disk and have nothing to do with each other
     syncer    made with whom to tell of a log that is safe up to an offset, and of one that failed
     metadata  opens the metadata file: its path, the cluster it must belong to, who makes room for a write
+    cleaner   starts the process that compacts
     """
 
     fs: FileSystem = field(default_factory=RealFileSystem)
@@ -99,6 +100,7 @@ class Disk:
         GroupCommit
     )
     metadata: Callable[[Path, str, Callable[[], None]], MetadataStore] = MetadataStore
+    cleaner: Callable[[], Awaitable[Child]] = start_child
 
 
 class DataDirectory:
@@ -145,7 +147,9 @@ class DataDirectory:
             _log.warning(
                 "the last stop was not clean: %d logs are read from where they were last synced", len(left)
             )
-        self._cleaning = Cleaning(self._dir.logs, self._dir.cleaned, self._cleaning_config, self._clock)
+        self._cleaning = Cleaning(
+            self._dir.logs, self._dir.cleaned, self._cleaning_config, self._clock, self._disk.cleaner
+        )
         if not self._reserve.restore():
             _log.error("the disk is too full for log.reserve.bytes: data is refused until there is room")
         file, cluster_id = self._path / FILE_NAME, self._dir.meta.cluster_id

@@ -80,7 +80,7 @@ def draw(random: Random) -> FaultPlan:
     def times(most: int) -> tuple[float, ...]:
         return tuple(sorted(random.uniform(0, SPAN_S) for _ in range(random.randint(1, most) if on() else 0)))
 
-    settings = dict(some for some in _HASTY if random.random() < 0.15)
+    settings = {name: text for some in _HASTY if random.random() < 0.15 for name, text in some.items()}
     late_max_s = random.choice((0.05, 0.5, 2.0))
     if "producer.id.expiration.ms" in settings:
         late_max_s = 0.05  # once its producer is forgotten, a repetition cannot be told from a new batch
@@ -114,9 +114,17 @@ def draw(random: Random) -> FaultPlan:
 
 # What else takes days happens in the middle of a transaction.
 _HASTY: Final = (
-    ("log.roll.ms", "100"),
-    ("producer.id.expiration.ms", "150"),
-    ("transactional.id.expiration.ms", "150"),
+    {"log.roll.ms": "100"},
+    {"producer.id.expiration.ms": "150"},
+    {"transactional.id.expiration.ms": "150"},
+    {
+        "log.roll.ms": "20",
+        "log.cleaner.enable": "true",
+        "log.cleaner.backoff.ms": "30",
+        "log.cleaner.min.cleanable.ratio": "0.01",
+        "log.cleaner.delete.retention.ms": "100",
+        "log.segment.delete.delay.ms": "50",
+    },
 )
 
 

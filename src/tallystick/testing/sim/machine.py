@@ -1,16 +1,20 @@
 """The broker's computer: a disk that forgets what was not synced, and a process that is started again.
 
-The process is the real broker, from the dispatcher down. Three things under it are ours: the disk, time, and
-the group commit, which syncs on the loop a little after it was asked, where the real one has a thread.
+The process is the real broker, from the dispatcher down. What is under it is ours: the disk, time, and whose
+turn it is. The group commit syncs on the loop a little after it was asked, where the real one has a thread;
+a round of compaction is made at once, where the real one has a process.
 """
 
+import asyncio
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
+from io import StringIO
 from pathlib import Path
 from random import Random
 from typing import Final
 
 from tallystick.broker.broker import Broker
+from tallystick.broker.cleaning import Child
 from tallystick.broker.config import BrokerConfig
 from tallystick.broker.dispatch import Dispatcher
 from tallystick.broker.files import Disk
@@ -19,6 +23,7 @@ from tallystick.broker.metadata import MetadataStore
 from tallystick.kernel.clock import Clock
 from tallystick.kernel.ids import Offset
 from tallystick.kernel.value import frozen
+from tallystick.storage.cleaner_worker import work
 from tallystick.storage.fs import StorageFailure
 from tallystick.storage.group_commit import GroupCommit
 from tallystick.storage.log import Log
@@ -61,6 +66,45 @@ class LoopCommit(GroupCommit):
         logs, self._waiting = self._waiting, {}
         for log in logs:
             self._sync(log)
+
+
+class LoopCleaner:
+    """The cleaner, its round made at once where the real one has a process of its own."""
+
+    def __init__(self, fs: MemoryFileSystem) -> None:
+        self.returncode: int | None = None
+        self._fs = fs
+        self._asked = b""
+        self._said: list[bytes] = []
+
+    @property
+    def stdin(self) -> "LoopCleaner":
+        return self
+
+    @property
+    def stdout(self) -> "LoopCleaner":
+        return self
+
+    def write(self, data: bytes) -> None:
+        self._asked += data
+
+    async def drain(self) -> None:
+        await asyncio.sleep(0.001)
+
+    def close(self) -> None:
+        said = StringIO()
+        self.returncode = 0 if work(self._fs, self._asked.decode(), said) else 1
+        self._said = said.getvalue().encode().splitlines(keepends=True)
+
+    async def readline(self) -> bytes:
+        await asyncio.sleep(0.001)
+        return self._said.pop(0) if self._said else b""
+
+    def kill(self) -> None:
+        self.returncode = -9
+
+    async def wait(self) -> int:
+        return self.returncode or 0
 
 
 class KeptStore(MetadataStore):
@@ -133,12 +177,21 @@ class Machine:
 
     async def _boot(self) -> None:
         clock: Clock = self.time
-        disk = Disk(fs=self.fs, run_all=one_by_one, syncer=self._syncer, metadata=self._metadata)
+        disk = Disk(
+            fs=self.fs,
+            run_all=one_by_one,
+            syncer=self._syncer,
+            metadata=self._metadata,
+            cleaner=self._cleaner,
+        )
         broker = Broker(self.config, Path(DATA), clock, disk)
         broker.open()
         await broker.start()
         self.broker = broker
         self.dispatcher = Dispatcher(broker, HANDLERS)
+
+    async def _cleaner(self) -> Child:
+        return LoopCleaner(self.fs)
 
     def _syncer(
         self,
