@@ -1,0 +1,152 @@
+"""Microseconds the broker works for one commit, without sockets: python -m tools.bench.commits [--profile]
+
+Requests go to the dispatcher as the frames clients send, on real files under `flush.policy=os`, one message a
+transaction. Processor time, so that other programs disturb little; "version 2" is what Kafka's Java client
+speaks, "version 1" librdkafka.
+"""
+
+import asyncio
+import cProfile
+import pstats
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from tools.bench.raw import spec_of
+
+from tallystick.broker.broker import Broker
+from tallystick.broker.config import BrokerConfig
+from tallystick.broker.dispatch import Dispatcher
+from tallystick.broker.handlers import HANDLERS
+from tallystick.broker.server import Peer
+from tallystick.broker.topics import NewTopic
+from tallystick.broker.txn.commands import Initialised, InitProducerId
+from tallystick.kernel.clock import SystemClock
+from tallystick.kernel.ids import Identity, TransactionalId
+from tallystick.protocol import encode
+from tallystick.protocol.messages.add_partitions_to_txn import (
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnTopic,
+)
+from tallystick.protocol.messages.end_txn import EndTxnRequest
+from tallystick.protocol.messages.headers import RequestHeader
+from tallystick.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from tallystick.protocol.records import BatchMeta, Record, encode_batch
+
+COMMITS: Final = 5_000
+WARM_UP: Final = 500
+TOPIC, NAME = "commits", TransactionalId("bench")
+# Turns of the loop that the markers take.
+TURNS: Final = 3
+
+Frames = Callable[[Identity, int], list[bytes]]
+
+
+def frame(request: object, version: int) -> bytes:
+    """A request as it arrives, its length left out."""
+    spec = spec_of(request)
+    header = RequestHeader(
+        request_api_key=spec.key, request_api_version=version, correlation_id=1, client_id="bench"
+    )
+    return encode(header, spec.request_header_version(version)) + encode(request, version)
+
+
+def produce(identity: Identity, sequence: int) -> ProduceRequest:
+    """One record of 100 bytes."""
+    record = Record(0, int(time.time() * 1000), None, bytes(100), ())
+    meta = BatchMeta(
+        producer_id=identity.producer_id, epoch=identity.epoch, base_sequence=sequence, transactional=True
+    )
+    data = PartitionProduceData(index=0, records=encode_batch([record], meta))
+    return ProduceRequest(
+        transactional_id=NAME,
+        acks=-1,
+        timeout_ms=30_000,
+        topic_data=(TopicProduceData(name=TOPIC, partition_data=(data,)),),
+    )
+
+
+def end(identity: Identity) -> EndTxnRequest:
+    """A commit."""
+    return EndTxnRequest(
+        transactional_id=NAME,
+        producer_id=identity.producer_id,
+        producer_epoch=identity.epoch,
+        committed=True,
+    )
+
+
+def version_1(identity: Identity, sequence: int) -> list[bytes]:
+    """The pair stays, sequence numbers go on."""
+    add = AddPartitionsToTxnRequest(
+        v3_and_below_transactional_id=NAME,
+        v3_and_below_producer_id=identity.producer_id,
+        v3_and_below_producer_epoch=identity.epoch,
+        v3_and_below_topics=(AddPartitionsToTxnTopic(name=TOPIC, partitions=(0,)),),
+    )
+    return [frame(add, 0), frame(produce(identity, sequence), 7), frame(end(identity), 1)]
+
+
+def version_2(identity: Identity, _sequence: int) -> list[bytes]:
+    """Every transaction has a pair of its own, and sequence numbers from 0 on."""
+    return [frame(produce(identity, 0), 12), frame(end(identity), 5)]
+
+
+async def measure(frames: Frames, profile: cProfile.Profile | None) -> float:
+    """Microseconds of processor time a commit."""
+    with tempfile.TemporaryDirectory(prefix="bench-") as directory:
+        config = BrokerConfig.parse({"flush.policy": "os", "log.reserve.bytes": "0"})
+        broker = Broker(config, Path(directory), SystemClock())
+        broker.open()
+        await broker.start()
+        try:
+            await broker.topics.create(NewTopic(TOPIC, 1))
+            await broker.transactions.prepare()
+            return await commit(broker, frames, profile)
+        finally:
+            await broker.stop()
+
+
+async def commit(broker: Broker, frames: Frames, profile: cProfile.Profile | None) -> float:
+    """Commit again and again, and see to it that each is complete."""
+    dispatcher, peer = Dispatcher(broker, HANDLERS), Peer("bench", 0, 1)
+    answer = await broker.transactions.execute(NAME, InitProducerId(timeout_ms=60_000))
+    if not isinstance(answer, Initialised):
+        raise RuntimeError(str(answer))
+    identity, spent = answer.client, 0.0
+    for number in range(WARM_UP + COMMITS):
+        requests = [memoryview(made) for made in frames(identity, number)]
+        began = time.process_time()
+        if profile is not None and number >= WARM_UP:
+            profile.enable()
+        for request in requests:
+            answered = dispatcher.dispatch(request, peer)
+            if not isinstance(answered, list):
+                await asyncio.ensure_future(answered)
+        for _ in range(TURNS):
+            await asyncio.sleep(0)
+        if profile is not None:
+            profile.disable()
+        if number >= WARM_UP:
+            spent += time.process_time() - began
+        entry = broker.transactions.find_writer(identity.producer_id)
+        if entry is None or entry.state.label != "CompleteCommit":
+            raise RuntimeError(f"{entry} is not committed")
+        identity = entry.client
+    return spent / COMMITS * 1e6
+
+
+def main() -> None:
+    """Both protocols; with `--profile` what they spend their time on."""
+    for frames in (version_2, version_1):
+        profile = cProfile.Profile() if "--profile" in sys.argv else None
+        print(f"{frames.__name__}: {asyncio.run(measure(frames, profile)):.0f} us a commit")
+        if profile is not None:
+            pstats.Stats(profile).sort_stats("cumulative").print_stats("tallystick", 40)
+
+
+if __name__ == "__main__":
+    main()
