@@ -92,16 +92,19 @@ class Verification:
 
     The object itself is the guard: whoever appends the first batch of the transaction shows the very
     object that this partition handed out, so that an answer to an earlier question opens nothing
-    (ABA). Source: KIP-890 part 1; VerificationStateEntry.
+    (ABA). Batches that are asked about at a time share it. Source: KIP-890 part 1; VerificationStateEntry.
+
+    asked  how many were; one that is refused for good must not take the guard from the others
     """
 
-    __slots__ = ("epoch", "lowest_sequence", "started_ms", "supports_epoch_bump")
+    __slots__ = ("asked", "epoch", "lowest_sequence", "started_ms", "supports_epoch_bump")
 
     def __init__(self, sequence: int, epoch: int, supports_epoch_bump: bool, started_ms: int) -> None:
         self.lowest_sequence = sequence
         self.epoch = epoch
         self.supports_epoch_bump = supports_epoch_bump
         self.started_ms = started_ms
+        self.asked = 0
 
     def follows(self, marker_epoch: int, transaction_version: int) -> bool:
         """Is the question about a transaction that begins behind such a marker?
@@ -113,6 +116,7 @@ class Verification:
 
     def observe(self, sequence: int, epoch: int) -> None:
         """Remember the lowest sequence asked for: a later batch must not overtake it into the log."""
+        self.asked += 1
         if epoch > self.epoch:
             self.epoch, self.lowest_sequence = epoch, sequence
         elif epoch == self.epoch and _is_before(sequence, self.lowest_sequence):
@@ -450,8 +454,12 @@ class ProducerStates:
         return found
 
     def drop_verification(self, producer_id: int, verification: Verification) -> None:
-        """The coordinator does not know the producer: nothing of it is kept, as anybody may make one up."""
-        if self._verifications.get(producer_id) is verification:
+        """The coordinator does not know who asked: nothing of that is kept, as anybody may make one up.
+
+        Whoever names somebody else's producer id is told the same, and its owner may be waiting.
+        """
+        verification.asked -= 1
+        if not verification.asked and self._verifications.get(producer_id) is verification:
             del self._verifications[producer_id]
 
     # -- expiry, snapshots ------------------------------------------------------------------------------
@@ -592,7 +600,8 @@ def _check_sequence(
         if verification.supports_epoch_bump and sequence != 0 and (state is None or not state.batches):
             # KAFKA-18202: here a first sequence that is not 0 means that an earlier batch was lost.
             return _out_of_order(header, "0, the first of this producer here")
-        if _is_before(verification.lowest_sequence, sequence):
+        same_epoch = verification.epoch == header.producer_epoch
+        if same_epoch and _is_before(verification.lowest_sequence, sequence):
             return _out_of_order(header, f"at most {verification.lowest_sequence}, seen before")
     if state is None:
         return None

@@ -258,6 +258,26 @@ def test_the_lowest_sequence_asked_for_goes_first() -> None:
     assert (guard.epoch, guard.lowest_sequence) == (1, 3)
 
 
+def test_the_lowest_sequence_of_another_epoch_says_nothing() -> None:
+    """A question with an epoch that nobody has is refused, and must not keep the owner's batch out."""
+    states = ProducerStates(verification_required=True)
+    guard = begin(states, header(1, 0, 5), bump=False)
+    begin(states, header(1, 9, 0), bump=False)
+    assert refusal(states, header(1, 0, 5), guard) is ErrorCode.NONE
+
+
+def test_a_question_that_is_refused_for_good_does_not_take_the_guard_from_another() -> None:
+    """Anybody may name somebody else's producer id with a transactional id of its own."""
+    states = ProducerStates(verification_required=True)
+    batch = header(1)
+    guard = begin(states, batch)
+    assert begin(states, batch) is guard
+    states.drop_verification(1, guard)
+    assert refusal(states, batch, guard) is ErrorCode.NONE
+    states.drop_verification(1, guard)
+    assert states.verifications == 0
+
+
 @pytest.mark.parametrize(
     ("bump", "expected"), [(True, ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER), (False, ErrorCode.NONE)]
 )
