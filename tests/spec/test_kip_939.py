@@ -22,10 +22,11 @@ from txn_words import (
     unchanged,
 )
 
-from tallystick.broker.txn.commands import Ended, Initialised
+from tallystick.broker.txn.codec import decode_batches, encode_batch_of
+from tallystick.broker.txn.commands import Ended, EntryStored, Initialised
 from tallystick.broker.txn.model import Ongoing, Outcome, TxnConfig
 from tallystick.kernel.codes import ErrorCode
-from tallystick.kernel.ids import Identity, TransactionalId
+from tallystick.kernel.ids import INT32_MAX, Identity, TimestampMs, TransactionalId
 from tallystick.testing.transactions import TxnWorld
 
 MAY_NOT = TxnConfig()
@@ -572,6 +573,16 @@ def test_the_next_writer_can_always_be_marked() -> None:
             txn.add(txn.client)
             txn.commit(txn.client)
             assert txn.marker.epoch == txn.world.sent[-1].marker.epoch <= MAX
+
+
+def test_a_timeout_is_never_the_number_that_means_none() -> None:
+    """KIP-939 as shipped: two-phase commit is a timeout of 2147483647 in the log. Who asks for that many
+    milliseconds has not asked for two-phase commit, and must not be given it by the next restart."""
+    txn = Txn(TxnConfig(transaction_max_timeout_ms=INT32_MAX), spares=(42,))
+    assert txn.init(timeout_ms=INT32_MAX) == Initialised(client=ident(42, 0))
+    assert txn.entry.timeout_ms == INT32_MAX - 1
+    (record,) = decode_batches(encode_batch_of([EntryStored(entry=txn.entry)], TimestampMs(0), 2))
+    assert record == EntryStored(entry=txn.entry)
 
 
 def test_ids_do_not_touch_each_other() -> None:

@@ -86,6 +86,7 @@ async def test_init_producer_id_with_a_pair(version: int) -> None:
         assert (await desk.ask(init(pair=(known[0], -1)), version)).error_code == E.INVALID_REQUEST
         assert (await desk.ask(init(pair=(-1, known[1])), version)).error_code == E.INVALID_REQUEST
         assert (await desk.ask(init(None, pair=(-1, 3)), version)).error_code == E.INVALID_REQUEST
+        assert (await desk.ask(init(pair=(-7, -7)), version)).error_code == E.INVALID_REQUEST
         again = await desk.ask(init(pair=known), version)
         assert pair_of(again) == (known[0], known[1] + 1)
         repeated = await desk.ask(init(pair=known), version)

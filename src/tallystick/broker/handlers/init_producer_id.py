@@ -25,7 +25,7 @@ from tallystick.protocol.messages.init_producer_id import InitProducerIdRequest,
 _NO_IDEMPOTENT_WRITE: Final = Reject(
     ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "neither IDEMPOTENT_WRITE nor WRITE on any topic"
 )
-_HALF_A_PAIR: Final = Reject(ErrorCode.INVALID_REQUEST, "a producer id without its epoch, or the reverse")
+_NO_PAIR: Final = Reject(ErrorCode.INVALID_REQUEST, "a producer id without its epoch, or the reverse")
 
 
 def handle(
@@ -73,15 +73,19 @@ def _refusal(broker: Broker, request: InitProducerIdRequest, context: RequestCon
         )
     if not allowed:
         return _NO_IDEMPOTENT_WRITE if name is None else NOT_ALLOWED
-    half_a_pair = (request.producer_id == NO_PRODUCER_ID) != (request.producer_epoch == NO_PRODUCER_EPOCH)
-    return _HALF_A_PAIR if half_a_pair else None
+    is_pair = request.producer_id >= 0 and request.producer_epoch >= 0
+    return None if is_pair or _knows_none(request) else _NO_PAIR
+
+
+def _knows_none(request: InitProducerIdRequest) -> bool:
+    return (request.producer_id, request.producer_epoch) == (NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
 
 
 def _command(request: InitProducerIdRequest) -> InitProducerId:
-    knows_none = request.producer_id == NO_PRODUCER_ID
+    known = None if _knows_none(request) else identity_of(request.producer_id, request.producer_epoch)
     return InitProducerId(
         timeout_ms=request.transaction_timeout_ms,
-        expected=None if knows_none else identity_of(request.producer_id, request.producer_epoch),
+        expected=known,
         enable_2pc=request.enable_2pc,
         keep_prepared=request.keep_prepared_txn,
     )

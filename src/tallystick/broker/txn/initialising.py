@@ -1,5 +1,7 @@
 """InitProducerId: who may speak from now on, and what becomes of a transaction that is open."""
 
+from typing import Final
+
 from tallystick.broker.txn.commands import EntryStored, Env, Initialised, InitProducerId, Step
 from tallystick.broker.txn.ending import CONCURRENT, take_over
 from tallystick.broker.txn.model import (
@@ -12,8 +14,12 @@ from tallystick.broker.txn.model import (
 from tallystick.broker.txn.pairs import WRITER_EPOCH_MAX, first_pair, next_pair
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
+from tallystick.kernel.ids import INT32_MAX
 from tallystick.kernel.limits import EPOCH_MAX
 from tallystick.kernel.value import replace
+
+# In the log one more is two-phase commit: a transaction that would never time out, after the next restart.
+TIMEOUT_MS_MAX: Final = INT32_MAX - 1
 
 
 def decide_init(entry: TxnEntry | None, command: InitProducerId, env: Env) -> Step | Reject:
@@ -59,7 +65,7 @@ def _checked_timeout(command: InitProducerId, env: Env) -> int | Reject | None:
             ErrorCode.INVALID_TRANSACTION_TIMEOUT,
             f"timeout {command.timeout_ms} ms; 1 to {config.transaction_max_timeout_ms} are allowed",
         )
-    return command.timeout_ms
+    return min(command.timeout_ms, TIMEOUT_MS_MAX)
 
 
 def _begin(command: InitProducerId, timeout_ms: int | None, env: Env) -> Step:
