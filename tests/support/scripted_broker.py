@@ -97,7 +97,7 @@ class ScriptedBroker:
             while True:
                 size = int.from_bytes(await reader.readexactly(4), "big")
                 await self._one(await reader.readexactly(size), writer, number)
-        except (HangUp, asyncio.IncompleteReadError, ConnectionError):
+        except (HangUp, asyncio.IncompleteReadError, asyncio.CancelledError, ConnectionError):
             writer.close()
 
     async def _one(self, frame: bytes, writer: asyncio.StreamWriter, number: int) -> None:

@@ -29,7 +29,7 @@ from tallystick.client.connection import NO_FEATURES, BrokerVersions, Features
 from tallystick.client.errors import BadAnswer, ClientError, Closed, TimedOut, Unreachable, refused
 from tallystick.client.links import Link
 from tallystick.client.metadata import MetadataImage, Node, TopicInfo, with_leaders
-from tallystick.client.network import CLOSE_S, Ask, Connection, Measures
+from tallystick.client.network import CLOSE_S, Ask, ByVersion, Connection, Measures
 from tallystick.client.refreshing import Refresher
 from tallystick.client.retry import Deadline, backoff_ms
 from tallystick.kernel.codes import ErrorCode
@@ -82,7 +82,6 @@ class Cluster:
         )
         self._coordinators: dict[tuple[CoordinatorKind, str], int] = {}
         self._lookups: dict[tuple[CoordinatorKind, str], asyncio.Task[int | ClientError]] = {}
-        self._several_coordinators = True
         self._closed = False
 
     async def start(self) -> None:
@@ -143,7 +142,8 @@ class Cluster:
     ) -> "asyncio.Future[object]":
         """`send`, begun at once: requests to one node and lane leave in the order of these calls [CLI-5]."""
         timeout = self.config.request_timeout_ms if timeout_ms is None else timeout_ms
-        ask = Ask(_SPECS[type(request)], request, self._limit(timeout_ms))
+        spec = API[request.key] if isinstance(request, ByVersion) else _SPECS[type(request)]
+        ask = Ask(spec, request, self._limit(timeout_ms))
         ask.max_version, ask.version = max_version, version
         ask.expires_ms = max(ask.limit.at_ms, self.now_ms() + timeout)
         try:
@@ -170,7 +170,8 @@ class Cluster:
         Produce with acks=0 has no answer: do not wait for one, `submit` it; its future yields None.
 
         Args:
-            node_id: from `node_for`, `coordinator`, `any_node` or `image.nodes`.
+            node_id: from `node_for`, `coordinator` or `image.nodes`.
+            request: a message, or ByVersion.
             answer: the class of the response that belongs to `request`.
             max_version: the highest version both sides have is used, but none above this one.
             version: exactly this one, or NotSupported.
@@ -253,7 +254,7 @@ class Cluster:
         if outer is not None and outer.at_ms < deadline.at_ms:
             deadline = outer
         token = _DEADLINE.set(deadline)
-        effect, failures = Effect.NONE, 0
+        effect, failures, last = Effect.NONE, 0, ""
         try:
             while True:
                 try:
@@ -262,25 +263,23 @@ class Cluster:
                     effect = effect.worst(exc.effect)
                     if not exc.remedy.repeats:
                         raise exc.after(effect)  # noqa: B904
-                    await self._before_next(f"{api} {str(subject)!r}", exc, failures, deadline, effect)
+                    if not last or not isinstance(exc, TimedOut):
+                        last = exc.what()
+                    if not deadline.left_ms(self.now_ms()):
+                        doing = f"{api} {str(subject)!r}"
+                        late = TimedOut(deadline.limit, deadline.length_ms, doing, last)
+                        raise late.after(effect) from exc
+                    await self._pause(failures, deadline)
                     failures += 1
                     await self._mend(exc, str(subject))
         finally:
             _DEADLINE.reset(token)
 
-    async def _before_next(
-        self, doing: str, failure: ClientError, failures: int, deadline: Deadline, effect: Effect
-    ) -> None:
-        left_ms = deadline.left_ms(self.now_ms())
-        if self._closed:
-            raise Closed("the client was closed").after(effect) from failure
-        if not left_ms:
-            last = failure.last if isinstance(failure, TimedOut) else failure.what()
-            raise TimedOut(deadline.limit, deadline.length_ms, doing, last).after(effect) from failure
+    async def _pause(self, failures: int, deadline: Deadline) -> None:
         wait_ms = backoff_ms(
             failures, self.config.retry_backoff_ms, self.config.retry_backoff_max_ms, random()
         )
-        await asyncio.sleep(min(wait_ms, left_ms) / 1000)
+        await asyncio.sleep(min(wait_ms, deadline.left_ms(self.now_ms())) / 1000)
 
     async def _mend(self, failure: ClientError, subject: str) -> None:
         match failure.remedy:
@@ -405,23 +404,20 @@ class Cluster:
         return answer.node_id
 
     async def _find_coordinator(self, kind: CoordinatorKind, key: str) -> Coordinator:
-        kind_on_wire = _KEY_TYPES[kind]
-        if not self._several_coordinators:
-            one = FindCoordinatorRequest(key=key, key_type=kind_on_wire)
-            found = await self.send_any(one, FindCoordinatorResponse, max_version=3)
-            return Coordinator(
-                key=key,
-                node_id=found.node_id,
-                host=found.host,
-                port=found.port,
-                error_code=found.error_code,
-                error_message=found.error_message,
-            )
-        several = FindCoordinatorRequest(coordinator_keys=(key,), key_type=kind_on_wire)
-        answer = await self.send_any(several, FindCoordinatorResponse)
-        if len(answer.coordinators) != 1:
+        request = ByVersion(ApiKey.FIND_COORDINATOR, lambda version: _finding(kind, key, version))
+        answer = await self.send_any(request, FindCoordinatorResponse)
+        if len(answer.coordinators) == 1:
+            return answer.coordinators[0]
+        if answer.coordinators:
             raise BadAnswer("", "FindCoordinator", f"{len(answer.coordinators)} coordinators for one key")
-        return answer.coordinators[0]
+        return Coordinator(
+            key=key,
+            node_id=answer.node_id,
+            host=answer.host,
+            port=answer.port,
+            error_code=answer.error_code,
+            error_message=answer.error_message,
+        )
 
     # --------------------------------------------------------------------------- brokers
 
@@ -469,4 +465,11 @@ class Cluster:
         versions = connection.session.versions
         if versions is not None:
             self.features = self.features.newest(versions.features)
-            self._several_coordinators = (versions.highest(ApiKey.FIND_COORDINATOR) or 0) >= 4
+
+
+def _finding(kind: CoordinatorKind, key: str, version: int) -> FindCoordinatorRequest:
+    """From version 4 on several keys may be asked for (KIP-699)."""
+    key_type = _KEY_TYPES[kind]
+    if version >= 4:
+        return FindCoordinatorRequest(coordinator_keys=(key,), key_type=key_type)
+    return FindCoordinatorRequest(key=key, key_type=key_type)

@@ -15,6 +15,7 @@ answer is dropped when it comes.
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from random import random
 from socket import SO_RCVBUF, SO_SNDBUF, SOL_SOCKET
 from typing import Final, cast
@@ -32,7 +33,9 @@ from tallystick.client.errors import (
     Unreachable,
 )
 from tallystick.client.retry import Deadline, backoff_ms, effect_of_loss
+from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.limits import FRAME_BYTES_MAX_DEFAULT, KIB, MIB
+from tallystick.kernel.value import frozen
 from tallystick.protocol import DecodeError, EncodeError, UnsupportedField, encode_parts
 from tallystick.protocol.apis import ApiKey, ApiSpec
 from tallystick.protocol.frames import Frame, frame_at
@@ -87,6 +90,14 @@ class Measures:
         }
 
 
+@frozen
+class ByVersion:
+    """A request whose form depends on the version that is chosen, such as one coordinator key or several."""
+
+    key: ApiKey
+    build: Callable[[int], object]
+
+
 class Ask:
     """A request on its way, and the future of its answer."""
 
@@ -103,7 +114,7 @@ class Ask:
         self.expires_ms = limit.at_ms  # when its connection is given up
         self.sent_ms = -1.0
 
-    def fail(self, error: ClientError) -> None:
+    def fail(self, error: TallystickError) -> None:
         """Tell whoever waits, if somebody still does."""
         if not self.answer.done():
             self.answer.set_exception(error)
@@ -216,20 +227,17 @@ class Connection(asyncio.BufferedProtocol):
         if not self.usable or versions is None:
             ask.fail(Unreachable(str(self.address), f"the connection is closed: {self._why}"))
             return
+        key = ask.spec.key
         try:
-            version = versions.exactly(ask.spec.key, ask.version) if ask.version is not None else None
-            if version is None:
-                version = versions.pick(ask.spec.key, ask.max_version)
-        except NotSupported as exc:
+            if ask.version is None:
+                version = versions.pick(key, ask.max_version)
+            else:
+                version = versions.exactly(key, ask.version)
+            if isinstance(ask.message, ByVersion):
+                ask.message = ask.message.build(version)
+            body = _encoded(ask.message, ask.spec, version)
+        except (ClientError, EncodeError) as exc:
             ask.fail(exc)
-            return
-        try:
-            body = encode_parts(ask.message, version)
-        except UnsupportedField as exc:
-            ask.fail(NotSupported(f"{ask.spec.name} version {version}", str(exc)))
-            return
-        except EncodeError as exc:
-            ask.answer.set_exception(exc)
             return
         self._queue.append((ask, version, body))
         self._pump()
@@ -388,6 +396,13 @@ class Connection(asyncio.BufferedProtocol):
         hint = guess_protocol(self._view[: self._end]) if isinstance(why, DecodeError) else ""
         text = why.what() if isinstance(why, ClientError) else str(why) or type(why).__name__
         return f"{text}: {hint}" if hint else text
+
+
+def _encoded(message: object, spec: ApiSpec, version: int) -> list[bytes | memoryview]:
+    try:
+        return encode_parts(message, version)
+    except UnsupportedField as exc:
+        raise NotSupported(f"{spec.name} version {version}", str(exc)) from exc
 
 
 async def connect(

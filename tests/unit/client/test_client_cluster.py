@@ -1,0 +1,558 @@
+"""A cluster seen through sockets that answer what the test says: order, refreshes, coordinators, retries."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
+from typing import TypeVar
+
+import pytest
+from tests.support.scripted_broker import HangUp, ScriptedBroker, Seen
+
+from tallystick.client.cluster import Cluster
+from tallystick.client.config import ClientConfig
+from tallystick.client.errors import (
+    BrokerRefused,
+    Closed,
+    ConnectionLost,
+    NotSupported,
+    TimedOut,
+    UnknownTopic,
+    Unreachable,
+    refused,
+)
+from tallystick.kernel.errors import Effect
+from tallystick.kernel.ids import TopicPartition
+from tallystick.protocol.apis import ApiKey
+from tallystick.protocol.messages.end_txn import EndTxnRequest, EndTxnResponse
+from tallystick.protocol.messages.find_coordinator import (
+    Coordinator,
+    FindCoordinatorRequest,
+    FindCoordinatorResponse,
+)
+from tallystick.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
+from tallystick.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
+from tallystick.protocol.messages.metadata import MetadataRequest, MetadataResponse
+from tallystick.protocol.messages.produce import ProduceRequest
+
+pytestmark = pytest.mark.server
+
+T = TypeVar("T")
+AT = TopicPartition("orders", 0)
+END = EndTxnRequest(transactional_id="t", producer_id=1, producer_epoch=0, committed=True)
+
+
+def config(*brokers: ScriptedBroker, **more: object) -> ClientConfig:
+    quick: dict[str, object] = {
+        "retry_backoff_ms": 1,
+        "retry_backoff_max_ms": 5,
+        "reconnect_backoff_ms": 1,
+        "reconnect_backoff_max_ms": 5,
+        "request_timeout_ms": 5_000,
+    }
+    return ClientConfig(bootstrap_servers=tuple(b.address for b in brokers), **{**quick, **more})  # type: ignore[arg-type]
+
+
+def run(
+    story: Callable[[ScriptedBroker, Cluster], Coroutine[object, object, None]],
+    broker: ScriptedBroker | None = None,
+    **settings: object,
+) -> ScriptedBroker:
+    """Play `story` with a broker and a cluster that knows it; nothing may be left behind."""
+    scripted = broker or ScriptedBroker()
+
+    async def main() -> None:
+        async with scripted:
+            cluster = Cluster(config(scripted, **settings))
+            try:
+                await asyncio.wait_for(story(scripted, cluster), 30)
+            finally:
+                await cluster.close()
+
+    asyncio.run(main())
+    return scripted
+
+
+def of(key: ApiKey, broker: ScriptedBroker) -> list[Seen]:
+    return [seen for seen in broker.seen if seen.key is key]
+
+
+def answers(*codes: int) -> Callable[[Seen], EndTxnResponse]:
+    """EndTxn answered with these, one after the other."""
+    left = list(codes)
+    return lambda _: EndTxnResponse(error_code=left.pop(0))
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Let the loop turn until something is true; the story's own limit ends the wait."""
+    while not condition():  # noqa: ASYNC110
+        await asyncio.sleep(0)
+
+
+# ------------------------------------------------------------------------------ order, bounds
+
+
+def test_requests_leave_in_the_order_of_the_calls_also_those_before_the_connection() -> None:
+    """[CLI-5] More than fit in flight, some of them submitted while there is no connection yet."""
+
+    async def story(broker: ScriptedBroker, cluster: Cluster) -> None:
+        await cluster.start()
+        wanted = [f"group-{n}" for n in range(40)]
+        requests = [HeartbeatRequest(group_id=g, generation_id=1, member_id="m") for g in wanted]
+        pending = [cluster.submit(1, request, lane="fresh") for request in requests[:20]]
+        await pending[0]
+        pending += [cluster.submit(1, request, lane="fresh") for request in requests[20:]]
+        await asyncio.gather(*pending)
+        assert [getattr(seen.request, "group_id", "") for seen in of(ApiKey.HEARTBEAT, broker)] == wanted
+
+    broker = ScriptedBroker(scripts={ApiKey.HEARTBEAT: lambda _: HeartbeatResponse()})
+    run(story, broker)
+
+
+def test_no_more_than_five_await_an_answer() -> None:
+    async def story(broker: ScriptedBroker, cluster: Cluster) -> None:
+        gate = asyncio.Event()
+        most = 0
+
+        async def answer(seen: Seen) -> HeartbeatResponse:
+            nonlocal most
+            link = next(iter(cluster._links.values()))
+            assert link._connection is not None
+            most = max(most, link._connection.session.in_flight)
+            await gate.wait()
+            return HeartbeatResponse()
+
+        broker.scripts[ApiKey.HEARTBEAT] = answer
+        await cluster.start()
+        request = HeartbeatRequest(group_id="g", generation_id=1, member_id="m")
+        pending = [cluster.submit(1, request) for _ in range(12)]
+        await until(lambda: most)
+        gate.set()
+        await asyncio.gather(*pending)
+        assert most == 5
+
+    run(story)
+
+
+def test_what_waits_in_one_lane_does_not_hold_up_another() -> None:
+    async def story(broker: ScriptedBroker, cluster: Cluster) -> None:
+        broker.scripts[ApiKey.END_TXN] = lambda _: None
+        await cluster.start()
+        stuck = cluster.submit(1, END)
+        beat = HeartbeatRequest(group_id="g", generation_id=1, member_id="m")
+        assert await cluster.send(1, beat, HeartbeatResponse, lane="group") == HeartbeatResponse()
+        assert not stuck.done()
+
+    run(story, ScriptedBroker(scripts={ApiKey.HEARTBEAT: lambda _: HeartbeatResponse()}))
+
+
+def test_produce_without_acks_awaits_no_answer() -> None:
+    async def story(broker: ScriptedBroker, cluster: Cluster) -> None:
+        broker.scripts[ApiKey.PRODUCE] = lambda _: None
+        await cluster.start()
+        sent = [
+            cluster.submit(1, ProduceRequest(acks=0, timeout_ms=1, topic_data=()), max_version=12)
+            for _ in range(7)
+        ]
+        assert await asyncio.gather(*sent) == [None] * 7
+        await until(lambda: broker.count(ApiKey.PRODUCE) == 7)
+        await cluster.refresh()
+
+    run(story)
+
+
+# -------------------------------------------------------------------------- versions, features
+
+
+def test_a_field_that_the_brokers_version_lacks_is_not_dropped() -> None:
+    """InitProducerId 5 has no keep: losing it would turn "keep" into "abort"."""
+
+    async def story(broker: ScriptedBroker, cluster: Cluster) -> None:
+        broker.scripts[ApiKey.API_VERSIONS] = lambda _: broker.versions(InitProducerId=(0, 5))
+        await cluster.start()
+        keep = InitProducerIdRequest(transactional_id="t", transaction_timeout_ms=1, keep_prepared_txn=True)
+        with pytest.raises(NotSupported, match="keep_prepared_txn") as refusal:
+            await cluster.send(1, keep, InitProducerIdResponse)
+        assert refusal.value.effect is Effect.NONE
+        assert broker.count(ApiKey.INIT_PRODUCER_ID) == 0
+        assert (await cluster.versions(1)).highest(ApiKey.INIT_PRODUCER_ID) == 5
+
+    run(story)
+
+
+def test_the_highest_version_both_have_is_used_unless_capped_or_fixed() -> None:
+    async def story(broker: ScriptedBroker, cluster: Cluster) -> None:
+        broker.scripts[ApiKey.END_TXN] = lambda _: EndTxnResponse()
+        broker.scripts[ApiKey.API_VERSIONS] = lambda _: broker.versions(EndTxn=(0, 4))
+        await cluster.start()
+        await cluster.send(1, END, EndTxnResponse)
+        await cluster.send(1, END, EndTxnResponse, max_version=2)
+        await cluster.send(1, END, EndTxnResponse, version=3)
+        with pytest.raises(NotSupported):
+            await cluster.send(1, END, EndTxnResponse, version=5)
+        assert [seen.version for seen in of(ApiKey.END_TXN, broker)] == [4, 2, 3]
+
+    run(story)
+
+
+def test_an_old_broker_that_answers_35_is_asked_again() -> None:
+    """KIP-511, over a socket: version 4 is refused, version 2 is what it has."""
+
+    async def story(broker: ScriptedBroker, cluster: Cluster) -> None:
+        def versions(seen: Seen) -> object:
+            return broker.versions(ApiVersions=(0, 2)) if seen.version <= 2 else refusal
+
+        refusal = type(broker.versions())(
+            error_code=35,
+            api_keys=tuple(k for k in broker.versions(ApiVersions=(0, 2)).api_keys if k.api_key == 18),
+        )
+        broker.scripts[ApiKey.API_VERSIONS] = versions
+        await cluster.start()
+        assert [seen.version for seen in of(ApiKey.API_VERSIONS, broker)] == [4, 2]
+
+    run(story)
+
+
+def test_the_newest_features_win_whichever_broker_is_met_last() -> None:
+    async def main() -> None:
+        new = ScriptedBroker(1, features={"transaction.version": 2}, features_epoch=9)
+        old = ScriptedBroker(2, features={"transaction.version": 1}, features_epoch=8)
+        async with new, old:
+            cluster = Cluster(config(new))
+            new.scripts[ApiKey.METADATA] = lambda _: new.metadata(old)
+            assert cluster.feature("transaction.version") == 0
+            await cluster.start()
+            await cluster.versions(2)
+            assert cluster.feature("transaction.version") == 2
+            await cluster.close()
+
+    asyncio.run(main())
+
+
+# -------------------------------------------------------------------------------- metadata
+
+
+def test_refreshes_asked_for_together_are_one_request() -> None:
+    """One is under way, and everybody who asks meanwhile shares the one after it."""
+
+    async def story(broker: ScriptedBroker, cluster: Cluster) -> None:
+        gate = asyncio.Event()
+
+        async def answer(_: Seen) -> MetadataResponse:
+            await gate.wait()
+            return broker.metadata(orders=1)
+
+        broker.scripts[ApiKey.METADATA] = answer
+        begun = asyncio.ensure_future(cluster.refresh(["orders"]))
+        await until(lambda: broker.count(ApiKey.METADATA))
+        more = [asyncio.ensure_future(cluster.refresh(["orders", f"t{n}"])) for n in range(50)]
+        await asyncio.sleep(0)
+        gate.set()
+        await asyncio.gather(begun, *more)
+        asked = [seen.request for seen in of(ApiKey.METADATA, broker)]
+        assert len(asked) == 2
+        assert isinstance(asked[1], MetadataRequest)
+        assert len(asked[1].topics or ()) == 51
+
+    run(story)
+
+
+def test_a_leader_is_looked_for_once_and_then_known() -> None:
+    async def story(broker: ScriptedBroker, cluster: Cluster) -> None:
+        broker.scripts[ApiKey.METADATA] = lambda _: broker.metadata(orders=1)
+        assert await cluster.node_for(AT) == 1
+        asked = broker.count(ApiKey.METADATA)
+        assert await cluster.node_for(AT) == 1
+        assert broker.count(ApiKey.METADATA) == asked
+        with pytest.raises(UnknownTopic):
+            await cluster.node_for(TopicPartition("orders", 1))
+
+    run(story)
+
+
+def test_a_missing_topic_is_waited_for_until_the_limit_and_named() -> None:
+    async def story(broker: ScriptedBroker, cluster: Cluster) -> None:
+        with pytest.raises(TimedOut) as late:
+            await cluster.retrying(
+                "Produce", AT, lambda: cluster.node_for(AT), cluster.deadline("max.block.ms", 50)
+            )
+        assert late.value.limit == "max.block.ms"
+        assert "UNKNOWN_TOPIC_OR_PARTITION" in str(late.value)
+        assert late.value.effect is Effect.NONE
+        broker.scripts[ApiKey.METADATA] = lambda _: broker.metadata(orders=1)
+        found = await cluster.retrying(
+            "Produce", AT, lambda: cluster.node_for(AT), cluster.deadline("max.block.ms", 20_000)
+        )
+        assert found == 1
+
+    run(story)
+
+
+def test_metadata_grows_old_by_itself() -> None:
+    async def story(broker: ScriptedBroker, cluster: Cluster) -> None:
+        await cluster.start()
+        await until(lambda: broker.count(ApiKey.METADATA) >= 4)
+
+    run(story, metadata_max_age_ms=5)
+
+
+def test_brokers_that_cannot_be_asked_are_passed_over() -> None:
+    """Of four addresses one is no broker, one hangs up and one is dead."""
+
+    async def main() -> None:
+        garbage = ScriptedBroker(greeting=b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        rude = ScriptedBroker(scripts={ApiKey.API_VERSIONS: hang_up})
+        async with ScriptedBroker() as dead:
+            pass
+        async with garbage, rude, ScriptedBroker() as good:
+            for _ in range(4):
+                cluster = Cluster(config(garbage, rude, dead, good))
+                await cluster.start()
+                assert set(cluster.image.nodes) == {1}
+                await cluster.close()
+
+    asyncio.run(main())
+
+
+def test_bootstrap_addresses_are_asked_again_when_no_known_broker_answers() -> None:
+    """metadata.recovery.strategy=rebootstrap, and what `none` means."""
+
+    async def main() -> None:
+        async with ScriptedBroker(1) as first, ScriptedBroker(2) as moved:
+            async with ScriptedBroker(9) as gone:
+                first.scripts[ApiKey.METADATA] = lambda _: gone.metadata()
+                loyal = Cluster(config(first, metadata_recovery_strategy="none"))
+                cluster = Cluster(config(first))
+                await asyncio.gather(cluster.start(), loyal.start())
+                assert set(cluster.image.nodes) == {9}
+            first.scripts[ApiKey.METADATA] = lambda _: moved.metadata()
+            await cluster.refresh()
+            assert set(cluster.image.nodes) == {2}
+            with pytest.raises((Unreachable, ConnectionLost)):
+                await loyal.refresh()
+            await asyncio.gather(cluster.close(), loyal.close())
+
+    asyncio.run(main())
+
+
+def hang_up(_: Seen) -> object:
+    raise HangUp
+
+
+# ----------------------------------------------------------------------------- coordinators
+
+
+def here(broker: ScriptedBroker) -> Callable[[Seen], FindCoordinatorResponse]:
+    def answer(seen: Seen) -> FindCoordinatorResponse:
+        assert isinstance(seen.request, FindCoordinatorRequest)
+        if seen.version < 4:
+            return FindCoordinatorResponse(node_id=1, host="127.0.0.1", port=broker.port)
+        (key,) = seen.request.coordinator_keys
+        return FindCoordinatorResponse(
+            coordinators=(Coordinator(key=key, node_id=1, host="127.0.0.1", port=broker.port),)
+        )
+
+    return answer
+
+
+@pytest.mark.parametrize("newest", [2, 6])
+def test_a_coordinator_is_looked_up_once_by_all_who_want_it(newest: int) -> None:
+    async def story(broker: ScriptedBroker, cluster: Cluster) -> None:
+        broker.scripts[ApiKey.FIND_COORDINATOR] = here(broker)
+        broker.scripts[ApiKey.API_VERSIONS] = lambda _: broker.versions(FindCoordinator=(0, newest))
+        found = await asyncio.gather(*(cluster.coordinator("transaction", "t") for _ in range(9)))
+        assert found == [1] * 9
+        assert await cluster.coordinator("transaction", "t") == 1
+        assert broker.count(ApiKey.FIND_COORDINATOR) == 1
+        cluster.forget_coordinator("transaction", "t")
+        assert await cluster.coordinator("transaction", "t") == 1
+        assert [seen.version for seen in of(ApiKey.FIND_COORDINATOR, broker)] == [newest, newest]
+
+    run(story)
+
+
+def test_a_coordinator_that_does_not_answer_is_looked_up_again() -> None:
+    async def story(broker: ScriptedBroker, cluster: Cluster) -> None:
+        broker.scripts[ApiKey.FIND_COORDINATOR] = here(broker)
+        broker.scripts[ApiKey.END_TXN] = hang_up
+        node = await cluster.coordinator("transaction", "t")
+        with pytest.raises(ConnectionLost) as lost:
+            await cluster.send(node, END, EndTxnResponse)
+        assert lost.value.effect is Effect.UNKNOWN
+        await cluster.coordinator("transaction", "t")
+        assert broker.count(ApiKey.FIND_COORDINATOR) == 2
+
+    run(story)
+
+
+def ending(cluster: Cluster) -> Callable[[], Awaitable[EndTxnResponse]]:
+    async def attempt() -> EndTxnResponse:
+        answer = await cluster.send(await cluster.coordinator("transaction", "t"), END, EndTxnResponse)
+        if answer.error_code:
+            raise refused("EndTxn", "t", answer.error_code)
+        return answer
+
+    return attempt
+
+
+# --------------------------------------------------------------------------------- retrying
+
+
+def test_attempts_go_on_until_one_succeeds() -> None:
+    async def story(broker: ScriptedBroker, cluster: Cluster) -> None:
+        broker.scripts[ApiKey.FIND_COORDINATOR] = here(broker)
+        broker.scripts[ApiKey.END_TXN] = answers(51, 14, 16, 15, 0)
+        await cluster.retrying("EndTxn", "t", ending(cluster), cluster.deadline("max.block.ms", 20_000))
+        assert broker.count(ApiKey.END_TXN) == 5
+        assert broker.count(ApiKey.FIND_COORDINATOR) == 3
+
+    run(story)
+
+
+@pytest.mark.parametrize(("before", "effect"), [([14], Effect.NONE), ([51], Effect.UNKNOWN)])
+def test_what_is_refused_after_an_unknown_attempt_stays_unknown(before: list[int], effect: Effect) -> None:
+    """[CLI-1] 53 alone means that nothing happened; behind a 51 it does not."""
+
+    async def story(broker: ScriptedBroker, cluster: Cluster) -> None:
+        broker.scripts[ApiKey.FIND_COORDINATOR] = here(broker)
+        broker.scripts[ApiKey.END_TXN] = answers(*before, 53)
+        with pytest.raises(BrokerRefused) as refusal:
+            await cluster.retrying("EndTxn", "t", ending(cluster), cluster.deadline("max.block.ms", 20_000))
+        assert refusal.value.code == 53
+        assert refusal.value.effect is effect
+
+    run(story)
+
+
+def test_a_limit_names_itself_and_the_last_attempt() -> None:
+    """[CLI-2] The coordinator never answers: the limit is shorter than request.timeout.ms."""
+
+    async def story(broker: ScriptedBroker, cluster: Cluster) -> None:
+        broker.scripts[ApiKey.FIND_COORDINATOR] = here(broker)
+        broker.scripts[ApiKey.END_TXN] = lambda _: None
+        began = cluster.now_ms()
+        with pytest.raises(TimedOut) as late:
+            await cluster.retrying("EndTxn", "t", ending(cluster), cluster.deadline("max.block.ms", 60))
+        assert (late.value.limit, late.value.length_ms) == ("max.block.ms", 60)
+        assert late.value.effect is Effect.UNKNOWN
+        assert cluster.now_ms() - began < 3_000
+
+    run(story)
+
+
+def test_a_limit_inside_another_is_the_earlier_of_the_two() -> None:
+    async def story(broker: ScriptedBroker, cluster: Cluster) -> None:
+        async def inner() -> int:
+            return await cluster.retrying(
+                "Produce", AT, lambda: cluster.node_for(AT), cluster.deadline("inner", 60_000)
+            )
+
+        with pytest.raises(TimedOut) as late:
+            await cluster.retrying("Produce", AT, inner, cluster.deadline("outer", 40))
+        assert late.value.limit == "outer"
+
+    run(story)
+
+
+# ------------------------------------------------------------------------- effects and the end
+
+
+def test_a_request_that_never_left_had_no_effect() -> None:
+    """[CLI-6] Five wait for their answers; the sixth waits for them and is told that nothing happened."""
+
+    async def story(broker: ScriptedBroker, cluster: Cluster) -> None:
+        broker.scripts[ApiKey.END_TXN] = lambda _: None
+        await cluster.start()
+        pending = [cluster.submit(1, END) for _ in range(6)]
+        await until(lambda: broker.count(ApiKey.END_TXN))
+        broker.hang_up()
+        found = await asyncio.gather(*pending, return_exceptions=True)
+        assert [type(error) for error in found] == [ConnectionLost] * 5 + [Unreachable]
+        assert [getattr(error, "effect", None) for error in found] == [Effect.UNKNOWN] * 5 + [Effect.NONE]
+
+    run(story)
+
+
+def test_a_request_that_times_out_takes_its_connection_with_it() -> None:
+    """[CLI-6] The one that timed out and the one behind it; the next request has a new connection."""
+
+    async def story(broker: ScriptedBroker, cluster: Cluster) -> None:
+        broker.scripts[ApiKey.END_TXN] = lambda _: None
+        await cluster.start()
+        first = cluster.submit(1, END, timeout_ms=30)
+        second = cluster.submit(1, END)
+        found = await asyncio.gather(first, second, return_exceptions=True)
+        assert [type(error) for error in found] == [TimedOut, ConnectionLost]
+        assert all(getattr(error, "effect", None) is Effect.UNKNOWN for error in found)
+        await cluster.refresh()
+        assert broker.connections == 2
+
+    run(story)
+
+
+def test_an_answer_nobody_waits_for_any_more_is_dropped_and_the_connection_stays() -> None:
+    async def story(broker: ScriptedBroker, cluster: Cluster) -> None:
+        gate = asyncio.Event()
+
+        async def answer(_: Seen) -> EndTxnResponse:
+            await gate.wait()
+            return EndTxnResponse(producer_id=7)
+
+        broker.scripts[ApiKey.END_TXN] = answer
+        await cluster.start()
+        cancelled = asyncio.ensure_future(cluster.send(1, END, EndTxnResponse))
+        await until(lambda: broker.count(ApiKey.END_TXN))
+        cancelled.cancel()
+        with suppress(asyncio.CancelledError):
+            await cancelled
+        next_one = asyncio.ensure_future(cluster.send(1, END, EndTxnResponse))
+        gate.set()
+        assert (await next_one).producer_id == 7
+        assert broker.connections == 1
+
+    run(story)
+
+
+def test_an_unused_connection_is_closed_and_made_again() -> None:
+    async def story(broker: ScriptedBroker, cluster: Cluster) -> None:
+        await cluster.start()
+        await until(lambda: cluster.metrics()["connection-count"] == 0)
+        await cluster.refresh()
+        assert broker.connections == 2
+
+    run(story, connections_max_idle_ms=20)
+
+
+def test_close_ends_every_wait_at_once() -> None:
+    """Nobody answers: an open request, a lookup, a refresh and a connection attempt are under way."""
+
+    async def story(broker: ScriptedBroker, cluster: Cluster) -> None:
+        await cluster.start()
+        for key in (ApiKey.END_TXN, ApiKey.FIND_COORDINATOR, ApiKey.METADATA):
+            broker.scripts[key] = lambda _: None
+        broker.scripts[ApiKey.API_VERSIONS] = lambda _: None
+        waiting = [
+            asyncio.ensure_future(coroutine)
+            for coroutine in (
+                cluster.send(1, END, EndTxnResponse),
+                cluster.coordinator("group", "g"),
+                cluster.refresh(["x"]),
+                cluster.send(1, END, EndTxnResponse, lane="second"),
+                cluster.retrying("EndTxn", "t", ending(cluster), cluster.deadline("max.block.ms", 60_000)),
+                cluster.versions(1),
+            )
+        ]
+        await until(lambda: broker.count(ApiKey.END_TXN))
+        began = cluster.now_ms()
+        await cluster.close()
+        found = await asyncio.gather(*waiting, return_exceptions=True)
+        assert {type(error) for error in found if isinstance(error, Exception)} == {Closed}
+        assert getattr(found[0], "effect", None) is Effect.UNKNOWN
+        assert getattr(found[3], "effect", None) is Effect.NONE
+        assert cluster.now_ms() - began < 3_000
+        await cluster.close()
+        with pytest.raises(Closed):
+            await cluster.send(1, END, EndTxnResponse)
+        with pytest.raises(Closed):
+            await cluster.refresh()
+
+    run(story)
