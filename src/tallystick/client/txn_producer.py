@@ -241,7 +241,7 @@ class TxnProducer:
 
     def opened(self) -> "TxnProducer":
         """Something of this transaction is on its way to the cluster: now there is something to end."""
-        check(self.state in _OPEN, f"a transaction opened while {self.state.name}")
+        check(self.state in _OPEN or self.state is S.ABORTING, f"opened while {self.state.name}")
         return self if self.writer is not None else replace(self, writer=self.client)
 
     def flushed(self) -> "TxnProducer":
@@ -295,7 +295,10 @@ class TxnProducer:
         by_hand = self.mode is Mode.RESUME and not moved and self.writer is not None
         claim = self.version != version or (self.stale and not moved) or by_hand
         claim |= self.recovered and self.mode is Mode.RESUME
-        return replace(self._idle(S.UNCLAIMED if claim else S.READY), client=client or self.client)
+        idle = self._idle(S.UNCLAIMED if claim else S.READY)
+        if self.recovered and self.mode is Mode.RESUME:
+            return replace(idle, client=None)  # whoever else holds this pair must be fenced, not found out
+        return replace(idle, client=client or self.client)
 
     def found(self, verdict: Verdict, error: ClientError) -> "TxnProducer":
         """EndTxn was answered ambiguously, by `error`, and the coordinator was asked what happened."""

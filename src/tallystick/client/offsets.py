@@ -1,0 +1,192 @@
+"""Offsets of groups and of logs: the values users see, and the requests that carry them. Pure.
+
+A committed offset is that of the next record to read. Of a reader of committed records the end of a log is
+its last stable offset, and a group's offset that an open transaction may still change is not told to it
+(`RequireStable`, KIP-447): the broker answers UNSTABLE_OFFSET_COMMIT, and the request is repeated [CLI-36].
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from tallystick.client.errors import BrokerRefused, refused
+from tallystick.kernel.ids import TopicPartition
+from tallystick.kernel.value import frozen
+from tallystick.protocol.messages.list_offsets import (
+    ListOffsetsPartition,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+    ListOffsetsTopic,
+)
+from tallystick.protocol.messages.offset_commit import (
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitRequestTopic,
+    OffsetCommitResponse,
+)
+from tallystick.protocol.messages.offset_fetch import (
+    OffsetFetchRequest,
+    OffsetFetchRequestTopic,
+    OffsetFetchResponse,
+)
+
+# Topics by name, and one group a request, are all a consumer needs.
+COMMIT_VERSION_MAX: Final = 9
+FETCH_VERSION_MAX: Final = 7
+
+
+@frozen
+class OffsetAndMetadata:
+    """A committed offset: the next record to read, the leader epoch of the one before it, and a note."""
+
+    offset: int
+    leader_epoch: int | None = None
+    metadata: str = ""
+
+
+@frozen(kw_only=True)
+class GroupMetadata:
+    """Who commits for a group; what a producer needs to commit offsets in a transaction (KIP-447).
+
+    generation_id  -1 and member_id "" for a consumer that assigns itself
+    """
+
+    group_id: str
+    generation_id: int = -1
+    member_id: str = ""
+    group_instance_id: str | None = None
+
+
+@frozen
+class OffsetAndTimestamp:
+    """Where a log has the first record of a time or later, and that record's time."""
+
+    offset: int
+    timestamp_ms: int
+    leader_epoch: int | None = None
+
+
+def commit_request(
+    group: GroupMetadata, offsets: Mapping[TopicPartition, OffsetAndMetadata]
+) -> OffsetCommitRequest:
+    topics = tuple(
+        OffsetCommitRequestTopic(
+            name=topic,
+            partitions=tuple(
+                OffsetCommitRequestPartition(
+                    partition_index=partition.partition,
+                    committed_offset=offsets[partition].offset,
+                    committed_leader_epoch=_or_none(offsets[partition].leader_epoch),
+                    committed_metadata=offsets[partition].metadata,
+                )
+                for partition in partitions
+            ),
+        )
+        for topic, partitions in by_topic(offsets).items()
+    )
+    return OffsetCommitRequest(
+        group_id=group.group_id,
+        generation_id_or_member_epoch=group.generation_id,
+        member_id=group.member_id,
+        group_instance_id=group.group_instance_id,
+        topics=topics,
+    )
+
+
+def commit_refusals(answer: OffsetCommitResponse) -> dict[TopicPartition, BrokerRefused]:
+    """The partitions that were not committed."""
+    return {
+        at: refused("OffsetCommit", at, found.error_code)
+        for topic in answer.topics
+        for found in topic.partitions
+        if found.error_code
+        for at in (TopicPartition(topic.name, found.partition_index),)
+    }
+
+
+def committed_request(
+    group_id: str, partitions: Iterable[TopicPartition], *, require_stable: bool
+) -> OffsetFetchRequest:
+    topics = tuple(
+        OffsetFetchRequestTopic(name=topic, partition_indexes=tuple(at.partition for at in asked))
+        for topic, asked in by_topic(partitions).items()
+    )
+    return OffsetFetchRequest(group_id=group_id, topics=topics, require_stable=require_stable)
+
+
+def committed_of(
+    answer: OffsetFetchResponse, group_id: str
+) -> dict[TopicPartition, OffsetAndMetadata | None]:
+    """What a group has committed; None for nothing.
+
+    Raises: BrokerRefused for the first code there is: UNSTABLE_OFFSET_COMMIT says to ask again.
+    """
+    if answer.error_code:
+        raise refused("OffsetFetch", group_id, answer.error_code)
+    found: dict[TopicPartition, OffsetAndMetadata | None] = {}
+    for topic in answer.topics:
+        for told in topic.partitions:
+            if told.error_code:
+                raise refused(
+                    "OffsetFetch", group_id, told.error_code, f"{topic.name}-{told.partition_index}"
+                )
+            offset, epoch = told.committed_offset, told.committed_leader_epoch
+            found[TopicPartition(topic.name, told.partition_index)] = (
+                OffsetAndMetadata(offset, epoch if epoch >= 0 else None, told.metadata or "")
+                if offset >= 0
+                else None
+            )
+    return found
+
+
+def list_request(
+    times: Mapping[TopicPartition, int], epochs: Mapping[TopicPartition, int | None], isolation: int
+) -> ListOffsetsRequest:
+    """Args:
+    times: milliseconds, or EARLIEST_MS, LATEST_MS.
+    """
+    topics = tuple(
+        ListOffsetsTopic(
+            name=topic,
+            partitions=tuple(
+                ListOffsetsPartition(
+                    partition_index=at.partition,
+                    current_leader_epoch=_or_none(epochs.get(at)),
+                    timestamp=times[at],
+                )
+                for at in asked
+            ),
+        )
+        for topic, asked in by_topic(times).items()
+    )
+    return ListOffsetsRequest(replica_id=-1, isolation_level=isolation, topics=topics)
+
+
+def listed_of(
+    answer: ListOffsetsResponse,
+) -> tuple[dict[TopicPartition, OffsetAndTimestamp | None], dict[TopicPartition, BrokerRefused]]:
+    """What was found, None where no record is that late; and the partitions that were refused."""
+    found: dict[TopicPartition, OffsetAndTimestamp | None] = {}
+    errors: dict[TopicPartition, BrokerRefused] = {}
+    for topic in answer.topics:
+        for told in topic.partitions:
+            at = TopicPartition(topic.name, told.partition_index)
+            epoch = told.leader_epoch if told.leader_epoch >= 0 else None
+            if told.error_code:
+                errors[at] = refused("ListOffsets", at, told.error_code)
+            elif told.offset < 0:
+                found[at] = None
+            else:
+                found[at] = OffsetAndTimestamp(told.offset, told.timestamp, epoch)
+    return found, errors
+
+
+def by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[TopicPartition]]:
+    """The partitions of each topic."""
+    topics: dict[str, list[TopicPartition]] = {}
+    for partition in partitions:
+        topics.setdefault(partition.topic, []).append(partition)
+    return topics
+
+
+def _or_none(epoch: int | None) -> int:
+    return -1 if epoch is None else epoch

@@ -1,0 +1,103 @@
+"""The least producing engine there can be: one record a request, at once. For tests of transactions alone."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from tallystick.client.cluster import Cluster
+from tallystick.client.config import ProducerConfig
+from tallystick.client.errors import ClientError, refused
+from tallystick.client.transactions import TransactionManager
+from tallystick.kernel.ids import Identity, TopicPartition
+from tallystick.protocol.messages.produce import (
+    PartitionProduceData,
+    ProduceRequest,
+    ProduceResponse,
+    TopicProduceData,
+)
+from tallystick.protocol.records import BatchMeta, Record, encode_batch
+
+
+@dataclass
+class PlainFlow:
+    """Records go out in `send`, so there is never anything to flush; `held` is what a test keeps back."""
+
+    sequences: dict[TopicPartition, int] = field(default_factory=dict)
+    held: asyncio.Event | None = None
+    discarded: int = 0
+
+    async def flush(self) -> None:
+        if self.held is not None:
+            await self.held.wait()
+
+    async def discard(self, why: ClientError) -> None:
+        self.discarded += 1
+
+    def restart_sequences(self) -> None:
+        self.sequences.clear()
+
+
+@dataclass
+class PlainProducer:
+    """A transactional id with its manager, and `send`."""
+
+    cluster: Cluster
+    flow: PlainFlow
+    txn: TransactionManager
+
+    async def send(self, topic: str, value: str, partition: int = 0) -> None:
+        """Write one record and wait for its acknowledgement."""
+        at = TopicPartition(topic, partition)
+        self.txn.check_sendable()
+        try:
+            if not self.txn.is_enlisted(at):
+                await self.txn.enlist([at])
+            await self.cluster.retrying(
+                "Produce",
+                at,
+                lambda: self._produce(at, value, self.txn.identity),
+                self.cluster.deadline("delivery.timeout.ms", 20_000),
+            )
+        except ClientError as exc:
+            self.txn.batch_failed(at, exc)
+            raise
+        self.flow.sequences[at] = self.flow.sequences.get(at, 0) + 1
+
+    async def _produce(self, at: TopicPartition, value: str, identity: Identity) -> None:
+        meta = BatchMeta(
+            producer_id=identity.producer_id,
+            epoch=identity.epoch,
+            base_sequence=self.flow.sequences.get(at, 0),
+            transactional=True,
+        )
+        data = PartitionProduceData(
+            index=at.partition, records=encode_batch([Record(0, 0, None, value.encode())], meta)
+        )
+        request = ProduceRequest(
+            transactional_id=self.txn.transactional_id,
+            acks=-1,
+            timeout_ms=10_000,
+            topic_data=(TopicProduceData(name=at.topic, partition_data=(data,)),),
+        )
+        highest = 12 if self.txn.transaction_version >= 2 else 11
+        node = await self.cluster.node_for(at)
+        answer = await self.cluster.send(node, request, ProduceResponse, max_version=highest)
+        code = answer.responses[0].partition_responses[0].error_code
+        if code:
+            raise refused("Produce", at, code)
+
+
+@asynccontextmanager
+async def producer(
+    bootstrap: str, transactional_id: str = "pay-7", config: Mapping[str, object] | None = None
+) -> AsyncIterator[PlainProducer]:
+    """A producer of its own; leaving the block is its crash: it ends nothing."""
+    settings = {"bootstrap.servers": bootstrap, "transactional.id": transactional_id, **(config or {})}
+    parsed = ProducerConfig.parse(settings)
+    cluster = Cluster(parsed.client)
+    flow = PlainFlow()
+    try:
+        yield PlainProducer(cluster, flow, TransactionManager(cluster, parsed, flow))
+    finally:
+        await cluster.close()
