@@ -1,0 +1,47 @@
+"""What only a consumer raises. What it shares with the others is in `client.errors`."""
+
+from tallystick.client.errors import ClientError
+from tallystick.kernel.ids import TopicPartition
+
+
+class PositionUnknown(ClientError):
+    """Nobody says where to read a partition from: seek, or set `auto.offset.reset` to more than `none`.
+
+    Attributes: topic, partition; why (no committed offset, the offset is not in the log, the log was cut).
+    """
+
+    def __init__(self, topic: str, partition: int, why: str) -> None:
+        super().__init__(topic, partition, why)
+        self.topic, self.partition, self.why = topic, partition, why
+
+    def what(self) -> str:
+        return f"{TopicPartition(self.topic, self.partition)}: {self.why}, and auto.offset.reset is none"
+
+
+class WokenUp(ClientError):
+    """`wakeup` ended the wait of a `poll`, from another thread or task."""
+
+
+class CommitRefused(ClientError):
+    """The group gave the partitions to others before this commit: their records will be read again.
+
+    Attributes: why. Poll, to join the group again.
+    """
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why)
+        self.why = why
+
+
+class RecordUnreadable(ClientError):
+    """A fetched batch is damaged or malformed; it is met again until `seek` goes past it.
+
+    Attributes: topic, partition, offset to seek past, why.
+    """
+
+    def __init__(self, topic: str, partition: int, offset: int, why: str) -> None:
+        super().__init__(topic, partition, offset, why)
+        self.topic, self.partition, self.offset, self.why = topic, partition, offset, why
+
+    def what(self) -> str:
+        return f"{TopicPartition(self.topic, self.partition)} at offset {self.offset}: {self.why}"

@@ -1,0 +1,604 @@
+"""The consumer, on one loop. The facades call it; everything that decides is pure and elsewhere.
+
+    membership     a group member's phases           group_runner   carries them out
+    fetching       positions, what an answer means   fetcher        fetches, holds what came
+    reading        bytes to records, isolation       offsets        requests about offsets
+
+`poll` is where things happen to the user: callbacks run in it, errors are raised by it, and it returns
+records. In between a task keeps up the membership, and fetches go on until something is at hand.
+
+Only one task may be in `poll`, `subscribe`, `unsubscribe` or `close` at a time; `wakeup` and what does not
+wait may be called by any task of the loop.
+"""
+
+import asyncio
+import logging
+import re
+from collections.abc import Iterable, Mapping
+from typing import Final, Protocol
+
+from tallystick.client.assignors import ASSIGNORS
+from tallystick.client.cluster import Cluster
+from tallystick.client.config import ConsumerConfig
+from tallystick.client.consumer_errors import CommitRefused, PositionUnknown, WokenUp
+from tallystick.client.errors import BrokerRefused, ClientError, Closed, IllegalState, TimedOut
+from tallystick.client.fetcher import ISOLATION, Fetcher
+from tallystick.client.fetching import EARLIEST_MS, LATEST_MS, Position, Seeking, Tracks
+from tallystick.client.group_runner import GroupRunner
+from tallystick.client.membership import (
+    Change,
+    GroupSettings,
+    Member,
+    Phase,
+    Reaction,
+    before_joining,
+    gave_up,
+    leave,
+    prepared,
+    reaction_to,
+    settled,
+    subscribe,
+    to_settle,
+)
+from tallystick.client.offsets import (
+    COMMIT_VERSION_MAX,
+    FETCH_VERSION_MAX,
+    GroupMetadata,
+    OffsetAndMetadata,
+    OffsetAndTimestamp,
+    commit_refusals,
+    commit_request,
+    committed_of,
+    committed_request,
+    list_request,
+    listed_of,
+)
+from tallystick.client.reading import ConsumerRecord
+from tallystick.client.retry import Deadline
+from tallystick.kernel.ids import GroupId, TopicPartition
+from tallystick.protocol.messages.list_offsets import ListOffsetsResponse
+from tallystick.protocol.messages.offset_commit import OffsetCommitResponse
+from tallystick.protocol.messages.offset_fetch import OffsetFetchResponse
+
+_log = logging.getLogger("tallystick.consumer")
+
+INTERNAL: Final = frozenset({"__consumer_offsets", "__transaction_state"})
+_RESETS: Final = {"earliest": Seeking.EARLIEST, "latest": Seeking.LATEST, "none": None}
+_TIMES: Final = {Seeking.EARLIEST: EARLIEST_MS, Seeking.LATEST: LATEST_MS}
+
+Offsets = Mapping[TopicPartition, OffsetAndMetadata | int]
+
+
+class RebalanceListener(Protocol):
+    """What a user wants to hear of; called within `poll`, `unsubscribe` and `close` [CLI-32].
+
+    Revoked partitions may still be committed; lost ones may be others' already. Assigned ones are told once
+    they are, and an empty assignment is told, too.
+    """
+
+    async def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None: ...
+    async def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None: ...
+    async def on_partitions_lost(self, partitions: frozenset[TopicPartition]) -> None: ...
+
+
+class ConsumerEngine:
+    """One consumer. Life: create, `subscribe` or `assign`, `poll` ..., `close`."""
+
+    def __init__(self, config: ConsumerConfig) -> None:
+        self._config = config
+        self._cluster = Cluster(config.client, auto_create_topics=config.allow_auto_create_topics)
+        self._news = asyncio.Event()
+        self._tracks = Tracks(_RESETS[config.auto_offset_reset])
+        self._fetcher = Fetcher(config, self._cluster, self._tracks, self._news.set)
+        self._group = self._make_group()
+        self._listener: RebalanceListener | None = None
+        self._pattern: re.Pattern[str] | None = None
+        self._pattern_seen: object = None
+        self._locating: asyncio.Task[None] | None = None
+        self._commits: set[asyncio.Task[None]] = set()
+        self._commit_order = asyncio.Lock()
+        self._commit_due_ms = 0
+        self._woken = False
+        self._closed = False
+
+    def _make_group(self) -> GroupRunner | None:
+        config = self._config
+        if config.group_id is None:
+            return None
+        settings = GroupSettings(
+            group_id=GroupId(config.group_id),
+            instance_id=config.group_instance_id,
+            rack=config.client_rack or None,
+            session_timeout_ms=config.session_timeout_ms,
+            rebalance_timeout_ms=config.max_poll_interval_ms,
+            assignors=tuple(ASSIGNORS[name] for name in config.partition_assignment_strategy),
+        )
+        return GroupRunner(settings, self._cluster, config.heartbeat_interval_ms, self._news.set)
+
+    # ------------------------------------------------------------------------ what to read
+
+    def subscribe(
+        self, topics: Iterable[str] | re.Pattern[str], listener: RebalanceListener | None = None
+    ) -> None:
+        """Share these topics with the group; the partitions come while polling.
+
+        Args:
+            topics: names; or a pattern, matched against the whole name of every topic there is or will be.
+        Raises: IllegalState without `group.id` or after `assign`.
+        """
+        group = self._of_group("subscribe")
+        if self._tracks.assigned and group.member.phase is Phase.OUT:
+            raise IllegalState("subscribe after assign: unsubscribe first")
+        self._listener = listener
+        self._pattern = topics if isinstance(topics, re.Pattern) else None
+        if self._pattern is None:
+            self._cluster.forget_topics(None)
+        self._pattern_seen = None
+        wanted = frozenset[str]() if isinstance(topics, re.Pattern) else frozenset(topics)
+        group.adopt(subscribe(group.member, wanted))
+        group.start()
+
+    def assign(self, partitions: Iterable[TopicPartition]) -> None:
+        """Read exactly these, without a group's help. Positions of those that were read already stay.
+
+        Raises: IllegalState while subscribed.
+        """
+        self._not_closed()
+        if self._subscribed:
+            raise IllegalState("assign while subscribed: unsubscribe first")
+        self._tracks.assign(frozenset(partitions), committed=self._group is not None)
+
+    async def unsubscribe(self) -> None:
+        """Read nothing, and leave the group. Callbacks run; positions are not committed."""
+        self._not_closed()
+        await self._leave("the consumer unsubscribed")
+        self._tracks.assign((), committed=False)
+
+    @property
+    def assignment(self) -> frozenset[TopicPartition]:
+        return self._tracks.assigned
+
+    @property
+    def subscription(self) -> frozenset[str]:
+        return frozenset() if self._group is None else self._group.member.topics
+
+    @property
+    def paused(self) -> frozenset[TopicPartition]:
+        return self._tracks.paused
+
+    def pause(self, partitions: Iterable[TopicPartition]) -> None:
+        """Return no records of these; what was fetched is kept for `resume`."""
+        for partition in self._of_mine(partitions):
+            self._tracks[partition].paused = True
+
+    def resume(self, partitions: Iterable[TopicPartition]) -> None:
+        """Return records of these again."""
+        for partition in self._of_mine(partitions):
+            self._tracks[partition].paused = False
+        self._news.set()
+
+    def seek(self, partition: TopicPartition, offset: int, leader_epoch: int | None = None) -> None:
+        """The next record is that at `offset`, or the first one after it."""
+        if offset < 0:
+            raise IllegalState(f"seek to offset {offset}: negative")
+        (at,) = self._of_mine([partition])
+        self._tracks.seek(at, Position(offset, leader_epoch))
+
+    def seek_to_beginning(self, partitions: Iterable[TopicPartition] = ()) -> None:
+        """To the first record there is; of all assigned partitions where none are given."""
+        for partition in self._of_mine(partitions) or self._tracks.assigned:
+            self._tracks.seek(partition, Seeking.EARLIEST)
+
+    def seek_to_end(self, partitions: Iterable[TopicPartition] = ()) -> None:
+        """Behind the last record, of committed ones where only those are read."""
+        for partition in self._of_mine(partitions) or self._tracks.assigned:
+            self._tracks.seek(partition, Seeking.LATEST)
+
+    # -------------------------------------------------------------------------------- poll
+
+    async def poll(self, timeout_ms: int, most: int | None = None) -> list[ConsumerRecord]:
+        """Records, as soon as there are any; none when `timeout_ms` has passed.
+
+        Args:
+            most: records to return; `max.poll.records` unless given.
+        Raises: WokenUp; BrokerRefused (a grant is missing, a topic is invalid, this member was fenced),
+            PositionUnknown, RecordUnreadable; Closed; whatever a callback raises.
+        """
+        if not self._subscribed and not self._tracks.assigned:
+            self._not_closed()
+            raise IllegalState("poll: nothing is subscribed or assigned")
+        deadline = self._cluster.deadline("timeout_ms", timeout_ms)
+        while True:
+            self._news.clear()
+            self._not_closed()
+            self._raise_if_woken()
+            await self._take_part()
+            self._auto_commit()
+            self._locate()
+            records = self._fetcher.take(most or self._config.max_poll_records)
+            if records:
+                return records
+            left_ms = deadline.left_ms(self._cluster.now_ms())
+            if not left_ms:
+                return []
+            try:
+                async with asyncio.timeout(left_ms / 1000):
+                    await self._news.wait()
+            except TimeoutError:
+                pass
+
+    def wakeup(self) -> None:
+        """End the wait of `poll`, or of the next one, with WokenUp."""
+        self._woken = True
+        self._news.set()
+
+    def _raise_if_woken(self) -> None:
+        if self._woken:
+            self._woken = False
+            raise WokenUp("wakeup was called")
+
+    async def _take_part(self) -> None:
+        """Whatever the group wants of the user, until it wants nothing more."""
+        group = self._group
+        if group is None:
+            return
+        group.polled()
+        await self._match_topics(group)
+        while True:
+            member = group.member
+            match member.phase:
+                case Phase.PREPARING:
+                    change = before_joining(member, group.settings)
+                    if change.gives_up:
+                        await self._give_up(group, change)
+                    else:
+                        self._adopt(group, prepared(member))
+                case Phase.SETTLING:
+                    change = to_settle(member)
+                    if change.gives_up:
+                        await self._give_up(group, Change(revoked=change.revoked))
+                    else:
+                        self._adopt(group, settled(member))
+                        await self._tell(change)
+                case Phase.FAILED:
+                    raise group.error or IllegalState("the group member has failed")
+                case _:
+                    return
+
+    async def _give_up(self, group: GroupRunner, change: Change) -> None:
+        """Commit, if that is automatic; tell the user; read it no more. The group may move on meanwhile."""
+        if change.revoked and self._config.enable_auto_commit:
+            await self._commit_at_the_end(group, change.revoked)
+        await self._tell(change)
+        self._adopt(group, gave_up(group.member, change))
+
+    def _adopt(self, group: GroupRunner, member: Member) -> None:
+        """Read what the member owns now."""
+        self._tracks.assign(member.owned, committed=True)
+        group.adopt(member)
+        self._commit_due_ms = self._cluster.now_ms() + self._config.auto_commit_interval_ms
+
+    async def _tell(self, change: Change) -> None:
+        if self._listener is None:
+            return
+        if change.revoked:
+            await self._listener.on_partitions_revoked(change.revoked)
+        if change.lost:
+            await self._listener.on_partitions_lost(change.lost)
+        if change.added is not None:
+            await self._listener.on_partitions_assigned(change.added)
+
+    async def _match_topics(self, group: GroupRunner) -> None:
+        """A pattern subscribes to the topics that match it now."""
+        if self._pattern is None:
+            return
+        if self._pattern_seen is None:
+            await self._cluster.refresh(None)
+        image = self._cluster.image
+        if image is self._pattern_seen:
+            return
+        self._pattern_seen = image
+        hidden = INTERNAL if self._config.exclude_internal_topics else frozenset[str]()
+        wanted = frozenset(t for t in image.topics if t not in hidden and self._pattern.fullmatch(t))
+        if wanted != group.member.topics:
+            group.adopt(subscribe(group.member, wanted))
+
+    # --------------------------------------------------------------------------- positions
+
+    def _locate(self) -> None:
+        """Look for the positions that are unknown, in the background; raise what that met before."""
+        task = self._locating
+        if task is not None and task.done():
+            self._locating = None
+            task.result()
+        if self._locating is None and any(self._tracks.sought(where) for where in Seeking):
+            self._locating = asyncio.get_running_loop().create_task(self._look_up())
+            self._locating.add_done_callback(lambda done: self._news.set())
+
+    async def _look_up(self) -> None:
+        """One round: committed offsets, then the ends of logs for those that have none."""
+        deadline = self._limit(None)
+        try:
+            asked = self._tracks.sought(Seeking.COMMITTED)
+            if asked:
+                committed = {} if self._group is None else await self._committed(asked, deadline)
+                self._place(asked, {at: _place_of(found) for at, found in committed.items()})
+            for where, time in _TIMES.items():
+                asked = self._tracks.sought(where)
+                if asked:
+                    found = await self._list(dict.fromkeys(asked, time), deadline)
+                    self._place(asked, {at: _place_of(found.get(at)) for at in asked})
+        except TimedOut as exc:
+            # An open transaction may hold back a group's offsets for as long as it is open.
+            _log.warning("positions are still unknown: %s", exc)
+
+    def _place(
+        self, asked: Mapping[TopicPartition, int], places: Mapping[TopicPartition, Position | None]
+    ) -> None:
+        for at, serial in asked.items():
+            if not self._tracks.found(at, serial, places.get(at)):
+                raise PositionUnknown(at.topic, at.partition, "no offset is committed")
+
+    async def position(self, partition: TopicPartition, timeout_ms: int | None = None) -> int:
+        """The offset of the next record that `poll` would return. Raises: TimedOut, PositionUnknown."""
+        (at,) = self._of_mine([partition])
+        limit = self._limit(timeout_ms)
+        while (track := self._tracks.get(at)) is not None:
+            if track.position is not None:
+                return track.position.offset
+            self._news.clear()
+            self._locate()
+            try:
+                async with asyncio.timeout(limit.left_ms(self._cluster.now_ms()) / 1000):
+                    await self._news.wait()
+            except TimeoutError:
+                raise TimedOut(limit.limit, limit.length_ms, f"find the position in {at}") from None
+        raise IllegalState(f"{at} is no longer assigned")
+
+    async def beginning_offsets(
+        self, partitions: Iterable[TopicPartition], timeout_ms: int | None = None
+    ) -> dict[TopicPartition, int]:
+        """Where each log begins."""
+        found = await self._list(dict.fromkeys(partitions, EARLIEST_MS), self._limit(timeout_ms))
+        return {at: place.offset for at, place in found.items() if place is not None}
+
+    async def end_offsets(
+        self, partitions: Iterable[TopicPartition], timeout_ms: int | None = None
+    ) -> dict[TopicPartition, int]:
+        """Where each log ends; for a reader of committed records, where the first open transaction begins."""
+        found = await self._list(dict.fromkeys(partitions, LATEST_MS), self._limit(timeout_ms))
+        return {at: place.offset for at, place in found.items() if place is not None}
+
+    async def offsets_for_times(
+        self, times_ms: Mapping[TopicPartition, int], timeout_ms: int | None = None
+    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
+        """The first record of each time or later; None where there is none."""
+        return await self._list(times_ms, self._limit(timeout_ms))
+
+    async def _list(
+        self, times: Mapping[TopicPartition, int], deadline: Deadline
+    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
+        found: dict[TopicPartition, OffsetAndTimestamp | None] = {}
+
+        async def ask(node: int, there: dict[TopicPartition, int]) -> None:
+            epochs = {at: p.leader_epoch for at in there if (p := self._cluster.image.partition(at))}
+            request = list_request(there, epochs, ISOLATION[self._config.isolation_level])
+            told, errors = listed_of(await self._cluster.send(node, request, ListOffsetsResponse))
+            found.update(told)
+            if errors:
+                raise next(iter(errors.values()))
+
+        async def attempt() -> None:
+            nodes: dict[int, dict[TopicPartition, int]] = {}
+            for at, time in times.items():
+                if at not in found:
+                    nodes.setdefault(await self._cluster.node_for(at), {})[at] = time
+            asks = [ask(node, there) for node, there in nodes.items()]
+            failures = await asyncio.gather(*asks, return_exceptions=True)
+            for failure in failures:
+                if failure is not None:
+                    raise failure
+
+        await self._cluster.retrying("ListOffsets", ", ".join(map(str, times)), attempt, deadline)
+        return found
+
+    # ----------------------------------------------------------------------------- commits
+
+    async def commit(self, offsets: Offsets | None = None, timeout_ms: int | None = None) -> None:
+        """Commit these offsets for the group; the positions of all partitions where none are given.
+
+        Raises: CommitRefused when the partitions are others' by now; BrokerRefused, TimedOut.
+        """
+        group = self._of_group("commit")
+        wanted = self._consumed() if offsets is None else _with_metadata(offsets)
+        await self._commit_in_order(group, wanted, self._limit(timeout_ms))
+
+    def commit_soon(self, offsets: Offsets | None = None) -> "asyncio.Task[None]":
+        """`commit`, under way when this returns. Commits are made in the order of these calls.
+
+        A failure is logged, too, since nobody may wait for it.
+        """
+        self._of_group("commit")
+        wanted = self._consumed() if offsets is None else _with_metadata(offsets)
+        task = asyncio.get_running_loop().create_task(self.commit(wanted))
+        self._commits.add(task)
+        task.add_done_callback(self._committed_later)
+        return task
+
+    def _committed_later(self, task: "asyncio.Task[None]") -> None:
+        self._commits.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            _log.warning("a commit failed: %s", task.exception())
+
+    async def _commit_in_order(
+        self, group: GroupRunner, offsets: Mapping[TopicPartition, OffsetAndMetadata], deadline: Deadline
+    ) -> None:
+        if offsets:
+            async with self._commit_order:
+                await self._commit(group, offsets, deadline)
+
+    async def _commit(
+        self, group: GroupRunner, offsets: Mapping[TopicPartition, OffsetAndMetadata], deadline: Deadline
+    ) -> None:
+        member = group.member
+        if member.phase is not Phase.OUT and member.generation is None:
+            raise CommitRefused("this consumer is not a member of its group now")
+        sent_by = group.metadata()
+        request = commit_request(sent_by, offsets)
+
+        async def attempt() -> None:
+            node = await self._cluster.coordinator("group", sent_by.group_id)
+            answer = await self._cluster.send(
+                node, request, OffsetCommitResponse, max_version=COMMIT_VERSION_MAX, lane="group"
+            )
+            for refusal in commit_refusals(answer).values():
+                raise refusal
+
+        try:
+            await self._cluster.retrying("OffsetCommit", sent_by.group_id, attempt, deadline)
+        except BrokerRefused as exc:
+            reaction = reaction_to("OffsetCommit", exc.code)
+            if reaction not in (Reaction.REJOIN, Reaction.NEW_GENERATION, Reaction.NEW_MEMBER):
+                raise
+            group.refuse("OffsetCommit", exc.code, member.generation)
+            raise CommitRefused(exc.what()) from exc
+
+    def _consumed(self) -> dict[TopicPartition, OffsetAndMetadata]:
+        return {
+            at: OffsetAndMetadata(position.offset, position.leader_epoch)
+            for at in self._tracks.assigned
+            if (position := self._tracks[at].position) is not None
+        }
+
+    def _auto_commit(self) -> None:
+        """What the last `poll` returned has been processed, since the user polls again."""
+        if not self._config.enable_auto_commit or self._group is None or self._commits:
+            return
+        now_ms = self._cluster.now_ms()
+        member = self._group.member
+        if now_ms >= self._commit_due_ms and (member.phase is Phase.OUT or member.generation is not None):
+            self._commit_due_ms = now_ms + self._config.auto_commit_interval_ms
+            self.commit_soon()
+
+    async def _commit_at_the_end(self, group: GroupRunner, partitions: Iterable[TopicPartition]) -> None:
+        """The positions of partitions that this consumer will read no more."""
+        consumed = self._consumed()
+        offsets = {at: consumed[at] for at in partitions if at in consumed}
+        try:
+            await self._commit_in_order(group, offsets, self._limit(None))
+        except ClientError as exc:
+            _log.warning("positions are given up uncommitted: %s", exc)
+
+    async def committed(
+        self, partitions: Iterable[TopicPartition], timeout_ms: int | None = None
+    ) -> dict[TopicPartition, OffsetAndMetadata | None]:
+        """What the group has committed; None for nothing. Raises: TimedOut, BrokerRefused."""
+        self._of_group("committed")
+        return await self._committed(partitions, self._limit(timeout_ms))
+
+    async def _committed(
+        self, partitions: Iterable[TopicPartition], deadline: Deadline
+    ) -> dict[TopicPartition, OffsetAndMetadata | None]:
+        group_id = self._config.group_id or ""
+        stable = self._config.isolation_level == "read_committed"
+        request = committed_request(group_id, partitions, require_stable=stable)
+
+        async def attempt() -> dict[TopicPartition, OffsetAndMetadata | None]:
+            node = await self._cluster.coordinator("group", group_id)
+            answer = await self._cluster.send(
+                node, request, OffsetFetchResponse, max_version=FETCH_VERSION_MAX
+            )
+            return committed_of(answer, group_id)
+
+        return await self._cluster.retrying("OffsetFetch", group_id, attempt, deadline)
+
+    def group_metadata(self) -> GroupMetadata:
+        """What a producer needs to commit this consumer's offsets in its transaction (KIP-447)."""
+        return self._of_group("group_metadata").metadata()
+
+    # ------------------------------------------------------------------------------- closing
+
+    async def close(self, timeout_ms: int = 30_000) -> None:
+        """Commit if that is automatic, leave the group, end the connections; again is harmless.
+
+        Takes `timeout_ms` at most. Callbacks run, and what they raise is raised when all is closed.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        self._news.set()
+        failure: BaseException | None = None
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                if self._group is not None and self._config.enable_auto_commit:
+                    await self._commit_at_the_end(self._group, self._tracks.assigned)
+                await self._leave("the consumer is being closed")
+        except TimeoutError:
+            _log.warning("closed without a word to the group: %d ms were over", timeout_ms)
+        except Exception as exc:
+            failure = exc
+        tasks = [*self._commits, *([self._locating] if self._locating is not None else [])]
+        for task in tasks:
+            task.cancel()
+        self._fetcher.close()
+        await self._cluster.close()
+        if failure is not None:
+            raise failure
+
+    async def _leave(self, reason: str) -> None:
+        group = self._group
+        if group is None or group.member.phase is Phase.OUT:
+            return
+        member, change = leave(group.member)
+        try:
+            await self._tell(change)
+        finally:
+            await group.stop(member, reason)
+
+    # ------------------------------------------------------------------------------ questions
+
+    def metrics(self) -> dict[str, float]:
+        """What the network did, and how far behind each partition is, by Kafka's names."""
+        lags = {
+            f"records-lag.{at}": float(track.high_watermark - track.position.offset)
+            for at in self._tracks.assigned
+            if (track := self._tracks[at]).high_watermark is not None and track.position is not None
+        }
+        return {**self._cluster.metrics(), **lags}
+
+    @property
+    def _subscribed(self) -> bool:
+        return self._group is not None and self._group.member.phase is not Phase.OUT
+
+    def _of_group(self, call: str) -> GroupRunner:
+        self._not_closed()
+        if self._group is None:
+            raise IllegalState(f"{call} needs group.id")
+        return self._group
+
+    def _of_mine(self, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
+        self._not_closed()
+        asked = list(partitions)
+        foreign = [str(at) for at in asked if at not in self._tracks]
+        if foreign:
+            raise IllegalState(f"not assigned to this consumer: {', '.join(foreign)}")
+        return asked
+
+    def _not_closed(self) -> None:
+        if self._closed:
+            raise Closed("the consumer was closed")
+
+    def _limit(self, timeout_ms: int | None) -> Deadline:
+        if timeout_ms is not None:
+            return self._cluster.deadline("timeout_ms", timeout_ms)
+        return self._cluster.deadline("default.api.timeout.ms", self._config.default_api_timeout_ms)
+
+
+def _with_metadata(offsets: Offsets) -> dict[TopicPartition, OffsetAndMetadata]:
+    return {
+        at: OffsetAndMetadata(given) if isinstance(given, int) else given for at, given in offsets.items()
+    }
+
+
+def _place_of(found: OffsetAndMetadata | OffsetAndTimestamp | None) -> Position | None:
+    return None if found is None else Position(found.offset, found.leader_epoch)

@@ -1,0 +1,358 @@
+"""Keeps data within reach of `poll`: one fetch under way with every leader, answers waiting in a row.
+
+A partition is asked for while nothing of it is at hand, so memory is bounded by one answer a broker. What to
+ask and what an answer means is decided in `fetching`; what the bytes hold, in `reading`.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Final
+from uuid import UUID
+
+from tallystick.client.cluster import Cluster
+from tallystick.client.config import ConsumerConfig
+from tallystick.client.consumer_errors import PositionUnknown, RecordUnreadable
+from tallystick.client.errors import ClientError, refused
+from tallystick.client.fetching import (
+    FetchSession,
+    Position,
+    SessionStep,
+    Tracks,
+    Verdict,
+    Wanted,
+    verdict_of,
+)
+from tallystick.client.offsets import by_topic
+from tallystick.client.reading import ConsumerRecord, Fetched
+from tallystick.kernel.ids import TopicPartition
+from tallystick.kernel.value import frozen
+from tallystick.protocol.messages.fetch import (
+    FetchPartition,
+    FetchRequest,
+    FetchResponse,
+    FetchTopic,
+    ForgottenTopic,
+    PartitionData,
+)
+from tallystick.protocol.primitives import NIL
+from tallystick.protocol.records import RecordsError
+
+_log = logging.getLogger("tallystick.consumer")
+
+LANE: Final = "fetch"
+_BY_NAME_MAX: Final = 12
+ISOLATION: Final = {"read_uncommitted": 0, "read_committed": 1}
+
+
+@frozen
+class _AtHand:
+    fetched: Fetched
+    serial: int
+
+
+class Fetcher:
+    """Fetches for one consumer. Lives on its loop; `kick` starts what can be started, `take` hands out."""
+
+    def __init__(
+        self, config: ConsumerConfig, cluster: Cluster, tracks: Tracks, news: Callable[[], None]
+    ) -> None:
+        """Args:
+        news: called when there is something to take, or to raise.
+        """
+        self._config, self._cluster, self._tracks, self._news = config, cluster, tracks, news
+        self._isolation = ISOLATION[config.isolation_level]
+        self._sessions: dict[int, FetchSession] = {}
+        self._under_way: dict[int, asyncio.Task[None]] = {}
+        self._resting: set[asyncio.Task[None]] = set()
+        self._row: deque[_AtHand] = deque()
+        self._errors: deque[tuple[TopicPartition, int, ClientError]] = deque()
+
+    def close(self) -> None:
+        """Stop asking, forget what is at hand."""
+        for task in (*self._under_way.values(), *self._resting):
+            task.cancel()
+        self._row.clear()
+        self._errors.clear()
+
+    # -------------------------------------------------------------------------- taking
+
+    def take(self, most: int) -> list[ConsumerRecord]:
+        """Up to `most` records, without waiting.
+
+        Raises: what fetching met, once: BrokerRefused, PositionUnknown, RecordUnreadable. Records taken
+            before an error are returned first.
+        """
+        records: list[ConsumerRecord] = []
+        for _ in range(len(self._row)):
+            if len(records) >= most:
+                break
+            at_hand = self._row[0]
+            fetched, partition = at_hand.fetched, at_hand.fetched.partition
+            track = self._tracks.get(partition)
+            if track is None or track.serial != at_hand.serial:
+                self._row.popleft()
+            elif track.paused:
+                self._row.rotate(-1)
+            else:
+                failure = self._take_from(at_hand, records, most)
+                if failure is not None:
+                    self._row.popleft()
+                    self._fail(partition, at_hand.serial, failure)
+                elif fetched.exhausted:
+                    self._row.popleft()
+                    track.at_hand = False
+        self.kick()
+        if not records:
+            self._raise()
+        return records
+
+    def _take_from(
+        self, at_hand: _AtHand, records: list[ConsumerRecord], most: int
+    ) -> RecordUnreadable | None:
+        fetched, partition = at_hand.fetched, at_hand.fetched.partition
+        try:
+            records += fetched.take(most - len(records))
+        except RecordsError as exc:
+            return RecordUnreadable(partition.topic, partition.partition, fetched.position, exc.reason)
+        position = self._tracks[partition].position
+        before = None if position is None else position.leader_epoch
+        epoch = before if fetched.leader_epoch is None else fetched.leader_epoch
+        self._tracks.advance(partition, at_hand.serial, Position(fetched.position, epoch))
+        return None
+
+    def _fail(self, partition: TopicPartition, serial: int, error: ClientError) -> None:
+        """Not asked for again until the user has heard of it."""
+        self._tracks[partition].at_hand = True
+        self._errors.append((partition, serial, error))
+        self._news()
+
+    def _raise(self) -> None:
+        while self._errors:
+            partition, serial, error = self._errors.popleft()
+            track = self._tracks.get(partition)
+            if track is not None and track.serial == serial:
+                track.at_hand = False
+                raise error
+
+    @property
+    def has_news(self) -> bool:
+        """Would `take` do something?"""
+        return bool(self._errors) or any(self._is_ready(at_hand) for at_hand in self._row)
+
+    def _is_ready(self, at_hand: _AtHand) -> bool:
+        track = self._tracks.get(at_hand.fetched.partition)
+        return track is None or not track.paused
+
+    # -------------------------------------------------------------------------- asking
+
+    def kick(self) -> None:
+        """Ask every leader that is not being asked for the partitions of which nothing is at hand."""
+        asking: dict[int, dict[TopicPartition, tuple[Wanted, int]]] = {}
+        unknown: list[TopicPartition] = []
+        image = self._cluster.image
+        for partition, track, position in self._tracks.fetchable():
+            info = image.partition(partition)
+            node = image.leader(partition)
+            if track.replica is not None and track.replica in image.nodes:
+                node = track.replica
+            if node is None or info is None:
+                unknown.append(partition)
+            elif node not in self._under_way:
+                wanted = Wanted(
+                    position.offset,
+                    self._config.max_partition_fetch_bytes,
+                    info.leader_epoch,
+                    position.leader_epoch,
+                )
+                asking.setdefault(node, {})[partition] = (wanted, track.serial)
+        for node, wanted_there in asking.items():
+            for partition in wanted_there:
+                self._tracks[partition].at_hand = True
+            task = asyncio.get_running_loop().create_task(self._ask(node, wanted_there))
+            self._under_way[node] = task
+        if unknown:
+            self._rest(dict.fromkeys(unknown), refresh=True)
+
+    async def _ask(self, node: int, wanted: dict[TopicPartition, tuple[Wanted, int]]) -> None:
+        session = self._sessions.setdefault(node, FetchSession())
+        step = session.step({partition: want for partition, (want, _) in wanted.items()})
+        request, by_id = self._request(step)
+        again: dict[TopicPartition, None] = {}
+        refresh = False
+        try:
+            answer = await self._cluster.send(
+                node,
+                request,
+                FetchResponse,
+                max_version=None if by_id is not None else _BY_NAME_MAX,
+                timeout_ms=self._config.client.request_timeout_ms,
+                lane=LANE,
+            )
+        except ClientError as exc:
+            session.lost()
+            if exc.remedy.repeats:
+                _log.debug("fetch from broker %d: %s", node, exc)
+                again, refresh = dict.fromkeys(wanted), True
+            else:
+                for partition, (_, serial) in wanted.items():
+                    if partition in self._tracks:
+                        self._fail(partition, serial, exc)
+        else:
+            session.answered(answer.error_code, answer.session_id)
+            if answer.error_code:
+                _log.debug("fetch session with broker %d: code %d", node, answer.error_code)
+            again, refresh = self._take_answer(node, answer, wanted, by_id or {})
+        finally:
+            del self._under_way[node]
+        if again:
+            self._rest(again, refresh=refresh)
+        if self._row:
+            self._news()
+        self.kick()
+
+    def _request(self, step: SessionStep) -> tuple[FetchRequest, dict[UUID, str] | None]:
+        """The request, and the names of topic ids; None where some topic has no id."""
+        config, topics = self._config, self._cluster.image.topics
+        named = {p.topic for p in (*step.asked, *step.forgotten)}
+        ids = {topic: topics[topic].id if topic in topics else NIL for topic in named}
+        request = FetchRequest(
+            max_wait_ms=config.fetch_max_wait_ms,
+            min_bytes=config.fetch_min_bytes,
+            max_bytes=config.fetch_max_bytes,
+            isolation_level=self._isolation,
+            session_id=step.session_id,
+            session_epoch=step.epoch,
+            topics=tuple(
+                FetchTopic(
+                    topic=topic,
+                    topic_id=ids[topic],
+                    partitions=tuple(_asked(at, step.asked[at]) for at in partitions),
+                )
+                for topic, partitions in by_topic(step.asked).items()
+            ),
+            forgotten_topics_data=tuple(
+                ForgottenTopic(topic=topic, topic_id=ids[topic], partitions=tuple(p.partition for p in gone))
+                for topic, gone in by_topic(step.forgotten).items()
+            ),
+            rack_id=config.client_rack,
+        )
+        return request, None if NIL in ids.values() else {i: topic for topic, i in ids.items()}
+
+    # ------------------------------------------------------------------------- answers
+
+    def _take_answer(
+        self,
+        node: int,
+        answer: FetchResponse,
+        wanted: dict[TopicPartition, tuple[Wanted, int]],
+        names: dict[UUID, str],
+    ) -> tuple[dict[TopicPartition, None], bool]:
+        """Act on every partition; which are to be asked for again after a rest, and whether to refresh."""
+        again: dict[TopicPartition, None] = {}
+        refresh = False
+        idle = dict(wanted)
+        for topic in answer.responses:
+            name = topic.topic or names.get(topic.topic_id) or self._cluster.image.topic_named(topic.topic_id)
+            for data in topic.partitions:
+                at = TopicPartition(name or "", data.partition_index)
+                if at not in idle:
+                    continue
+                want, serial = idle.pop(at)
+                verdict = self._act(node, at, data, want, serial)
+                if verdict in (Verdict.AGAIN, Verdict.REFRESH):
+                    again[at] = None
+                    refresh = refresh or verdict is Verdict.REFRESH
+        # In a session a partition without news is left out; after an error of the whole answer, all are.
+        for at, (_, serial) in idle.items():
+            track = self._tracks.get(at)
+            if answer.error_code:
+                again[at] = None
+            elif track is not None and track.serial == serial:
+                track.at_hand = False
+        return again, refresh
+
+    def _act(self, node: int, at: TopicPartition, data: PartitionData, want: Wanted, serial: int) -> Verdict:
+        track = self._tracks.get(at)
+        if track is None or track.serial != serial:
+            return Verdict.STALE
+        diverging = data.diverging_epoch
+        verdict = verdict_of(
+            data.error_code, from_replica=track.replica == node, diverges=diverging.end_offset >= 0
+        )
+        track.at_hand = verdict in (Verdict.AGAIN, Verdict.REFRESH)
+        match verdict:
+            case Verdict.DATA:
+                self._keep(at, data, want, serial)
+            case Verdict.LEADER:
+                track.replica = None
+            case Verdict.RESET if not self._tracks.out_of_range(at):
+                why = f"offset {want.offset} is not in the log, which begins at {data.log_start_offset}"
+                self._fail(at, serial, PositionUnknown(at.topic, at.partition, why))
+            case Verdict.TRUNCATED:
+                epoch = None if diverging.epoch < 0 else diverging.epoch
+                _log.warning("%s was cut: its log goes on from offset %d", at, diverging.end_offset)
+                if not self._tracks.truncated(at, diverging.end_offset, epoch):
+                    why = f"the log was cut below offset {want.offset}, to {diverging.end_offset}"
+                    self._fail(at, serial, PositionUnknown(at.topic, at.partition, why))
+            case Verdict.FAIL:
+                self._fail(at, serial, refused("Fetch", at, data.error_code))
+            case _:
+                pass
+        if track.position is None:
+            self._news()
+        return verdict
+
+    def _keep(self, at: TopicPartition, data: PartitionData, want: Wanted, serial: int) -> None:
+        track = self._tracks[at]
+        track.high_watermark = data.high_watermark
+        track.last_stable_offset = data.last_stable_offset if data.last_stable_offset >= 0 else None
+        track.log_start_offset = data.log_start_offset if data.log_start_offset >= 0 else None
+        if data.preferred_read_replica >= 0:
+            track.replica = data.preferred_read_replica
+        if not data.records:
+            return
+        aborted = None
+        if self._isolation:
+            aborted = [(each.producer_id, each.first_offset) for each in data.aborted_transactions or ()]
+        fetched = Fetched(at, want.offset, data.records, aborted, check_crcs=self._config.check_crcs)
+        track.at_hand = True
+        self._row.append(_AtHand(fetched, serial))
+
+    def _rest(self, partitions: Iterable[TopicPartition], *, refresh: bool) -> None:
+        """Ask for these again a little later."""
+        serials: dict[TopicPartition, int] = {}
+        for partition in partitions:
+            track = self._tracks.get(partition)
+            if track is not None:
+                track.at_hand = True
+                serials[partition] = track.serial
+
+        async def rest() -> None:
+            if all(partition.topic in self._cluster.image.topics for partition in serials):
+                await asyncio.sleep(self._config.client.retry_backoff_ms / 1000)
+            try:
+                if refresh:
+                    await self._cluster.refresh({partition.topic for partition in serials})
+            except ClientError as exc:
+                _log.debug("no new metadata: %s", exc)
+            for partition, serial in serials.items():
+                track = self._tracks.get(partition)
+                if track is not None and track.serial == serial:
+                    track.at_hand = False
+            self.kick()
+
+        task = asyncio.get_running_loop().create_task(rest())
+        self._resting.add(task)
+        task.add_done_callback(self._resting.discard)
+
+
+def _asked(at: TopicPartition, want: Wanted) -> FetchPartition:
+    return FetchPartition(
+        partition=at.partition,
+        current_leader_epoch=-1 if want.leader_epoch is None else want.leader_epoch,
+        fetch_offset=want.offset,
+        last_fetched_epoch=-1 if want.last_fetched_epoch is None else want.last_fetched_epoch,
+        partition_max_bytes=want.max_bytes,
+    )
