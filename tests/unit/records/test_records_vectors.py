@@ -5,6 +5,7 @@ Where nothing depends on a codec's implementation ours must be the same, byte fo
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
@@ -16,6 +17,7 @@ from tallystick.protocol.records import (
     InvalidBatch,
     Marker,
     Record,
+    RecordsError,
     check_batch,
     check_produced,
     control_type,
@@ -94,6 +96,26 @@ def test_markers_are_kafkas_byte_for_byte(vector: Vector, outcome: ControlType) 
     assert header.producer == identity
     assert read_marker(batch) == marker
     assert decode_marker(decode_records(batch)[0]) == marker
+
+
+def read_or_refused(batch: bytes) -> Marker | str | None:
+    try:
+        return read_marker(batch)
+    except RecordsError as exc:
+        return type(exc).__name__
+
+
+@pytest.mark.parametrize("outcome", [ControlType.ABORT, ControlType.COMMIT])
+def test_a_marker_is_read_the_same_the_quick_way_and_the_careful_one(
+    vector: Vector, outcome: ControlType
+) -> None:
+    """[WIRE-4] Whatever byte is another one; a batch with something behind it is read carefully."""
+    batch = vector(outcome.name.lower())
+    length = range(8, 12)  # then where the batch ends depends on what is behind it
+    for position, bit in product(set(range(len(batch))) - set(length), range(8)):
+        changed = bytearray(batch)
+        changed[position] ^= 1 << bit
+        assert read_or_refused(bytes(changed)) == read_or_refused(bytes(changed) + b"\0"), (position, bit)
 
 
 def test_only_markers_are_markers(vector: Vector) -> None:

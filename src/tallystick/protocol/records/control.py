@@ -13,7 +13,14 @@ from typing import Final
 from tallystick.kernel.check import check
 from tallystick.kernel.ids import Identity
 from tallystick.kernel.value import frozen
-from tallystick.protocol.records.batch import Buffer, read_header
+from tallystick.protocol.records.batch import (
+    CODEC_MASK,
+    CONTROL_BIT,
+    LOG_OVERHEAD,
+    MAGIC,
+    Buffer,
+    read_header,
+)
 from tallystick.protocol.records.errors import InvalidBatch
 from tallystick.protocol.records.record import Record
 from tallystick.protocol.records.section import BatchMeta, decode_records, encode_batch
@@ -21,6 +28,13 @@ from tallystick.protocol.records.section import BatchMeta, decode_records, encod
 _KEY: Final = Struct(">hh")  # version 0, type
 _VALUE: Final = Struct(">hi")  # version 0, coordinator epoch
 _VERSION: Final = 0
+# A batch of one marker as Kafka and we write it. Of the header: length, magic, attributes, last offset delta,
+# record count; of the record: its size, no attributes, no differences of time and offset, size of the key;
+# then key, size of the value, value, no headers.
+_PLAIN: Final = Struct(">8xi4xb4xhi30xi5shhbhib")
+_PLAIN_LENGTH: Final = _PLAIN.size - LOG_OVERHEAD
+_PLAIN_RECORD: Final = b"\x20\0\0\0\x08"
+_CODEC_AND_CONTROL: Final = CODEC_MASK | CONTROL_BIT
 
 
 class ControlType(IntEnum):
@@ -103,9 +117,32 @@ def read_marker(buf: Buffer, at: int = 0) -> Marker | None:
 
     Raises: as decode_records, and InvalidBatch for a malformed marker.
     """
+    if len(buf) - at == _PLAIN.size:
+        plain = _read_plain(_PLAIN.unpack_from(buf, at))
+        if plain is not None:
+            return plain
     if not read_header(buf, at).is_control:
         return None
     for record in decode_records(buf, at):
         if control_type(record) in (ControlType.ABORT, ControlType.COMMIT):
             return decode_marker(record)
     return None
+
+
+def _read_plain(found: tuple[int, int, int, int, int, bytes, int, int, int, int, int, int]) -> Marker | None:
+    """A marker that is laid out as nearly all are; None: somebody has to look closer [WIRE-4]."""
+    length, magic, attributes, delta, count, record, key_version, number, size, version, epoch, headers = (
+        found
+    )
+    if (
+        (length, magic, delta, count, record) != (_PLAIN_LENGTH, MAGIC, 0, 1, _PLAIN_RECORD)
+        or (attributes & _CODEC_AND_CONTROL) != CONTROL_BIT
+        or (key_version, version, size, headers) != (_VERSION, _VERSION, 12, 0)
+        or number > ControlType.COMMIT
+        or number < ControlType.ABORT
+    ):
+        return None
+    return Marker(type=_ENDS[number], coordinator_epoch=epoch)
+
+
+_ENDS: Final = (ControlType.ABORT, ControlType.COMMIT)
