@@ -5,6 +5,8 @@ from pathlib import Path
 from tallystick.broker.config import BROKER_SETTINGS, RENAMED, TOPIC_SETTINGS
 from tallystick.broker.kafka_names import NO_EFFECT, REFUSED, REFUSED_PREFIXES
 from tallystick.broker.topic_config import ONLY_DEFAULTS
+from tallystick.client import kafka_names as client_names
+from tallystick.client.config import CLIENT_SETTINGS, ROLE_SETTINGS
 from tallystick.kernel.settings import Setting
 
 TARGET = Path(__file__).parents[1] / "docs/config.md"
@@ -55,19 +57,46 @@ def main() -> None:
     rows = [(f"{prefix}*", "never", why) for prefix, why in REFUSED_PREFIXES.items()]
     rows += [(name, f"`{text}`" if text else "empty", why) for name, (text, why) in REFUSED.items()]
     parts[-1] += "".join(f"\n| `{name}` | {text} | {why} |" for name, text, why in rows) + "\n"
-    TARGET.write_text("\n".join(parts))
+    TARGET.write_text("\n".join(parts + _clients()))
 
 
-def _table(settings: dict[str, Setting], *, dynamic: bool) -> str:
-    last = "dynamic" if dynamic else "falls back to"
-    rows = [f"| name | default | allowed | meaning | {last} |", "|---|---|---|---|---|"]
+CLIENTS = """
+## Clients
+
+What `Producer`, `Consumer` and `Admin` take: a mapping by these names. Names and defaults are Kafka 4.3's,
+and librdkafka's names of the same are understood. Every problem is reported at once.
+"""
+
+
+def _clients() -> list[str]:
+    parts = [CLIENTS, _table(CLIENT_SETTINGS, dynamic=None)]
+    for role, settings in ROLE_SETTINGS.items():
+        parts += [f"\n### {role.capitalize()}\n", _table(settings, dynamic=None)]
+    parts.append("\n### Other names of the same settings of clients\n")
+    parts.append(", ".join(f"`{old}` is `{new}`" for old, new in client_names.RENAMED.items()) + ".\n")
+    parts.append("\n### Accepted by clients without effect\n\nA note in the log names them.\n")
+    parts.append(", ".join(f"`{name}`" for name in sorted(client_names.NO_EFFECT)) + ".\n")
+    parts.append("\n### Refused by clients\n\nEach promises what is not there.\n")
+    parts.append("| name | accepted | why |\n|---|---|---|")
+    rows = [(f"{prefix}*", "never", why) for prefix, why in client_names.REFUSED_PREFIXES.items()]
+    for name, (accepted, why) in client_names.REFUSED.items():
+        rows.append((name, ", ".join(f"`{t}`" if t else "empty" for t in accepted) or "never", why))
+    parts[-1] += "".join(f"\n| `{name}` | {text} | {why} |" for name, text, why in rows) + "\n"
+    return parts
+
+
+def _table(settings: dict[str, Setting], *, dynamic: bool | None) -> str:
+    """`dynamic`: a column that says what can be changed, or what a setting falls back to; None: neither."""
+    last = "" if dynamic is None else " dynamic |" if dynamic else " falls back to |"
+    rows = [f"| name | default | allowed | meaning |{last}", "|---|---|---|---|" + ("---|" if last else "")]
     for made in settings.values():
         default = made.format(made.default)
         shown = "not set" if default is None else f"`{default}`" if default else "empty"
         extra = (
             ("yes" if made.dynamic else "") if dynamic else ", ".join(f"`{s.name}`" for s in made.synonyms)
         )
-        rows.append(f"| `{made.name}` | {shown} | {made.allowed()} | {made.doc} | {extra} |")
+        cells = f"| `{made.name}` | {shown} | {made.allowed()} | {made.doc} |"
+        rows.append(f"{cells} {extra} |" if last else cells)
     return "\n".join(rows) + "\n"
 
 

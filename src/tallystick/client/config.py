@@ -87,9 +87,6 @@ class ClientConfig:
         "What to do when no known broker can be reached: ask bootstrap.servers again, or go on trying.",
         choices=("rebootstrap", "none"),
     )
-    metadata_recovery_rebootstrap_trigger_ms: int = setting(
-        300_000, "With `rebootstrap`: start from bootstrap.servers after this long without an answer.", low=0
-    )
     receive_buffer_bytes: int | None = setting(
         None,
         "SO_RCVBUF; not set, the system sizes it. Kafka's default is 32768 (producer) or 65536.",

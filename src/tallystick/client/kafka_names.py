@@ -10,6 +10,9 @@ Sources: tests/vectors/config/kafka-4.3.1-client-configs.txt; librdkafka CONFIGU
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+# `metadata.recovery.rebootstrap.trigger.ms` is among those without effect: bootstrap.servers are asked as
+# soon as no known broker answers, not after a time.
+
 # librdkafka's name, or Kafka's older one, and what it is called here; the new name wins if both are given.
 RENAMED: Final[Mapping[str, str]] = {
     "api.version.request.timeout.ms": "request.timeout.ms",
@@ -35,7 +38,8 @@ _NO_EFFECT: Final = """
     consume.callback.max.messages debug enable.metrics.push enable.sparse.connections
     fetch.error.backoff.ms fetch.queue.backoff.ms internal.termination.signal
     internal.throw.on.fetch.stable.offset.unsupported log.connection.close log.queue log.thread.name
-    log_level max.poll.interval.records message.copy.max.bytes metric.reporters metrics.num.samples
+    log_level max.poll.interval.records message.copy.max.bytes
+    metadata.recovery.rebootstrap.trigger.ms metric.reporters metrics.num.samples
     metrics.recording.level metrics.sample.window.ms offset.store.method
     partitioner.adaptive.partitioning.enable partitioner.availability.timeout.ms
     queue.buffering.backpressure.threshold
