@@ -61,6 +61,7 @@ class Link:
     def submit(self, ask: Ask) -> None:
         """Send a request, in the order of these calls [CLI-5]; connects if need be."""
         connection = self._connection
+        ask.where = self.address
         if self._closed:
             ask.fail(Closed("the client was closed"))
         elif connection is not None and connection.usable and not self._backlog:

@@ -101,7 +101,17 @@ class ByVersion:
 class Ask:
     """A request on its way, and the future of its answer."""
 
-    __slots__ = ("answer", "expires_ms", "limit", "max_version", "message", "sent_ms", "spec", "version")
+    __slots__ = (
+        "answer",
+        "expires_ms",
+        "limit",
+        "max_version",
+        "message",
+        "sent_ms",
+        "spec",
+        "version",
+        "where",
+    )
 
     def __init__(self, spec: ApiSpec, message: object, limit: Deadline) -> None:
         """Args:
@@ -113,6 +123,7 @@ class Ask:
         self.max_version: int | None = None
         self.expires_ms = limit.at_ms  # when its connection is given up
         self.sent_ms = -1.0
+        self.where: Address | None = None
 
     def fail(self, error: TallystickError) -> None:
         """Tell whoever waits, if somebody still does."""
@@ -121,8 +132,10 @@ class Ask:
 
     def time_out(self) -> None:
         """Its limit passed [CLI-6]."""
-        error = TimedOut(self.limit.limit, self.limit.length_ms, self.spec.name)
-        self.fail(error.after(effect_of_loss(self.spec.name)) if self.sent_ms >= 0 else error)
+        name, sent = self.spec.name, self.sent_ms >= 0
+        doing = f"{name} at {self.where}{'' if sent else ', not sent yet'}"
+        error = TimedOut(self.limit.limit, self.limit.length_ms, doing)
+        self.fail(error.after(effect_of_loss(name)) if sent else error)
 
     def watch(self) -> None:
         """Keep the limit, wherever the request is. A connection does so only for `expires_ms`."""
