@@ -380,8 +380,11 @@ def test_a_pair_of_two_phase_commit_names_one_transaction(outcome: Outcome) -> N
     txn.init(two_phase=True)
     txn.write(ident(42, 0))
     assert code(txn.end(ident(42, 0), outcome, version=0)) == ErrorCode.NONE
+    assert code(txn.end(ident(42, 0), outcome, version=0)) == ErrorCode.CONCURRENT_TRANSACTIONS
     txn.complete()
     assert txn.client == ident(42, 1)
+    # The answer was lost: whoever asks again learns what was decided, with the older request, too.
+    assert txn.end(ident(42, 0), outcome, version=0) == Ended(client=ident(42, 1))
     assert code(txn.write(ident(42, 0))) == ErrorCode.PRODUCER_FENCED
 
 

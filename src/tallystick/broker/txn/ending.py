@@ -78,7 +78,8 @@ def decide_end(entry: TxnEntry | None, command: EndTxn, env: Env) -> Step | Reje
     if entry is None:
         return unknown(env.transactional_id)
     version = min(command.transaction_version, env.config.transaction_version)
-    if entry.is_kept or entry.is_two_phase or version >= EPOCH_BUMP_VERSION:
+    repeated = entry.timeout_ms is None and command.identity == entry.superseded
+    if entry.is_kept or entry.is_two_phase or repeated or version >= EPOCH_BUMP_VERSION:
         return _end_with_bump(entry, command, env)
     return _end_without_bump(entry, command, env)
 
