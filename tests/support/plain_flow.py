@@ -5,6 +5,8 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+from failing_cluster import FailingCluster, FaultPlan
+
 from tallystick.client.cluster import Cluster
 from tallystick.client.config import ProducerConfig
 from tallystick.client.errors import ClientError, refused
@@ -90,12 +92,15 @@ class PlainProducer:
 
 @asynccontextmanager
 async def producer(
-    bootstrap: str, transactional_id: str = "pay-7", config: Mapping[str, object] | None = None
+    bootstrap: str,
+    transactional_id: str = "pay-7",
+    config: Mapping[str, object] | None = None,
+    plan: FaultPlan | None = None,
 ) -> AsyncIterator[PlainProducer]:
     """A producer of its own; leaving the block is its crash: it ends nothing."""
     settings = {"bootstrap.servers": bootstrap, "transactional.id": transactional_id, **(config or {})}
     parsed = ProducerConfig.parse(settings)
-    cluster = Cluster(parsed.client)
+    cluster = FailingCluster(parsed.client, plan or FaultPlan())
     flow = PlainFlow()
     try:
         yield PlainProducer(cluster, flow, TransactionManager(cluster, parsed, flow))
