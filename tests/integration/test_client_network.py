@@ -16,6 +16,7 @@ from tallystick.kernel.ids import TopicPartition
 from tallystick.protocol.apis import ApiKey
 from tallystick.protocol.messages.end_txn import EndTxnRequest, EndTxnResponse
 from tallystick.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
+from tallystick.protocol.messages.metadata import MetadataResponse, MetadataResponseBroker
 from tallystick.testing import EmbeddedBroker
 
 pytestmark = pytest.mark.server
@@ -135,6 +136,28 @@ def test_silence_ends_with_the_request_timeout() -> None:
                 await cluster.start()
             assert mute.address in str(late.value)
             assert late.value.effect is Effect.NONE
+            await cluster.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("host", "port"), [("127.0.0.1", 99_999_999), ("", 1), ("a..b", 9092), ("a" * 300, 1)]
+)
+def test_an_address_that_is_none_is_a_broker_that_cannot_be_reached(host: str, port: int) -> None:
+    """Metadata may say anything; the client goes on with whom it can reach."""
+
+    async def main() -> None:
+        async with ScriptedBroker() as broker:
+            told = MetadataResponse(
+                brokers=(MetadataResponseBroker(node_id=9, host=host, port=port),), cluster_id="c"
+            )
+            broker.scripts[ApiKey.METADATA] = lambda _: told
+            cluster = Cluster(config(broker.address))
+            await cluster.start()
+            with pytest.raises(Unreachable):
+                await cluster.send(9, END, EndTxnResponse)
+            await cluster.refresh()
             await cluster.close()
 
     asyncio.run(main())

@@ -26,15 +26,24 @@ from typing import Final, Literal, TypeVar
 
 from tallystick.client.config import Address, ClientConfig
 from tallystick.client.connection import NO_FEATURES, BrokerVersions, Features
-from tallystick.client.errors import BadAnswer, ClientError, Closed, TimedOut, Unreachable, refused
+from tallystick.client.errors import (
+    BadAnswer,
+    ClientError,
+    Closed,
+    NotSupported,
+    TimedOut,
+    Unreachable,
+    refused,
+)
 from tallystick.client.links import Link
-from tallystick.client.metadata import MetadataImage, Node, TopicInfo, with_leaders
-from tallystick.client.network import CLOSE_S, Ask, ByVersion, Connection, Measures
+from tallystick.client.metadata import MetadataImage, Node, TopicInfo, is_topic_name, with_leaders
+from tallystick.client.network import CLOSE_S, Ask, ByVersion, Connection, Measures, Terms
 from tallystick.client.refreshing import Refresher
 from tallystick.client.retry import Deadline, backoff_ms
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Effect, Remedy
 from tallystick.kernel.ids import TopicPartition
+from tallystick.kernel.limits import FRAME_BYTES_MAX_DEFAULT
 from tallystick.protocol.apis import API, ApiKey, ApiSpec
 from tallystick.protocol.messages.find_coordinator import (
     Coordinator,
@@ -62,11 +71,13 @@ class Cluster:
         config: ClientConfig,
         *,
         in_flight_max: int = 5,
+        answer_bytes_max: int = FRAME_BYTES_MAX_DEFAULT,
         auto_create_topics: bool = False,
         topics_idle_ms: int | None = None,
     ) -> None:
         """Args:
         in_flight_max: requests under way on one connection.
+        answer_bytes_max: a broker that announces more is not believed; above fetch.max.bytes.
         auto_create_topics: whether asking about a missing topic may create it, if the broker allows.
         topics_idle_ms: a topic that `node_for` and `topic` were not asked about for so long is no longer
             refreshed.
@@ -74,7 +85,7 @@ class Cluster:
         self.config = config
         self.measures = Measures()
         self.features: Features = NO_FEATURES
-        self._in_flight_max = in_flight_max
+        self._terms = Terms(config=config, in_flight_max=in_flight_max, answer_bytes_max=answer_bytes_max)
         self._links: dict[tuple[Address, str], Link] = {}
         self._bootstrap = config.bootstrap
         self._refresher = Refresher(
@@ -143,15 +154,19 @@ class Cluster:
         """`send`, begun at once: requests to one node and lane leave in the order of these calls [CLI-5]."""
         timeout = self.config.request_timeout_ms if timeout_ms is None else timeout_ms
         spec = API[request.key] if isinstance(request, ByVersion) else _SPECS[type(request)]
-        ask = Ask(spec, request, self._limit(timeout_ms))
+        ask, now = Ask(spec, request, self._limit(timeout_ms)), self.now_ms()
         ask.max_version, ask.version = max_version, version
-        ask.expires_ms = max(ask.limit.at_ms, self.now_ms() + timeout)
+        ask.expires_ms = max(ask.limit.at_ms, now + timeout)
         try:
             link = self._link(node_id, lane)
         except ClientError as exc:
             ask.fail(exc)
-        else:
+            return ask.answer
+        ask.where = link.address
+        if ask.limit.left_ms(now):
             link.submit(ask)
+        else:
+            ask.time_out()
         return ask.answer
 
     async def send(
@@ -213,26 +228,26 @@ class Cluster:
         return self.features.levels.get(name, 0)
 
     async def send_any(self, request: object, answer: type[R], *, max_version: int | None = None) -> R:
-        """Ask what any broker can answer; brokers that cannot be asked are passed over.
+        """Ask what any broker can answer. One that fails is passed over, unless it may have done it.
 
-        Raises: Unreachable with what each of them said; NotSupported, Closed, TimedOut.
+        Raises: Unreachable with what each of them said; NotSupported, Closed, TimedOut; ConnectionLost.
         """
         failures: list[ClientError] = []
         for node_id in self._candidates():
             try:
-                return await self.send(node_id, request, answer, max_version=max_version)
+                found = await self.submit(node_id, request, max_version=max_version)
             except ClientError as exc:
-                if _DEADLINE.get() is not None and isinstance(exc, TimedOut):
-                    raise
-                if isinstance(exc, Closed):
+                late = isinstance(exc, TimedOut) and _DEADLINE.get() is not None
+                if late or isinstance(exc, Closed) or exc.effect is not Effect.NONE:
                     raise
                 failures.append(exc)
-        if len(failures) == 1:
+            else:
+                assert isinstance(found, answer)
+                return found
+        if len(failures) == 1 or all(isinstance(failure, NotSupported) for failure in failures):
             raise failures[0]
-        raise Unreachable(
-            ", ".join(str(self._address(node_id)) for node_id in self._candidates()),
-            "; ".join(failure.what() for failure in failures),
-        )
+        asked = ", ".join(str(self._address(node_id)) for node_id in self._candidates())
+        raise Unreachable(asked, "; ".join(failure.what() for failure in failures))
 
     def metrics(self) -> dict[str, float]:
         """What the network did, by Kafka's names."""
@@ -313,7 +328,7 @@ class Cluster:
         if topics is None:
             self._refresher.all_topics = True
         else:
-            self._refresher.follow(topics)
+            self._follow(topics)
         failure = await self._within(self._refresher.next_round(), "Metadata")
         if failure is not None:
             raise type(failure)(*failure.args) from failure
@@ -328,7 +343,7 @@ class Cluster:
 
     async def topic(self, name: str) -> TopicInfo:
         """A topic, from what is known or after one refresh. Raises: UnknownTopic, BrokerRefused."""
-        self._refresher.follow((name,))
+        self._follow((name,))
         found = self.image.topics.get(name)
         if found is None:
             image = await self.refresh((name,))
@@ -343,7 +358,7 @@ class Cluster:
 
         Raises: UnknownTopic, BrokerRefused (LEADER_NOT_AVAILABLE and its like).
         """
-        self._refresher.follow((at.topic,))
+        self._follow((at.topic,))
         leader = self.image.leader(at)
         if leader is None:
             image = await self.refresh((at.topic,))
@@ -357,6 +372,13 @@ class Cluster:
     ) -> None:
         """An answer named new leaders with their epochs (KIP-951): no need to ask for metadata."""
         self._refresher.image = with_leaders(self.image, leaders, nodes)
+
+    def _follow(self, topics: Iterable[str]) -> None:
+        names = tuple(topics)
+        for name in names:
+            if name not in self.image.topics and not is_topic_name(name):
+                raise refused("Metadata", name[:300], ErrorCode.INVALID_TOPIC_EXCEPTION)
+        self._refresher.follow(names)
 
     async def _ask_metadata(self, request: MetadataRequest) -> MetadataResponse:
         answer = await self.send_any(request, MetadataResponse)
@@ -456,9 +478,7 @@ class Cluster:
         address = self._address(node_id)
         link = self._links.get((address, lane))
         if link is None:
-            link = self._links[address, lane] = Link(
-                address, self.config, self.measures, in_flight_max=self._in_flight_max, opened=self._opened
-            )
+            link = self._links[address, lane] = Link(address, self._terms, self.measures, self._opened)
         return link
 
     def _opened(self, connection: Connection) -> None:

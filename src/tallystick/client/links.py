@@ -8,10 +8,10 @@ from collections.abc import Callable
 from contextvars import Context
 from random import random
 
-from tallystick.client.config import Address, ClientConfig
+from tallystick.client.config import Address
 from tallystick.client.connection import BrokerVersions
 from tallystick.client.errors import Closed, Unreachable
-from tallystick.client.network import Ask, Connection, Measures, connect
+from tallystick.client.network import Ask, Connection, Measures, Terms, connect
 from tallystick.client.retry import backoff_ms
 
 _log = logging.getLogger("tallystick.client")
@@ -21,21 +21,14 @@ class Link:
     """The way to one broker: a connection when somebody needs one, a new one after it broke."""
 
     def __init__(
-        self,
-        address: Address,
-        config: ClientConfig,
-        measures: Measures,
-        *,
-        in_flight_max: int,
-        opened: Callable[[Connection], None],
+        self, address: Address, terms: Terms, measures: Measures, opened: Callable[[Connection], None]
     ) -> None:
         """Args:
         opened: told of every new connection, before anything is sent on it.
         """
         self.address = address
-        self._config = config
+        self._terms = terms
         self._measures = measures
-        self._in_flight_max = in_flight_max
         self._opened = opened
         self._connection: Connection | None = None
         self._opening: asyncio.Task[None] | None = None
@@ -61,7 +54,6 @@ class Link:
     def submit(self, ask: Ask) -> None:
         """Send a request, in the order of these calls [CLI-5]; connects if need be."""
         connection = self._connection
-        ask.where = self.address
         if self._closed:
             ask.fail(Closed("the client was closed"))
         elif connection is not None and connection.usable and not self._backlog:
@@ -105,20 +97,14 @@ class Link:
 
     async def _connect(self) -> None:
         """One attempt, after the wait that the failures before it ask for."""
-        config = self._config
+        config = self._terms.config
         if self._failures:
             wait_ms = backoff_ms(
                 self._failures - 1, config.reconnect_backoff_ms, config.reconnect_backoff_max_ms, random()
             )
             await asyncio.sleep(wait_ms / 1000)
         try:
-            made = await connect(
-                self.address,
-                config,
-                self._measures,
-                failures=self._failures,
-                in_flight_max=self._in_flight_max,
-            )
+            made = await connect(self.address, self._terms, self._measures, self._failures)
         except Unreachable as exc:
             self._failures += 1
             self.last_failure = exc.why

@@ -15,6 +15,7 @@ from uuid import UUID
 from tallystick.client.config import Address
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import TopicPartition
+from tallystick.kernel.limits import TOPIC_NAME_LENGTH_MAX
 from tallystick.kernel.value import frozen, replace
 from tallystick.protocol.messages.metadata import (
     MetadataResponse,
@@ -94,6 +95,16 @@ _NOTHING: Final[Mapping[str, Never]] = MappingProxyType({})
 EMPTY: Final = MetadataImage(
     cluster_id=None, controller=None, nodes=MappingProxyType({}), topics=_NOTHING, errors=_NOTHING
 )
+
+
+_TOPIC_LETTERS: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
+
+
+def is_topic_name(name: str) -> bool:
+    """Could a topic have this name? Source: Kafka Topic.validate."""
+    return (
+        0 < len(name) <= TOPIC_NAME_LENGTH_MAX and name not in (".", "..") and _TOPIC_LETTERS.issuperset(name)
+    )
 
 
 def merge(known: MetadataImage, answer: MetadataResponse, *, all_topics: bool) -> MetadataImage:

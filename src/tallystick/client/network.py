@@ -15,7 +15,8 @@ answer is dropped when it comes.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from random import random
 from socket import SO_RCVBUF, SO_SNDBUF, SOL_SOCKET
 from typing import Final, cast
@@ -34,7 +35,7 @@ from tallystick.client.errors import (
 )
 from tallystick.client.retry import Deadline, backoff_ms, effect_of_loss
 from tallystick.kernel.errors import TallystickError
-from tallystick.kernel.limits import FRAME_BYTES_MAX_DEFAULT, KIB, MIB
+from tallystick.kernel.limits import KIB, MIB
 from tallystick.kernel.value import frozen
 from tallystick.protocol import DecodeError, EncodeError, UnsupportedField, encode_parts
 from tallystick.protocol.apis import ApiKey, ApiSpec
@@ -88,6 +89,15 @@ class Measures:
             "request-latency-avg": self.latency_ms_total / answered,
             "request-latency-max": self.latency_ms_max,
         }
+
+
+@frozen(kw_only=True)
+class Terms:
+    """What all connections of a client have in common."""
+
+    config: ClientConfig
+    in_flight_max: int
+    answer_bytes_max: int
 
 
 @frozen
@@ -152,11 +162,12 @@ class Ask:
 class Connection(asyncio.BufferedProtocol):
     """One socket to a broker, from `connect` to `close` or until it breaks. Lives on one loop."""
 
-    def __init__(self, address: Address, session: Session[Ask], measures: Measures, max_idle_ms: int) -> None:
+    def __init__(self, address: Address, session: Session[Ask], measures: Measures, terms: Terms) -> None:
         self.address = address
         self.session = session
         self._measures = measures
-        self._max_idle_ms = max_idle_ms
+        self._max_idle_ms = terms.config.connections_max_idle_ms
+        self._answer_bytes_max = terms.answer_bytes_max
         self._loop = asyncio.get_running_loop()
         self._scatters = type(self._loop).__module__.startswith("uvloop")
         self._queue: deque[tuple[Ask, int, list[bytes | memoryview]]] = deque()
@@ -289,7 +300,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _cut_frames(self) -> None:
         at = 0
-        limit = FRAME_BYTES_MAX_DEFAULT
+        limit = self._answer_bytes_max
         while isinstance(found := frame_at(self._view, at, self._end, limit), Frame):
             self._frame(bytes(self._view[found.start : found.end]))
             at = found.end
@@ -418,17 +429,16 @@ def _encoded(message: object, spec: ApiSpec, version: int) -> list[bytes | memor
         raise NotSupported(f"{spec.name} version {version}", str(exc)) from exc
 
 
-async def connect(
-    address: Address, config: ClientConfig, measures: Measures, *, failures: int = 0, in_flight_max: int
-) -> Connection:
+async def connect(address: Address, terms: Terms, measures: Measures, failures: int = 0) -> Connection:
     """A connection that has been welcomed: TCP, then ApiVersions.
 
     Args:
         failures: attempts that failed before, which lengthen socket.connection.setup.timeout.ms.
     Raises: Unreachable, within that limit plus request.timeout.ms.
     """
-    session: Session[Ask] = Session(config.client_id, tallystick.__version__, in_flight_max)
-    made = Connection(address, session, measures, config.connections_max_idle_ms)
+    config = terms.config
+    session: Session[Ask] = Session(config.client_id, tallystick.__version__, terms.in_flight_max)
+    made = Connection(address, session, measures, terms)
     setup_ms = backoff_ms(
         failures,
         config.socket_connection_setup_timeout_ms,
@@ -436,31 +446,31 @@ async def connect(
         random(),
     )
     try:
-        try:
-            async with asyncio.timeout(setup_ms / 1000):
-                transport, _ = await asyncio.get_running_loop().create_connection(
-                    lambda: made, address.host, address.port
-                )
-        except TimeoutError:
-            raise Unreachable(
-                str(address), f"no connection within socket.connection.setup.timeout.ms = {setup_ms} ms"
-            ) from None
-        except OSError as exc:
-            raise Unreachable(str(address), str(exc) or type(exc).__name__) from exc
+        async with _limited(address, "to connect", "socket.connection.setup.timeout.ms", setup_ms):
+            transport, _ = await asyncio.get_running_loop().create_connection(
+                lambda: made, address.host, address.port
+            )
         _size_buffers(transport, config)
-        try:
-            async with asyncio.timeout(config.request_timeout_ms / 1000):
-                await asyncio.shield(made.welcomed)
-        except TimeoutError:
-            raise Unreachable(
-                str(address),
-                f"no answer to ApiVersions within request.timeout.ms = {config.request_timeout_ms} ms",
-            ) from None
+        answering = "to answer ApiVersions"
+        async with _limited(address, answering, "request.timeout.ms", config.request_timeout_ms):
+            await asyncio.shield(made.welcomed)
     except BaseException:
         made.welcomed.cancel()
         made.fail(ConnectionError("it was never ready"))
         raise
     return made
+
+
+@asynccontextmanager
+async def _limited(address: Address, what: str, limit: str, length_ms: int) -> AsyncIterator[None]:
+    """Whatever prevents a connection is Unreachable; a host or port that cannot be one, too."""
+    try:
+        async with asyncio.timeout(length_ms / 1000):
+            yield
+    except TimeoutError as exc:
+        raise Unreachable(str(address), f"took longer {what} than {limit} = {length_ms} ms") from exc
+    except (OSError, OverflowError, UnicodeError) as exc:
+        raise Unreachable(str(address), str(exc) or type(exc).__name__) from exc
 
 
 def _size_buffers(transport: asyncio.BaseTransport, config: ClientConfig) -> None:

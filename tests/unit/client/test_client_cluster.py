@@ -287,6 +287,60 @@ def test_a_missing_topic_is_waited_for_until_the_limit_and_named() -> None:
     run(story)
 
 
+@pytest.mark.parametrize("name", ["", ".", "..", "a b", "ü", "a/b", "x" * 250, "\ud800"])
+def test_a_name_that_no_topic_can_have_is_refused_and_spoils_no_refresh(name: str) -> None:
+    async def story(broker: ScriptedBroker, cluster: Cluster) -> None:
+        with pytest.raises(BrokerRefused, match="INVALID_TOPIC"):
+            await cluster.topic(name)
+        await cluster.refresh()
+
+    run(story)
+
+
+def test_a_cluster_that_is_gone_is_not_knocked_at_when_nobody_asks() -> None:
+    async def main() -> None:
+        async with ScriptedBroker() as broker:
+            cluster = Cluster(config(broker))
+            await cluster.start()
+        with pytest.raises((Unreachable, ConnectionLost)):
+            await cluster.send(1, END, EndTxnResponse)
+        async with asyncio.timeout(20):
+            await until(lambda: asyncio.all_tasks() == {asyncio.current_task()})
+        await cluster.close()
+
+    asyncio.run(main())
+
+
+def test_what_may_have_been_done_is_not_asked_of_the_next_broker() -> None:
+    async def main() -> None:
+        first, second = ScriptedBroker(1), ScriptedBroker(2)
+        async with first, second:
+            request = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=1)
+            for broker in (first, second):
+                broker.scripts[ApiKey.INIT_PRODUCER_ID] = hang_up
+            cluster = Cluster(config(first, second))
+            with pytest.raises(ConnectionLost) as lost:
+                await cluster.send_any(request, InitProducerIdResponse)
+            assert lost.value.effect is Effect.UNKNOWN
+            assert first.count(ApiKey.INIT_PRODUCER_ID) + second.count(ApiKey.INIT_PRODUCER_ID) == 1
+            await cluster.close()
+
+    asyncio.run(main())
+
+
+def test_nothing_is_sent_when_the_limit_has_passed() -> None:
+    """[CLI-6] Else the last attempt would turn "nothing happened" into "it may have"."""
+
+    async def story(broker: ScriptedBroker, cluster: Cluster) -> None:
+        await cluster.start()
+        with pytest.raises(TimedOut, match="not sent yet") as late:
+            await cluster.send(1, END, EndTxnResponse, timeout_ms=0)
+        assert late.value.effect is Effect.NONE
+        assert broker.count(ApiKey.END_TXN) == 0
+
+    run(story)
+
+
 def test_metadata_grows_old_by_itself() -> None:
     async def story(broker: ScriptedBroker, cluster: Cluster) -> None:
         await cluster.start()
