@@ -205,6 +205,16 @@ def test_without_the_broker_setting_two_phase_commit_is_refused() -> None:
     assert unchanged(open_txn, before, records)
 
 
+@pytest.mark.parametrize("two_phase", [False, True])
+def test_what_an_older_client_began_cannot_be_kept(two_phase: bool) -> None:
+    """As below: its pair may have named the transaction before, too, and a database may say so."""
+    txn = Txn.idle(ident(42, 10), config=TWO_PHASE)
+    txn.add(ident(42, 10), version=0)
+    before, records = txn.entry, len(txn.world.log)
+    assert code(txn.init(keep=True, two_phase=two_phase)) == ErrorCode.UNSUPPORTED_VERSION
+    assert unchanged(txn, before, records)
+
+
 @pytest.mark.parametrize("level", [0, 1])
 @pytest.mark.parametrize(("keep", "two_phase"), [(True, False), (False, True), (True, True)])
 def test_below_version_2_nothing_can_be_kept(level: int, keep: bool, two_phase: bool) -> None:
