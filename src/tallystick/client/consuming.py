@@ -99,6 +99,7 @@ class ConsumerEngine:
         self._commit_order = asyncio.Lock()
         self._commit_due_ms = 0
         self._woken = False
+        self._closing = False  # callbacks may still commit
         self._closed = False
 
     def _make_group(self) -> GroupRunner | None:
@@ -205,12 +206,12 @@ class ConsumerEngine:
             PositionUnknown, RecordUnreadable; Closed; whatever a callback raises.
         """
         if not self._subscribed and not self._tracks.assigned:
-            self._not_closed()
+            self._not_closing()
             raise IllegalState("poll: nothing is subscribed or assigned")
         deadline = self._cluster.deadline("timeout_ms", timeout_ms)
         while True:
             self._news.clear()
-            self._not_closed()
+            self._not_closing()
             self._raise_if_woken()
             await self._take_part()
             self._auto_commit()
@@ -523,9 +524,9 @@ class ConsumerEngine:
 
         Takes `timeout_ms` at most. Callbacks run, and what they raise is raised when all is closed.
         """
-        if self._closed:
+        if self._closing:
             return
-        self._closed = True
+        self._closing = True
         self._news.set()
         failure: BaseException | None = None
         try:
@@ -537,6 +538,7 @@ class ConsumerEngine:
             _log.warning("closed without a word to the group: %d ms were over", timeout_ms)
         except Exception as exc:
             failure = exc
+        self._closed = True
         tasks = [*self._commits, *([self._locating] if self._locating is not None else [])]
         for task in tasks:
             task.cancel()
@@ -583,6 +585,10 @@ class ConsumerEngine:
         if foreign:
             raise IllegalState(f"not assigned to this consumer: {', '.join(foreign)}")
         return asked
+
+    def _not_closing(self) -> None:
+        if self._closing:
+            raise Closed("the consumer was closed")
 
     def _not_closed(self) -> None:
         if self._closed:

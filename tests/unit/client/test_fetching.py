@@ -1,0 +1,213 @@
+"""Positions and fetch sessions."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tallystick.client.fetching import (
+    FetchSession,
+    Position,
+    Seeking,
+    SessionStep,
+    Tracks,
+    Verdict,
+    Wanted,
+    verdict_of,
+)
+from tallystick.kernel.codes import ErrorCode
+from tallystick.kernel.ids import INT32_MAX, TopicPartition
+
+A, B = TopicPartition("t", 0), TopicPartition("t", 1)
+
+
+def tracks(reset: Seeking | None = Seeking.EARLIEST, *, committed: bool = True) -> Tracks:
+    made = Tracks(reset)
+    made.assign([A, B], committed=committed)
+    return made
+
+
+def fetchable(of: Tracks) -> dict[TopicPartition, int]:
+    return {partition: position.offset for partition, _, position in of.fetchable()}
+
+
+def test_a_position_comes_from_the_group_then_from_the_reset_policy() -> None:
+    mine = tracks()
+    assert mine.sought(Seeking.COMMITTED) == {A: 0, B: 0}
+    assert mine.found(A, 0, Position(5))
+    assert mine.found(B, 0, None)
+    assert mine.sought(Seeking.EARLIEST) == {B: 0}
+    assert mine.found(B, 0, Position(0))
+    assert fetchable(mine) == {A: 5, B: 0}
+
+
+def test_without_a_reset_policy_the_user_is_asked() -> None:
+    mine = tracks(None)
+    assert not mine.found(A, 0, None)
+    mine.seek(A, Position(3))
+    assert not mine.out_of_range(A)
+    assert not mine.truncated(A, 1, None)
+    assert fetchable(mine) == {A: 3}
+
+
+def test_an_answer_from_before_a_seek_is_no_news() -> None:
+    """[CLI-35]"""
+    mine = tracks()
+    mine.seek(A, Seeking.LATEST)
+    assert mine.found(A, 0, Position(5))
+    assert mine[A].position is None
+    assert mine.found(A, 1, Position(9))
+    mine.seek(A, Position(2))
+    mine.advance(A, 1, Position(10))
+    assert mine[A].position == Position(2)
+    assert mine.found(A, 2, Position(99))
+    assert mine[A].position == Position(2), "nobody asked any more"
+
+
+def test_what_stays_assigned_keeps_its_place() -> None:
+    mine = tracks()
+    mine.seek(A, Position(7))
+    mine[A].paused = True
+    mine.assign([A], committed=True)
+    assert B not in mine
+    mine.assign([A, B], committed=True)
+    assert mine[A].position == Position(7)
+    assert mine.paused == {A}
+    assert mine[B].position is None
+
+
+def test_paused_partitions_and_those_at_hand_are_not_asked_for() -> None:
+    mine = tracks()
+    mine.seek(A, Position(1))
+    mine.seek(B, Position(2))
+    mine[A].paused = True
+    mine[B].at_hand = True
+    assert fetchable(mine) == {}
+    mine.seek(B, Position(3))
+    assert fetchable(mine) == {B: 3}, "what is at hand is of another place"
+
+
+def test_a_position_outside_the_log_is_reset() -> None:
+    mine = tracks(Seeking.LATEST)
+    mine.seek(A, Position(1000))
+    assert mine.out_of_range(A)
+    assert mine.sought(Seeking.LATEST) == {A: 2}
+
+
+def test_a_log_that_was_cut_takes_the_position_back() -> None:
+    """KIP-320: the leader has the epoch of our last record up to offset 7 alone."""
+    mine = tracks()
+    mine.seek(A, Position(10, 4))
+    assert mine.truncated(A, 7, 3)
+    assert mine[A].position == Position(7, 3)
+
+
+@pytest.mark.parametrize(
+    ("code", "verdict"),
+    [
+        (ErrorCode.NONE, Verdict.DATA),
+        (ErrorCode.OFFSET_OUT_OF_RANGE, Verdict.RESET),
+        (ErrorCode.NOT_LEADER_OR_FOLLOWER, Verdict.REFRESH),
+        (ErrorCode.FENCED_LEADER_EPOCH, Verdict.REFRESH),
+        (ErrorCode.UNKNOWN_LEADER_EPOCH, Verdict.REFRESH),
+        (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, Verdict.REFRESH),
+        (ErrorCode.UNKNOWN_TOPIC_ID, Verdict.REFRESH),
+        (ErrorCode.KAFKA_STORAGE_ERROR, Verdict.REFRESH),
+        (ErrorCode.OFFSET_NOT_AVAILABLE, Verdict.AGAIN),
+        (ErrorCode.UNKNOWN_SERVER_ERROR, Verdict.AGAIN),
+        (ErrorCode.TOPIC_AUTHORIZATION_FAILED, Verdict.FAIL),
+        (9999, Verdict.FAIL),
+    ],
+)
+def test_codes_of_a_fetch(code: int, verdict: Verdict) -> None:
+    assert verdict_of(code, from_replica=False, diverges=False) is verdict
+
+
+def test_a_replica_that_is_behind_is_left_for_the_leader() -> None:
+    """KIP-392."""
+    out_of_range = ErrorCode.OFFSET_OUT_OF_RANGE
+    assert verdict_of(out_of_range, from_replica=True, diverges=False) is Verdict.LEADER
+    assert verdict_of(ErrorCode.NONE, from_replica=False, diverges=True) is Verdict.TRUNCATED
+
+
+# ------------------------------------------------------------------------------ sessions
+
+
+class BrokersSide:
+    """What a broker remembers of the session (KIP-227)."""
+
+    def __init__(self) -> None:
+        self.id, self.epoch = 0, 0
+        self.wanted: dict[TopicPartition, Wanted] = {}
+        self.created = 0
+
+    def step(self, step: SessionStep) -> tuple[int, int]:
+        """Error code and session id."""
+        if step.epoch == 0:
+            self.created += 1
+            self.id, self.epoch, self.wanted = self.created, 1, dict(step.asked)
+            return ErrorCode.NONE, self.id
+        if step.session_id != self.id:
+            return ErrorCode.FETCH_SESSION_ID_NOT_FOUND, 0
+        if step.epoch != self.epoch:
+            return ErrorCode.INVALID_FETCH_SESSION_EPOCH, 0
+        self.epoch += 1
+        for partition in step.forgotten:
+            self.wanted.pop(partition, None)
+        self.wanted |= step.asked
+        return ErrorCode.NONE, self.id
+
+    def forget(self) -> None:
+        self.id = -1
+
+
+WANTED = st.dictionaries(
+    st.builds(TopicPartition, st.sampled_from("ab"), st.integers(0, 2)),
+    st.builds(Wanted, st.integers(0, 3), st.just(100), st.none(), st.none()),
+)
+
+
+@given(st.lists(st.tuples(WANTED, st.sampled_from(["", "answer lost", "request lost", "evicted"]))))
+def test_both_sides_of_a_session_mean_the_same(steps: list[tuple[dict[TopicPartition, Wanted], str]]) -> None:
+    """Whatever is lost or evicted: a request that is answered asked for exactly what is wanted."""
+    session, broker = FetchSession(), BrokersSide()
+    for wanted, mishap in steps:
+        if mishap == "evicted":
+            broker.forget()
+        step = session.step(wanted)
+        if mishap == "request lost":
+            session.lost()
+            continue
+        error, session_id = broker.step(step)
+        if mishap == "answer lost":
+            session.lost()
+            continue
+        session.answered(error, session_id)
+        if error == ErrorCode.NONE:
+            assert broker.wanted == wanted
+
+
+def test_only_what_changed_is_named() -> None:
+    session = FetchSession()
+    want = Wanted(0, 100, None, None)
+    assert session.step({A: want, B: want}).asked == {A: want, B: want}
+    session.answered(0, 7)
+    moved = Wanted(5, 100, None, None)
+    step = session.step({A: moved})
+    assert (step.session_id, step.epoch, step.asked, step.forgotten) == (7, 1, {A: moved}, (B,))
+
+
+def test_a_broker_without_sessions_is_told_everything_each_time() -> None:
+    session, want = FetchSession(), Wanted(0, 100, None, None)
+    for _ in range(3):
+        step = session.step({A: want})
+        assert (step.session_id, step.epoch, step.asked) == (0, 0, {A: want})
+        session.answered(0, 0)
+
+
+def test_epochs_begin_again_at_one() -> None:
+    session, want = FetchSession(), Wanted(0, 100, None, None)
+    session.step({A: want})
+    session.answered(0, 7)
+    session._epoch = INT32_MAX
+    session.answered(0, 7)
+    assert session.step({A: want}).epoch == 1
