@@ -1,0 +1,266 @@
+"""Which open transactions nobody will ever finish: KIP-664's analysis, as a value. Pure.
+
+A transaction is open in partitions and known to a coordinator; it *hangs* where the first is true and the
+second is not. Two listings of coordinators (ListTransactions, DescribeTransactions) are laid beside one of
+partitions (DescribeProducers):
+
+    what the coordinator says of that producer id                     finding          verdict
+    nobody knows the id                                               NOBODYS          hangs
+    the same, while some coordinator did not answer                   UNSEEN           cannot tell
+    the transactional id was forgotten between the two listings       FORGOTTEN        hangs
+    it is listed, and could not be described                          UNREADABLE       cannot tell
+    its transaction does not include the partition                    NOT_INCLUDED     hangs
+    it includes the partition, at a higher epoch                      OLDER            hangs
+    it has a lower epoch than the partition                           AHEAD            contradiction
+    Ongoing, the same epoch, no timeout                               TWO_PHASE        in doubt
+    Ongoing, the same epoch, longer than the limit                    OVERDUE          slow
+    Ongoing, the same epoch                                           RUNNING          open
+    decided, and the partition's marker is still to be written        DECIDED          ending
+
+Why two looks prove it [ADM-1]. A coordinator adds a partition before the first record is written and drops it
+after the marker is. So if a transaction is open in the partition at t1, absent from its coordinator at t2 and
+open at t3 with the same first offset, no marker came in between and none is to come. `judge` therefore says
+SUSPECTED on a first look; only a second one, of the same transaction, says HANGING.
+
+Where it leaves `kafka-transactions.sh find-hanging`: epochs are compared, as the KIP asks and Kafka's tool
+does not; a coordinator that could not be asked makes a case undecidable and does not make it hang; what is
+called slow is measured from the transaction's start, and a partition's last timestamp, which producers choose,
+only decides whether a transaction without a coordinator is old enough to be told of.
+
+OLDER is not harmless: the next marker of that producer would end it with another transaction's outcome.
+AHEAD cannot be, unless a coordinator lost what it had acknowledged: its markers will be refused.
+
+Source: KIP-664 "Finding Hanging Transactions", "if the epoch does not match or the partition is not included
+    in the current transaction"; Kafka TransactionsCommand.FindHangingTransactionsCommand.
+"""
+
+from collections.abc import Iterable, Mapping
+from enum import Enum
+from typing import Final
+
+from tallystick.kernel.ids import Identity, ProducerId, TopicPartition
+from tallystick.kernel.value import frozen
+
+
+class Finding(Enum):
+    """How the two views of one transaction relate."""
+
+    NOBODYS = "no coordinator knows the producer id"
+    UNSEEN = "no coordinator that answered knows the producer id, and not all of them answered"
+    FORGOTTEN = "its coordinator has forgotten the transactional id"
+    UNREADABLE = "its coordinator lists it and could not describe it"
+    NOT_INCLUDED = "its coordinator has nothing open in this partition"
+    OLDER = "its coordinator is in a later transaction, which would end this one with its own outcome"
+    AHEAD = "its coordinator is behind the partition: it has lost what it acknowledged"
+    TWO_PHASE = "its coordinator waits for a decision and will not time out"
+    OVERDUE = "its coordinator has it, for longer than the limit"
+    RUNNING = "its coordinator has it"
+    DECIDED = "its outcome is decided and the marker is still to be written"
+
+
+class Verdict(Enum):
+    """What an operator has to think of it."""
+
+    HANGING = "hanging"  # nobody will ever end it
+    SUSPECTED = "suspected"  # as far as one look tells: look again
+    IN_DOUBT = "in doubt"  # two-phase commit: an outside decision ends it
+    SLOW = "slow"
+    ENDING = "ending"
+    OPEN = "open"
+    CONTRADICTION = (
+        "contradiction"  # partition and coordinator cannot both be right: not to be ended blindly
+    )
+    UNKNOWN = "unknown"
+
+
+VERDICTS: Final[Mapping[Finding, Verdict]] = {
+    Finding.NOBODYS: Verdict.HANGING,
+    Finding.UNSEEN: Verdict.UNKNOWN,
+    Finding.FORGOTTEN: Verdict.HANGING,
+    Finding.UNREADABLE: Verdict.UNKNOWN,
+    Finding.NOT_INCLUDED: Verdict.HANGING,
+    Finding.OLDER: Verdict.HANGING,
+    Finding.AHEAD: Verdict.CONTRADICTION,
+    Finding.TWO_PHASE: Verdict.IN_DOUBT,
+    Finding.OVERDUE: Verdict.SLOW,
+    Finding.RUNNING: Verdict.OPEN,
+    Finding.DECIDED: Verdict.ENDING,
+}
+
+# Two transactional ids never share a producer id; while a coordinator moves, answers may look as if. Then the
+# finding that asks for the most care holds.
+_CAREFUL: Final = (
+    Finding.AHEAD,
+    Finding.TWO_PHASE,
+    Finding.DECIDED,
+    Finding.OVERDUE,
+    Finding.RUNNING,
+    Finding.UNREADABLE,
+    Finding.UNSEEN,
+    Finding.OLDER,
+    Finding.NOT_INCLUDED,
+    Finding.FORGOTTEN,
+    Finding.NOBODYS,
+)
+
+
+@frozen(kw_only=True)
+class OpenTransaction:
+    """An open transaction as a partition's leader sees it."""
+
+    partition: TopicPartition
+    writer: Identity
+    coordinator_epoch: int | None  # of the last marker of this producer; None: there was none
+    start_offset: int
+    last_timestamp_ms: int | None  # of its last record, as its producer chose it
+
+    @property
+    def key(self) -> tuple[TopicPartition, Identity, int]:
+        """What stays the same for as long as it is the same transaction."""
+        return self.partition, self.writer, self.start_offset
+
+
+@frozen(kw_only=True)
+class Coordinated:
+    """A transactional id as its coordinator describes it."""
+
+    transactional_id: str
+    coordinator: int
+    state: str  # Kafka's name
+    writer: Identity  # Kafka shows the pair that wrote; once decided, that of the markers
+    timeout_ms: int | None  # None: two-phase commit, it never ends by itself
+    started_ms: int | None
+    partitions: frozenset[TopicPartition]  # without a marker yet
+
+
+@frozen(kw_only=True)
+class Look:
+    """Both views. `opened` was read first, the coordinators after it: [ADM-1] needs that order."""
+
+    at_ms: int
+    opened: tuple[OpenTransaction, ...]
+    listed: Mapping[ProducerId, tuple[str, ...]]  # transactional ids by producer id
+    described: Mapping[str, Coordinated]
+    forgotten: frozenset[str] = frozenset()  # listed, and answered TRANSACTIONAL_ID_NOT_FOUND
+    complete: bool  # has every coordinator answered?
+
+
+@frozen(kw_only=True)
+class Case:
+    """One open transaction, judged."""
+
+    transaction: OpenTransaction
+    finding: Finding
+    verdict: Verdict
+    coordinated: Coordinated | None
+    idle_ms: int | None  # since its last record; None when its timestamps do not tell
+    open_ms: int | None  # since it began; None when no coordinator tells
+
+
+def judge(look: Look, limit_ms: int, earlier: Iterable[Case] = ()) -> tuple[Case, ...]:
+    """What to think of each open transaction.
+
+    Args:
+        limit_ms: a transaction is expected to take no longer; KIP-664's --max-transaction-timeout.
+        earlier: what an earlier look found; without one nothing is called HANGING [ADM-1].
+    Returns:
+        A case for each of `look.opened`, in that order.
+    """
+    before = {c.transaction.key for c in earlier if VERDICTS[c.finding] is Verdict.HANGING}
+    return tuple(_judged(one, look, limit_ms, one.key in before) for one in look.opened)
+
+
+def _judged(one: OpenTransaction, look: Look, limit_ms: int, seen_before: bool) -> Case:
+    finding, view = _finding(one, look, limit_ms)
+    verdict = VERDICTS[finding]
+    if verdict is Verdict.HANGING and not seen_before:
+        verdict = Verdict.SUSPECTED
+    return Case(
+        transaction=one,
+        finding=finding,
+        verdict=verdict,
+        coordinated=view,
+        idle_ms=idle_ms(one, look.at_ms),
+        open_ms=None if view is None or view.started_ms is None else max(look.at_ms - view.started_ms, 0),
+    )
+
+
+def _finding(one: OpenTransaction, look: Look, limit_ms: int) -> tuple[Finding, Coordinated | None]:
+    found = [_compared(one, name, look, limit_ms) for name in look.listed.get(one.writer.producer_id, ())]
+    found = [each for each in found if each[0] is not Finding.NOBODYS]
+    if not found:
+        return (Finding.NOBODYS if look.complete else Finding.UNSEEN), None
+    return min(found, key=lambda each: _CAREFUL.index(each[0]))
+
+
+def _compared(
+    one: OpenTransaction, name: str, look: Look, limit_ms: int
+) -> tuple[Finding, Coordinated | None]:
+    if name in look.forgotten:
+        return Finding.FORGOTTEN, None
+    view = look.described.get(name)
+    if view is None:
+        return Finding.UNREADABLE, None
+    if view.writer.producer_id != one.writer.producer_id:
+        return Finding.NOBODYS, None  # the id went on to another producer id between the two listings
+    return _beside(one, view, look.at_ms, limit_ms), view
+
+
+def _beside(one: OpenTransaction, view: Coordinated, now_ms: int, limit_ms: int) -> Finding:
+    ongoing = view.state == "Ongoing"
+    decided = view.state in ("PrepareCommit", "PrepareAbort", "PrepareEpochFence")
+    epoch, known = one.writer.epoch, view.writer.epoch
+    if not ongoing and not decided and view.state not in ("Empty", "CompleteCommit", "CompleteAbort", "Dead"):
+        return Finding.UNREADABLE  # a state of a later Kafka
+    if epoch > known:
+        return Finding.AHEAD
+    if one.partition not in view.partitions:
+        return Finding.NOT_INCLUDED
+    # Markers are signed with the data's epoch, or from transaction version 2 on with the next one.
+    if epoch < (known - 1 if decided else known):
+        return Finding.OLDER
+    if decided:
+        return Finding.DECIDED
+    if not ongoing:
+        return Finding.NOT_INCLUDED
+    if view.timeout_ms is None:
+        return Finding.TWO_PHASE
+    late = view.started_ms is not None and now_ms - view.started_ms > limit_ms
+    return Finding.OVERDUE if late else Finding.RUNNING
+
+
+def idle_ms(one: OpenTransaction, now_ms: int) -> int | None:
+    """Since the last record. None where its timestamp says nothing: none is known, or it lies ahead."""
+    last = one.last_timestamp_ms
+    return None if last is None or last > now_ms else now_ms - last
+
+
+def is_late(case: Case, limit_ms: int) -> bool:
+    """Is it to be told of? A producer's timestamps that say nothing hide nothing."""
+    if case.open_ms is not None and case.open_ms > limit_ms:
+        return True
+    return case.idle_ms is None or case.idle_ms > limit_ms
+
+
+# ------------------------------------------------------------------------------------ ending it
+
+
+class Breaks(Enum):
+    """What a marker past the coordinator would break."""
+
+    NOTHING = "nobody else will end this transaction"
+    IN_DOUBT = "it is in doubt: the other half may be committed, and this one would be lost for ever"OTHERS = "its coordinator will end it: this partition would then tell another outcome than the others"
+    UNKNOWN = "its coordinator could not be asked: it may be in doubt"
+    LOST = "its coordinator has lost what it acknowledged: find out how before anything is ended"
+
+
+BREAKS: Final[Mapping[Verdict, Breaks]] = {
+    Verdict.HANGING: Breaks.NOTHING,
+    Verdict.SUSPECTED: Breaks.NOTHING,  # the leader's check of start offset and epoch is the second look
+    Verdict.IN_DOUBT: Breaks.IN_DOUBT,
+    Verdict.SLOW: Breaks.OTHERS,
+    Verdict.OPEN: Breaks.OTHERS,
+    Verdict.ENDING: Breaks.OTHERS,
+    Verdict.CONTRADICTION: Breaks.LOST,
+    Verdict.UNKNOWN: Breaks.UNKNOWN,
+}
