@@ -24,8 +24,8 @@ SUSPECTED on a first look; only a second one, of the same transaction, says HANG
 
 Where it leaves `kafka-transactions.sh find-hanging`: epochs are compared, as the KIP asks and Kafka's tool
 does not; a coordinator that could not be asked makes a case undecidable and does not make it hang; what is
-called slow is measured from the transaction's start, and a partition's last timestamp, which producers choose,
-only decides whether a transaction without a coordinator is old enough to be told of.
+called slow is measured from the transaction's start, and a partition's last timestamp, which is the
+producer's own, only decides whether a transaction without a coordinator is old enough to be told of.
 
 OLDER is not harmless: the next marker of that producer would end it with another transaction's outcome.
 AHEAD cannot be, unless a coordinator lost what it had acknowledged: its markers will be refused.
@@ -67,9 +67,7 @@ class Verdict(Enum):
     SLOW = "slow"
     ENDING = "ending"
     OPEN = "open"
-    CONTRADICTION = (
-        "contradiction"  # partition and coordinator cannot both be right: not to be ended blindly
-    )
+    CONTRADICTION = "contradiction"  # partition and coordinator cannot both be right: not to be ended blindly
     UNKNOWN = "unknown"
 
 
@@ -249,7 +247,8 @@ class Breaks(Enum):
     """What a marker past the coordinator would break."""
 
     NOTHING = "nobody else will end this transaction"
-    IN_DOUBT = "it is in doubt: the other half may be committed, and this one would be lost for ever"OTHERS = "its coordinator will end it: this partition would then tell another outcome than the others"
+    IN_DOUBT = "it is in doubt: the other half may be committed, and this one would be lost for ever"
+    OTHERS = "its coordinator will end it: this partition would then tell another outcome than the others"
     UNKNOWN = "its coordinator could not be asked: it may be in doubt"
     LOST = "its coordinator has lost what it acknowledged: find out how before anything is ended"
 
