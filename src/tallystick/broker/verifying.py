@@ -18,6 +18,7 @@ Source: KIP-890; AddPartitionsToTxnManager, ReplicaManager.handleProduceAppend.
 
 import asyncio
 from collections.abc import Mapping
+from typing import Final
 
 from tallystick.broker.broker import Broker
 from tallystick.broker.partition import Partition
@@ -29,6 +30,8 @@ from tallystick.kernel.value import frozen
 from tallystick.protocol.records import BatchHeader
 from tallystick.storage.log import NO_GUARD, TxnGuard
 from tallystick.storage.producers import Verification
+
+_FOR_GOOD: Final = frozenset({ErrorCode.INVALID_PRODUCER_ID_MAPPING, ErrorCode.INVALID_PRODUCER_EPOCH})
 
 
 @frozen(kw_only=True)
@@ -179,20 +182,20 @@ async def open_transaction(
     broker.metrics.verification_failures.add(by=len(refused))
     reject = refused.get(name)
     if reject is not None:
-        drop_unknown(partition, header, verification, reject)
+        drop_refused(partition, header, verification, reject)
         return reject
     return TxnGuard(verification)
 
 
-def drop_unknown(
+def drop_refused(
     partition: Partition, header: BatchHeader, verification: Verification | None, refused: Reject
 ) -> None:
-    """Keep no guard for a producer that the coordinator does not know.
+    """Keep no guard for a pair that the coordinator will never let in: anybody may make up any number.
 
-    Of one it knows it is kept: the lowest sequence asked for must not be overtaken, however often it is
-    refused for now.
+    Of others it is kept: the lowest sequence asked for must not be overtaken, however often it is refused
+    for now.
     """
-    if verification is not None and refused.code is ErrorCode.INVALID_PRODUCER_ID_MAPPING:
+    if verification is not None and refused.code in _FOR_GOOD:
         partition.log.producer_state.drop_verification(header.producer_id, verification)
 
 

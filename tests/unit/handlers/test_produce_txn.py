@@ -21,6 +21,7 @@ from tests.support.memory_broker import on_a_loop
 from tallystick.broker.acl import Operation, transactional_id
 from tallystick.broker.handlers import produce
 from tallystick.broker.server import CloseConnection
+from tallystick.broker.txn.commands import InitProducerId
 from tallystick.broker.txn.driver import STOPPED
 from tallystick.broker.txn.model import Ongoing, Outcome
 from tallystick.kernel.codes import ErrorCode
@@ -128,6 +129,20 @@ async def test_producers_that_nobody_knows_leave_nothing_behind() -> None:
         identity = await made.identity()
         for n in range(50):
             await made.write(Identity(ProducerId(identity.producer_id + 1 + n), ProducerEpoch(0)))
+        assert made.partition().log.producer_state.verifications == 0
+
+
+@on_a_loop
+async def test_pairs_that_were_replaced_leave_nothing_behind_either() -> None:
+    """While a transaction is kept any producer id may be that of a former client, made up or not."""
+    async with leader() as made:
+        identity = await made.identity()
+        await made.write(identity, 0, 1)
+        await made.broker.transactions.execute(T, InitProducerId(timeout_ms=60_000, keep_prepared=True))
+        for number in range(100):
+            pair = Identity(ProducerId(1_000 + number), ProducerEpoch(0))
+            assert await made.write(pair) is ErrorCode.INVALID_PRODUCER_EPOCH
+        assert await made.write(identity) is ErrorCode.INVALID_PRODUCER_EPOCH
         assert made.partition().log.producer_state.verifications == 0
 
 

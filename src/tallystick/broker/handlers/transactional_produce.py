@@ -23,7 +23,7 @@ from tallystick.broker.verifying import (
     Turn,
     ask,
     begin,
-    drop_unknown,
+    drop_refused,
     producer_of,
     refusals,
     refuse_replaced,
@@ -204,7 +204,7 @@ class Waiting:
         reject = refused.get(name) or refuse_replaced(self._broker, batch.header)
         if reject is not None:
             batch.result = reject
-            drop_unknown(batch.target, batch.header, held.verification, reject)
+            drop_refused(batch.target, batch.header, held.verification, reject)
         elif self._broker.topics.partition(name.topic, name.partition) is not batch.target:
             batch.result = Reject(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{name} was deleted meanwhile")
         else:
