@@ -1,0 +1,293 @@
+"""The engine thread: one daemon thread with one event loop, for all synchronous clients of a process.
+
+    answer = engine_thread().run(cluster.refresh(), limit_s=30, doing="refresh")
+
+Life. It is made when it is first needed, never by an import. A fork copies the memory and not the threads:
+the child makes an engine thread of its own when it needs one, and whatever was opened before the fork is
+*left behind* in it. Such a client refuses every call there; it is not opened again, for it would write under
+its parent's producer id, send what the parent sends as well, and share sockets with it [CLI-61]. At the
+interpreter's exit clients that are still open are closed, all of them within EXIT_S, and the thread ends.
+
+Waiting. Every wait has a limit [CLI-2]. Most coroutines have a limit of their own with a better name; the
+one given here is the last resort. A wait that is interrupted (Ctrl-C) cancels what it waited for, so that
+nothing is done of which nobody hears, unless `detached`: what has been decided goes on, within its limit.
+
+Callbacks that belong to the caller, as those of a rebalance, run in its thread while it waits: `hand_back`.
+A call from the engine thread would wait for itself, and is refused [CLI-60].
+"""
+
+import asyncio
+import atexit
+import os
+import threading
+from collections.abc import Callable, Coroutine
+from contextvars import ContextVar
+from queue import Empty, SimpleQueue
+from time import monotonic
+from typing import Final, Generic, Protocol, TypeVar, cast
+from weakref import WeakSet
+
+from tallystick.client.errors import ClientError, Closed, IllegalState, TimedOut
+from tallystick.kernel.errors import Effect
+
+try:
+    import uvloop
+
+    _new_loop = cast(Callable[[], asyncio.AbstractEventLoop], uvloop.new_event_loop)
+except ImportError:  # not installable everywhere
+    _new_loop = asyncio.new_event_loop
+
+T = TypeVar("T")
+
+EXIT_S: Final = 2.0
+"""What the exit of the interpreter may wait for clients that nobody closed."""
+_GRACE_S: Final = 5.0
+_START_S: Final = 30.0
+
+
+class Opened(Protocol):
+    """A synchronous client, as the engine thread sees it."""
+
+    def close(self, timeout_s: float) -> None:
+        """End it within `timeout_s`."""
+
+    def left_behind(self) -> None:
+        """In a forked child: refuse every call from now on. May take no lock: its owner was not copied."""
+
+
+class _Call(Generic[T]):
+    """A coroutine on the engine thread, and the thread that waits for it."""
+
+    __slots__ = ("error", "inbox", "result", "task")
+
+    def __init__(self) -> None:
+        self.inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self.task: asyncio.Task[None] | None = None
+        self.result: T | None = None
+        self.error: BaseException | None = None
+
+    def begin(self, coroutine: Coroutine[object, object, T]) -> None:
+        """On the loop."""
+        self.task = asyncio.get_running_loop().create_task(self._follow(coroutine))
+
+    async def _follow(self, coroutine: Coroutine[object, object, T]) -> None:
+        """Whatever ends it is told to the caller; nothing a coroutine raises ends the loop."""
+        _CALL.set(cast(_Call[object], self))
+        try:
+            self.result = await coroutine
+        except BaseException as exc:
+            self.error = exc
+        finally:
+            self.inbox.put(None)
+
+    def cancel(self) -> None:
+        """On the loop, after `begin`."""
+        if self.task is not None:
+            self.task.cancel()
+
+    def outcome(self, doing: str) -> T:
+        """In the caller's thread, when it has ended."""
+        if isinstance(self.error, asyncio.CancelledError):
+            raise Closed(f"{doing}: the engine thread ended")
+        if self.error is not None:
+            raise self.error
+        return cast(T, self.result)
+
+
+_CALL: ContextVar[_Call[object]] = ContextVar("tallystick.call")
+
+
+class EngineThread:
+    """A daemon thread with a loop. Made by `engine_thread`."""
+
+    def __init__(self) -> None:
+        self.forked = False
+        self._clients: WeakSet[Opened] = WeakSet()
+        self._ready = threading.Event()
+        self._loop: asyncio.AbstractEventLoop
+        self._ending: asyncio.Event
+        self._thread = threading.Thread(target=self._main, name="tallystick-engine", daemon=True)
+        self._thread.start()
+        if not self._ready.wait(_START_S):
+            raise TimedOut("engine thread", int(_START_S * 1000), "starting the engine thread")
+
+    def _main(self) -> None:
+        with asyncio.Runner(loop_factory=_new_loop) as runner:
+            runner.run(self._live())
+
+    async def _live(self) -> None:
+        self._loop, self._ending = asyncio.get_running_loop(), asyncio.Event()
+        self._ready.set()
+        await self._ending.wait()
+
+    @property
+    def alive(self) -> bool:
+        """Can it be used in this process?"""
+        return not self.forked and self._thread.is_alive()
+
+    def run(
+        self, coroutine: Coroutine[object, object, T], limit_s: float, doing: str, *, detached: bool = False
+    ) -> T:
+        """Run a coroutine on the loop and wait for what it returns or raises.
+
+        Args:
+            limit_s: the last resort; the callback time of `hand_back` is not counted.
+            doing: named in errors.
+            detached: an interrupted wait leaves it running.
+        Raises: what the coroutine raises; IllegalState on the engine thread itself and in a forked child;
+            Closed when the thread has ended; TimedOut after `limit_s`, and what was done is unknown.
+        """
+        call = _Call[T]()
+        try:
+            self._check_caller(doing)
+            self._loop.call_soon_threadsafe(call.begin, coroutine)
+        except RuntimeError as exc:  # the loop is closed
+            coroutine.close()
+            raise Closed(f"{doing}: the engine thread has ended") from exc
+        except ClientError:
+            coroutine.close()
+            raise
+        try:
+            self._wait(call, limit_s)
+        except Empty:
+            self._loop.call_soon_threadsafe(call.cancel)
+            late = TimedOut("engine thread", int(limit_s * 1000), doing)
+            raise late.after(Effect.UNKNOWN) from None
+        except BaseException:
+            if not detached:
+                self._cancel(call)
+            raise
+        return call.outcome(doing)
+
+    def do(self, function: Callable[[], T], doing: str) -> T:
+        """Call a function, which does not wait, on the loop."""
+
+        async def once() -> T:
+            return function()
+
+        return self.run(once(), _GRACE_S, doing)
+
+    def soon(self, function: Callable[[], object]) -> None:
+        """Call a function on the loop, and do not wait for it."""
+        try:
+            self._loop.call_soon_threadsafe(function)
+        except RuntimeError as exc:
+            raise Closed("the engine thread has ended") from exc
+
+    def opened(self, client: Opened) -> None:
+        """A client that the interpreter's exit is to close, and a fork to leave behind."""
+        self._clients.add(client)
+
+    def closed(self, client: Opened) -> None:
+        self._clients.discard(client)
+
+    def end(self, limit_s: float) -> None:
+        """Close what is open, and the thread. Takes `limit_s` at most; never raises."""
+        until = monotonic() + limit_s
+        for client in list(self._clients):
+            try:
+                client.close(timeout_s=max(until - monotonic(), 0))
+            except ClientError:
+                pass  # nobody is left to hear of it
+        try:
+            self._loop.call_soon_threadsafe(self._ending.set)
+        except RuntimeError:
+            return
+        self._thread.join(max(until - monotonic(), 0.1))
+
+    def leave_behind(self) -> None:
+        """In a forked child: this thread is not here."""
+        self.forked = True
+        for client in list(self._clients):
+            client.left_behind()
+
+    def _check_caller(self, doing: str) -> None:
+        if self.forked:
+            raise forked(doing)
+        if threading.get_ident() == self._thread.ident:
+            raise IllegalState(
+                f"{doing}: called from a callback on the engine thread, which would wait for itself; "
+                "hand the work to a thread of your own"
+            )
+
+    def _wait(self, call: _Call[T], limit_s: float) -> None:
+        until = monotonic() + limit_s
+        while (errand := call.inbox.get(timeout=max(until - monotonic(), 0))) is not None:
+            began = monotonic()
+            errand()
+            until += monotonic() - began
+
+    def _cancel(self, call: _Call[T]) -> None:
+        """Cancel, and see it ended: a second one that begins now must not meet it."""
+        self._loop.call_soon_threadsafe(call.cancel)
+        try:
+            while call.inbox.get(timeout=_GRACE_S) is not None:
+                pass
+        except Empty:
+            pass
+
+
+async def hand_back(function: Callable[[], T]) -> T:
+    """In a coroutine under `run`: call a function in the thread that waits, and await what it returns."""
+    loop = asyncio.get_running_loop()
+    done = loop.create_future()
+    failures: list[BaseException] = []
+
+    def errand() -> None:
+        result: T | None = None
+        try:
+            result = function()
+        except BaseException as exc:  # Ctrl-C as well: `run` raises it
+            failures.append(exc)
+        loop.call_soon_threadsafe(_settle, done, result)
+
+    _CALL.get().inbox.put(errand)
+    result = await done
+    if failures:
+        raise failures[0]
+    return cast(T, result)
+
+
+def _settle(done: "asyncio.Future[object]", result: object) -> None:
+    if not done.done():
+        done.set_result(result)
+
+
+def forked(doing: str) -> IllegalState:
+    """What a client that was opened before a fork says in the child [CLI-61]."""
+    return IllegalState(f"{doing}: this client was opened before the fork; open one in this process")
+
+
+# --------------------------------------------------------------------------- the process's own
+
+_lock = threading.Lock()
+_current: EngineThread | None = None
+
+
+def engine_thread() -> EngineThread:
+    """The engine thread of this process; started by the first call."""
+    global _current
+    with _lock:
+        if _current is None or not _current.alive:
+            _current = EngineThread()
+        return _current
+
+
+def _in_forked_child() -> None:
+    global _lock, _current, _parents
+    _lock = threading.Lock()
+    if _current is not None:
+        # Kept: a loop that is collected takes its descriptors out of the epoll set it shares with the parent.
+        _parents = (_parents, _current)
+        _current.leave_behind()
+        _current = None
+
+
+def _at_exit() -> None:
+    if _current is not None and _current.alive:
+        _current.end(EXIT_S)
+
+
+_parents: object = None
+os.register_at_fork(after_in_child=_in_forked_child)
+atexit.register(_at_exit)
