@@ -1,0 +1,71 @@
+"""Which partition a record goes to. Pure.
+
+    keyed records   murmur2 of the key, so that equal keys share a partition with every other Kafka client
+    the others      stick to one partition for about `batch.size` bytes, then to another (KIP-480, KIP-794):
+                    a batch is full sooner when its topic fills one at a time
+
+The next partition is drawn with weights: the longer its queue, the less likely it is, so that a slow broker
+gets less (KIP-794, adaptive partitioning).
+
+Sources: Kafka `Utils.murmur2`, `BuiltInPartitioner`.
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from functools import cache, lru_cache
+from itertools import accumulate
+from struct import Struct
+from typing import Final
+
+_SEED: Final = 0x9747B28C
+_M: Final = 0x5BD1E995
+_MASK: Final = 0xFFFFFFFF
+_POSITIVE: Final = 0x7FFFFFFF
+
+# Keys come again: to look one up costs a tenth of hashing 16 bytes.
+_KEYS_REMEMBERED: Final = 1 << 16
+_LONG_KEY: Final = 256
+
+
+def murmur2(data: bytes) -> int:
+    """Kafka's 32-bit murmur2 of a key, as an unsigned number (Java shows it signed).
+
+    Cost: about 0.2 us per four bytes.
+    """
+    size = len(data)
+    h = _SEED ^ size
+    for k in _words(size >> 2).unpack_from(data):
+        k = k * _M & _MASK
+        h = (h * _M ^ (k ^ k >> 24) * _M) & _MASK
+    if rest := data[size & ~3 :]:
+        h = (h ^ int.from_bytes(rest, "little")) * _M & _MASK
+    h = (h ^ h >> 13) * _M & _MASK
+    return h ^ h >> 15
+
+
+@cache
+def _words(count: int) -> Struct:
+    return Struct(f"<{count}I")
+
+
+_hash_of_short: Final = lru_cache(_KEYS_REMEMBERED)(murmur2)
+
+
+def partition_of(key: bytes, partitions: int) -> int:
+    """The partition of a keyed record, the same in every client of Kafka."""
+    h = _hash_of_short(key) if len(key) <= _LONG_KEY else murmur2(key)
+    return (h & _POSITIVE) % partitions
+
+
+def next_partition(candidates: Sequence[int], queued: Sequence[int], noise: float) -> int:
+    """The partition to stick to next.
+
+    Source: KIP-794; BuiltInPartitioner.updatePartitionLoadStats: a weight is the longest queue + 1 - its own.
+    Args:
+        candidates: partitions with a leader, or all when none has; never empty.
+        queued: batches that wait for each of them.
+        noise: 0 to 1 exclusive, drawn by the caller.
+    """
+    longest = max(queued) + 1
+    upto = list(accumulate(longest - waiting for waiting in queued))
+    return candidates[bisect_right(upto, int(noise * upto[-1]))]

@@ -1,0 +1,74 @@
+"""What a producer did so far, by Kafka's names. Plain counters: pure."""
+
+
+class Totals:
+    """Sum, number and maximum of something."""
+
+    __slots__ = ("count", "max", "sum")
+
+    def __init__(self) -> None:
+        self.sum = self.max = 0.0
+        self.count = 0
+
+    def add(self, value: float) -> None:
+        self.sum += value
+        self.count += 1
+        self.max = max(self.max, value)
+
+    @property
+    def average(self) -> float:
+        return self.sum / self.count if self.count else 0.0
+
+
+class ProducerMeasures:
+    """Counters of one producer, written by its engine alone, read by anyone.
+
+    Averages are since the start; Kafka's are over its last two windows of 30 s.
+    """
+
+    __slots__ = (
+        "batch_bytes",
+        "batch_records",
+        "batch_splits",
+        "block_ms",
+        "compression",
+        "errors",
+        "flush_ns",
+        "latency_ms",
+        "metadata_wait_ns",
+        "queue_ms",
+        "request_records",
+        "retries",
+        "sent",
+        "throttle_ms",
+    )
+
+    def __init__(self) -> None:
+        self.sent = self.errors = self.retries = self.batch_splits = 0
+        self.flush_ns = self.metadata_wait_ns = 0
+        self.batch_bytes, self.batch_records, self.request_records = Totals(), Totals(), Totals()
+        self.queue_ms, self.latency_ms, self.throttle_ms = Totals(), Totals(), Totals()
+        self.compression, self.block_ms = Totals(), Totals()
+
+    def as_metrics(self) -> dict[str, float]:
+        """By the names of Kafka's `producer-metrics`."""
+        return {
+            "record-send-total": self.sent,
+            "record-error-total": self.errors,
+            "record-retry-total": self.retries,
+            "batch-split-total": self.batch_splits,
+            "batch-size-avg": self.batch_bytes.average,
+            "batch-size-max": self.batch_bytes.max,
+            "records-per-request-avg": self.request_records.average,
+            "record-queue-time-avg": self.queue_ms.average,
+            "record-queue-time-max": self.queue_ms.max,
+            "produce-latency-avg": self.latency_ms.average,
+            "produce-latency-max": self.latency_ms.max,
+            "produce-throttle-time-avg": self.throttle_ms.average,
+            "produce-throttle-time-max": self.throttle_ms.max,
+            "compression-rate-avg": self.compression.average,
+            "bufferpool-wait-time-ns-total": self.block_ms.sum * 1_000_000,
+            "buffer-exhausted-total": self.block_ms.count,
+            "flush-time-ns-total": self.flush_ns,
+            "metadata-wait-time-ns-total": self.metadata_wait_ns,
+        }

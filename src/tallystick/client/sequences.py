@@ -1,0 +1,186 @@
+"""The sequence numbers of one partition, and what an answer says about them. Pure.
+
+An idempotent producer numbers the records it writes to a partition, from 0 under each (producer id, epoch).
+The broker takes a batch only if it continues the last one, and knows the last five again. So:
+
+    - a batch keeps its numbers however often it is sent; it is sent again in the order of its numbers, and
+      only after everything of that partition that was under way has been answered [CLI-21]
+    - at most five batches are outstanding, that is, sent and without a final answer [CLI-22]
+    - numbers begin at 0 again only under a new epoch, and only while nothing is outstanding, or while the
+      first outstanding batch was refused as out of order, which proves that none of them is written [CLI-23]
+
+When a batch failed for good, its numbers may be missing at the broker. If later batches are outstanding they
+are tried first: 45 for the first of them is the proof. If there are none, a new epoch does it (KIP-360).
+
+Sources: KIP-98, KIP-360; Kafka TransactionManager, ProducerAppendInfo.
+"""
+
+from bisect import insort
+from collections.abc import Sequence
+from enum import Enum, auto
+from typing import Final, Generic, Protocol, TypeVar
+
+from tallystick.kernel.check import check
+from tallystick.kernel.codes import ErrorCode
+from tallystick.kernel.ids import INT16_MAX, INT32_MAX, Identity, ProducerEpoch
+
+OUTSTANDING_MAX: Final = 5
+
+
+# Room between two batches for the pieces that one of them may be divided into.
+_SERIAL_STEP: Final = 1 << 32
+
+
+def after(sequence: int, count: int) -> int:
+    """The number `count` records later: past INT32_MAX comes 0 [REC-3]."""
+    return (sequence + count) & INT32_MAX
+
+
+def bumped(identity: Identity) -> Identity | None:
+    """The same producer at its next epoch; None when epochs are used up and a new id is needed.
+
+    A producer without a transactional id bumps its epoch by itself: nobody else has its id.
+    Source: KIP-360; TransactionManager.bumpIdempotentProducerEpoch.
+    """
+    if identity.epoch >= INT16_MAX:
+        return None
+    return Identity(identity.producer_id, ProducerEpoch(identity.epoch + 1))
+
+
+class Numbered(Protocol):
+    """A batch as this module sees it. `serial` is its place among all that were sent to its partition."""
+
+    signature: Identity | None
+    base_sequence: int
+    serial: int
+
+    @property
+    def count(self) -> int: ...
+
+
+B = TypeVar("B", bound=Numbered)
+
+
+class Verdict(Enum):
+    """What 45, 46 or 59 means for the batch that got it."""
+
+    WRITTEN = auto()  # the broker has these very records
+    AGAIN = auto()  # something before it is missing, and is on its way
+    RENUMBER = auto()  # neither what came before it is there nor this: a new epoch, from 0
+    FAILED = auto()  # the same, in a transaction, which has to be aborted
+
+
+class Lane(Generic[B]):
+    """What is outstanding in one partition, and the numbers. Owned by the engine's loop.
+
+    in_flight   sent and unanswered, by serial
+    again       to be sent again, by serial; nothing new is sent before them
+    gap         numbers are missing at the broker, or may be
+    refused     the first outstanding batch was refused as out of order
+    """
+
+    __slots__ = ("_serial", "again", "gap", "identity", "in_flight", "next_sequence", "refused")
+
+    def __init__(self) -> None:
+        self.in_flight: list[B] = []
+        self.again: list[B] = []
+        self.identity: Identity | None = None
+        self.next_sequence = 0
+        self.gap = False
+        self.refused = False
+        self._serial = 0
+
+    @property
+    def outstanding(self) -> int:
+        return len(self.in_flight) + len(self.again)
+
+    def may_sign(self, identity: Identity | None, outstanding_max: int) -> bool:
+        """May a new batch be numbered and sent?
+
+        Not before what is to be sent again, not beside five others, not under another identity than those.
+        """
+        if self.again or len(self.in_flight) >= outstanding_max:
+            return False
+        return not self.in_flight or (identity == self.identity and not self.gap)
+
+    def may_repeat(self) -> bool:
+        """May the first of `again` be sent? Not beside something that was sent after it [CLI-21]."""
+        return not self.in_flight or self.in_flight[-1].serial < self.again[0].serial
+
+    def sign(self, batch: B, identity: Identity | None) -> None:
+        """Number a batch that was never sent. A new identity begins at 0 [CLI-23]."""
+        if identity != self.identity:
+            check(not self.outstanding, "numbers begin again only when nothing is outstanding [CLI-23]")
+            self.identity, self.next_sequence, self.gap = identity, 0, False
+        check(identity is None or self.outstanding < OUTSTANDING_MAX, "five outstanding batches [CLI-22]")
+        batch.signature, batch.serial = identity, self._serial
+        self._serial += _SERIAL_STEP
+        if identity is not None:
+            batch.base_sequence = self.next_sequence
+            self.next_sequence = after(self.next_sequence, batch.count)
+
+    def sent(self, batch: B) -> None:
+        """A batch goes out: the first of `again`, or one just signed."""
+        if self.again:
+            check(self.again[0] is batch, "sent again in the order of the first time [CLI-21]")
+            del self.again[0]
+        check(not self.in_flight or self.in_flight[-1].serial < batch.serial, "in order [CLI-21]")
+        self.in_flight.append(batch)
+
+    def retry(self, batch: B) -> None:
+        """Back in line, in its old place [CLI-21]."""
+        self.in_flight.remove(batch)
+        insort(self.again, batch, key=_serial_of)
+
+    def done(self, batch: B, *, failed: bool) -> None:
+        """A final answer, or none in time. A failure may leave a gap in the numbers."""
+        (self.in_flight if batch in self.in_flight else self.again).remove(batch)
+        if failed and batch.signature is not None:
+            self.gap = True
+        if not self.outstanding:
+            self.refused = False
+
+    def judge(self, batch: B, code: int, *, alone: bool) -> Verdict:
+        """What a sequence error means for a batch still in flight.
+
+        Args:
+            code: 45, 46 or 59.
+            alone: no transaction: a new epoch is this producer's own affair.
+        """
+        if code == ErrorCode.DUPLICATE_SEQUENCE_NUMBER:
+            return Verdict.WRITTEN
+        if any(other.serial < batch.serial for other in (*self.in_flight, *self.again)):
+            return Verdict.AGAIN
+        if not alone:
+            return Verdict.FAILED
+        self.refused = True
+        return Verdict.RENUMBER
+
+    def divided(self, batch: B, pieces: Sequence[B]) -> None:
+        """A batch that was refused as too large is sent again in pieces, under its own numbers."""
+        self.in_flight.remove(batch)
+        sequence = batch.base_sequence
+        for place, piece in enumerate(pieces):
+            piece.signature, piece.serial = batch.signature, batch.serial + place
+            if batch.signature is not None:
+                piece.base_sequence = sequence
+                sequence = after(sequence, piece.count)
+            insort(self.again, piece, key=_serial_of)
+
+    def restart(self) -> None:
+        """From 0 with the next batch, whoever signs it."""
+        check(not self.outstanding, "numbers begin again only when nothing is outstanding [CLI-23]")
+        self.identity, self.gap = None, False
+
+    def renumber(self, identity: Identity) -> None:
+        """Everything outstanding, from 0 under a new epoch [CLI-23]."""
+        check(not self.in_flight, "what is in flight keeps its numbers [CLI-21]")
+        check(self.refused, "without proof that they are not written they keep them, too [CLI-23]")
+        self.identity, self.next_sequence, self.gap, self.refused = identity, 0, False, False
+        for batch in self.again:
+            batch.signature, batch.base_sequence = identity, self.next_sequence
+            self.next_sequence = after(self.next_sequence, batch.count)
+
+
+def _serial_of(batch: Numbered) -> int:
+    return batch.serial
