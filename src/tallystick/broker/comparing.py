@@ -260,13 +260,19 @@ def _seen(partition: Partition) -> SeenPartition:
 def read_outcome(partition: Partition, marker: Identity, since_ms: TimestampMs) -> Outcome | None:
     """What the end marker signed by `marker` says; None: there is none.
 
-    Cost: what was written since `since_ms` is read.
+    Cost: what was written since `since_ms` is read; all of it, if the marker is not there: perhaps the clock
+    was set back in between.
     """
-    log, end = partition.log, partition.log.log_end_offset
+    log = partition.log
     found = log.offset_for_timestamp(since_ms)
-    at = end if found is None else found[0]
+    begin = log.log_end_offset if found is None else found[0]
+    said = _find_outcome(partition, marker, begin, log.log_end_offset)
+    return said or _find_outcome(partition, marker, log.log_start_offset, begin)
+
+
+def _find_outcome(partition: Partition, marker: Identity, at: Offset, end: Offset) -> Outcome | None:
     while at < end:
-        result = log.read(at, SCAN_BYTES, upper=end)
+        result = partition.log.read(at, SCAN_BYTES, upper=end)
         if isinstance(result, Reject) or not result.data:
             return None
         for position, header in iter_headers(result.data):

@@ -6,13 +6,14 @@ import pytest
 from tests.support.leading import TOPIC, Leader, leader, turns
 from tests.support.memory_broker import on_a_loop
 
+from tallystick.broker.comparing import read_outcome
 from tallystick.broker.markers import PartitionMarkers
 from tallystick.broker.txn.commands import SendMarkers
 from tallystick.broker.txn.model import Outcome
 from tallystick.broker.txn.sending import Marked
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
-from tallystick.kernel.ids import Identity, Offset, ProducerEpoch, TopicPartition
+from tallystick.kernel.ids import Identity, Offset, ProducerEpoch, TimestampMs, TopicPartition
 from tallystick.protocol.records import iter_headers, read_marker
 from tallystick.protocol.records.control import ControlType, Marker
 from tallystick.storage.fs import LogFull
@@ -183,5 +184,23 @@ def test_markers_of_offsets_go_through_the_groups(
             found = await desk.write(send(after(who), version=1), OFFSETS_0)
             assert (found.code if isinstance(found, Reject) else found) == marked
             assert groups.asked == [(0, TxnGuard(transaction_version=1))]
+
+    run()
+
+
+@pytest.mark.parametrize("outcome", Outcome)
+@pytest.mark.parametrize("later_ms", [0, 1, 86_400_000])
+def test_a_marker_is_found_although_the_clock_was_set_back_before_it(outcome: Outcome, later_ms: int) -> None:
+    """Else a transaction whose decision power loss took would be decided anew, and perhaps otherwise."""
+
+    @on_a_loop
+    async def run() -> None:
+        async with leader() as world:
+            who = await world.identity()
+            await world.write(who)
+            await world.end(who, outcome)
+            began_ms = TimestampMs(world.clock.now_ms() + later_ms)
+            assert read_outcome(world.partition(), after(who), began_ms) is outcome
+            assert read_outcome(world.partition(), who, began_ms) is None
 
     run()
