@@ -88,10 +88,13 @@ class Refresher:
     async def _rounds(self) -> None:
         while self._next is not None and not self._closed:
             self._running, self._next = self._next, None
-            failure = await self._refresh()
-            if not self._running.done():
-                self._running.set_result(failure)
-            self._running = None
+            failure: ClientError | None = Closed("the refresh broke off")
+            try:
+                failure = await self._refresh()
+            finally:
+                if not self._running.done():
+                    self._running.set_result(failure)
+                self._running = None
 
     async def _refresh(self) -> ClientError | None:
         loop = asyncio.get_running_loop()
