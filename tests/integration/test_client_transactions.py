@@ -21,7 +21,7 @@ from tallystick.client.prepared import PreparedTxnState
 from tallystick.client.transactions import Completion
 from tallystick.client.txn_producer import State
 from tallystick.kernel.ids import TopicPartition
-from tallystick.testing import EmbeddedBroker
+from tallystick.testing import EmbeddedBroker, eventually
 
 pytestmark = pytest.mark.server
 
@@ -69,7 +69,7 @@ def test_prepare_commit_and_the_next_transaction(broker: EmbeddedBroker, name: s
             assert len(set(tokens)) == 2
 
     asyncio.run(run())
-    assert committed_values(broker, name, 0) == ["a", "b"]
+    eventually(lambda: committed_values(broker, name, 0) == ["a", "b"])
 
 
 @pytest.mark.parametrize("mode", list(Mode))
@@ -103,7 +103,7 @@ def test_a_crash_after_prepare_ends_as_the_other_system_decided(
             await three.txn.commit()
 
     asyncio.run(run())
-    assert committed_values(broker, name, 0) == (["a", "b"] if stored == "this" else ["b"])
+    eventually(lambda: committed_values(broker, name, 0) == (["a", "b"] if stored == "this" else ["b"]))
 
 
 @pytest.mark.parametrize("mode", list(Mode))
@@ -120,7 +120,7 @@ def test_an_empty_prepared_transaction(broker: EmbeddedBroker, name: str, mode: 
             await one.txn.commit()
 
     asyncio.run(run())
-    assert committed_values(broker, name, 0) == ["a"]
+    eventually(lambda: committed_values(broker, name, 0) == ["a"])
 
 
 def test_init_without_keep_aborts_what_was_prepared(broker: EmbeddedBroker, name: str) -> None:
@@ -141,7 +141,7 @@ def test_init_without_keep_aborts_what_was_prepared(broker: EmbeddedBroker, name
                     await one.txn.commit()
 
     asyncio.run(run())
-    assert committed_values(broker, name, 0) == ["b"]
+    eventually(lambda: committed_values(broker, name, 0) == ["b"])
 
 
 def test_the_earlier_client_is_fenced_by_recovery(broker: EmbeddedBroker, name: str) -> None:
@@ -159,7 +159,7 @@ def test_the_earlier_client_is_fenced_by_recovery(broker: EmbeddedBroker, name: 
                 assert await two.txn.complete(token) is Completion.COMMITTED
 
     asyncio.run(run())
-    assert committed_values(broker, name, 0) == ["a"]
+    eventually(lambda: committed_values(broker, name, 0) == ["a"])
 
 
 def test_a_decision_after_the_cluster_ended_it_is_its_own_error(broker: EmbeddedBroker, name: str) -> None:
@@ -180,7 +180,7 @@ def test_a_decision_after_the_cluster_ended_it_is_its_own_error(broker: Embedded
                     await late.txn.complete(token)
 
     asyncio.run(run())
-    assert committed_values(broker, name, 0) == []
+    eventually(lambda: committed_values(broker, name, 0) == [])
 
 
 def test_offsets_are_prepared_with_the_records(broker: EmbeddedBroker, name: str) -> None:
@@ -216,7 +216,7 @@ def test_what_failed_is_aborted_and_not_committed(broker: EmbeddedBroker, name: 
             await one.txn.commit()
 
     asyncio.run(run())
-    assert committed_values(broker, name, 0) == ["b"]
+    eventually(lambda: committed_values(broker, name, 0) == ["b"])
 
 
 def test_without_a_mode_transactions_are_kafkas_own(broker: EmbeddedBroker, name: str) -> None:
@@ -233,7 +233,7 @@ def test_without_a_mode_transactions_are_kafkas_own(broker: EmbeddedBroker, name
             await one.txn.commit()
 
     asyncio.run(run())
-    assert committed_values(broker, name, 0) == ["a"]
+    eventually(lambda: committed_values(broker, name, 0) == ["a"])
 
 
 def test_a_missing_setting_is_named_and_nothing_weaker_is_used() -> None:

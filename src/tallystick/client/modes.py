@@ -253,7 +253,10 @@ def _while_deciding(asked: Asked, *, commit: bool) -> set[Identity]:
 
 
 def _is_after(asked: Asked, shown: Identity, *, commit: bool) -> bool:
-    """Is `shown` the pair that follows the end of this transaction?"""
+    """Is `shown` the pair that follows the end of this transaction?
+
+    Under version 1 only an abort by the clock moves the epoch; mode `resume` leaves that one epoch free.
+    """
     if asked.version < EPOCH_BUMP_VERSION:
         return shown == asked.client or (not commit and _follows(asked.client, shown))
     return _follows(asked.client, shown)

@@ -228,8 +228,19 @@ class TransactionManager:
         raise NotSupported("a prepared transaction that outlives its client", str(mode))
 
     async def _init_plainly(self, mode: Mode | None, offer: Offer, former: Identity | None) -> None:
-        if former is not None and offer.init_version < INIT_MOVES_EPOCH:
+        by_hand = mode is Mode.RESUME and offer.transaction_version < EPOCH_BUMP_VERSION
+        if (former is not None or by_hand) and offer.init_version < INIT_MOVES_EPOCH:
             raise NotSupported("another epoch for the same producer id", "InitProducerId version 3 (KIP-360)")
+        client = await self._next_pair(former)
+        if by_hand:
+            # A transaction that times out ends one epoch above its own. Where ends do not move the epoch, the
+            # next transaction must not look like that.
+            client = await self._next_pair(client)
+        self.machine = self.machine.initialised(
+            client, version=offer.transaction_version, mode=mode, keep=False
+        )
+
+    async def _next_pair(self, former: Identity | None) -> Identity:
         request = InitProducerIdRequest(
             transactional_id=self.transactional_id,
             transaction_timeout_ms=self._timeout_ms,
@@ -237,9 +248,7 @@ class TransactionManager:
             producer_epoch=-1 if former is None else former.epoch,
         )
         client, _ = await self._wire.init_producer_id(request)
-        self.machine = self.machine.initialised(
-            client, version=offer.transaction_version, mode=mode, keep=False
-        )
+        return client
 
     async def _init_keeping(self, mode: Mode, keep: bool, offer: Offer) -> None:
         """KIP-939. With `keep` false what is found open is aborted by a second request."""
