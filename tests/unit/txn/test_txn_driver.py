@@ -382,6 +382,22 @@ async def test_a_failed_append_takes_the_partition_offline_and_no_other() -> Non
 
 
 @on_a_loop
+async def test_who_waits_for_markers_learns_that_the_partition_was_lost() -> None:
+    """Its markers are not written any more, so that nobody would answer it but the clock."""
+    async with World() as world:
+        who = await world.begin()
+        world.markers.answers[P0] = asyncio.get_running_loop().create_future()
+        ended = await world.ask(commit(who))
+        assert isinstance(ended, Ended)
+        waiting = world.ask(add(ended.client, P1))
+        assert not waiting.done()
+        world.log.refusal = OSError("input/output error")
+        assert await world.ask(InitProducerId(timeout_ms=1000), TransactionalId("other")) == LOST
+        assert waiting.done()
+        assert await waiting == LOST
+
+
+@on_a_loop
 async def test_a_hanging_disk_does_not_make_anybody_wait_for_ever() -> None:
     """What is being appended may still happen; what queued behind it must not."""
     async with World(answer_timeout_ms=5_000) as world:
