@@ -7,8 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tallystick.client.reading import ConsumerRecord, Fetched
+from tallystick.client.regular import read_regular
 from tallystick.kernel.ids import Identity, ProducerEpoch, ProducerId, TopicPartition
 from tallystick.protocol.records import (
+    HEADER_SIZE,
     BatchMeta,
     Codec,
     ControlType,
@@ -20,6 +22,7 @@ from tallystick.protocol.records import (
     encode_batch,
     encode_marker,
     filter_batch,
+    iter_records,
     read_header,
 )
 
@@ -226,3 +229,48 @@ def test_quick_and_thorough_reading_agree(records: int, keys: int, size: int, da
     batch = encode_batch(made, BatchMeta(base_offset=10))
     taken = Fetched(AT, 0, batch, None).take(records)
     assert [(r.offset, r.timestamp_ms, r.key, r.value, r.headers) for r in taken] == made
+
+
+@given(
+    st.integers(16, 300),
+    st.sampled_from([None, 0, 3]),
+    st.sampled_from([None, 0, 1, 70]),
+    st.sampled_from([0, 40, 3000]),
+    st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), max_size=3),
+)
+def test_what_is_read_by_columns_is_what_is_read_record_by_record(
+    count_: int, key: int | None, value: int | None, step_ms: int, damage: list[tuple[int, int]]
+) -> None:
+    """[CLI-37] Whatever the bytes are: the quick reader finds the same, or leaves it to the thorough one."""
+    made = [
+        Record(
+            i,
+            5000 + i * step_ms,
+            None if key is None else b"k" * key,
+            None if value is None else b"v" * value,
+        )
+        for i in range(count_)
+    ]
+    batch = bytearray(encode_batch(made, BatchMeta()))
+    for where, byte in damage:
+        batch[HEADER_SIZE + where % (len(batch) - HEADER_SIZE)] = byte
+    header = read_header(batch)
+    columns = read_regular(bytes(batch[HEADER_SIZE:]), header)
+    if not damage:
+        assert columns is not None
+    if columns is not None:
+        thorough = list(iter_records(bytes(batch)))
+        found = [
+            Record(offset, time, key_, value_)
+            for offset, (time, key_, value_) in enumerate(zip(*columns, strict=True))
+        ]
+        assert found == thorough
+
+
+@pytest.mark.parametrize("records", [8_191, 8_192, 8_193, 20_000])
+def test_numbers_that_grow_a_byte_end_a_run_and_nothing_else(records: int) -> None:
+    made = [Record(i, 10**12 + i, None, b"v") for i in range(records)]
+    fetched = Fetched(AT, 0, encode_batch(made, BatchMeta()), None)
+    assert [(r.offset, r.timestamp_ms, r.value) for r in fetched.take(records)] == [
+        (r.offset, r.timestamp_ms, r.value) for r in made
+    ]

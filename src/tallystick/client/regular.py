@@ -1,0 +1,182 @@
+"""Records of one shape in a row, read by columns. Pure.
+
+Most batches hold records that differ in nothing but their content: no headers, keys and values of one size.
+Such records have the same length, so the n-th byte of each is a slice with a stride: a byte that is the same
+in all of them (a length, the attributes) is checked for a whole run at once, and numbers are read a column at
+a time. That takes a third of what record by record takes.
+
+`read_regular` says None where a batch is not like that, and the thorough reader takes it; what it returns is
+what that one would have. Nothing is taken on trust: every byte of the section is either content or was
+compared with what it must be [CLI-37].
+
+A run ends where a number grows a byte: after the 64th and the 8192nd record, and where the time has moved on
+64 ms and 8.2 s from the first record's.
+"""
+
+from collections.abc import Iterable, Iterator
+from functools import cache
+from itertools import repeat
+from typing import Final
+
+from tallystick.kernel.value import frozen
+from tallystick.protocol.records import BatchHeader
+
+# Fewer records are not worth it.
+RECORDS_MIN: Final = 16
+# So many runs may be shorter than that before a batch is left to the thorough reader.
+_SHORT_RUNS_MAX: Final = 8
+# Sizes and times beyond are rare.
+_VARINT_BYTES_MAX: Final = 4
+# Offset deltas of so many bytes are kept in a table: the first 8192.
+_CACHED_SIZE_MAX: Final = 2
+
+# Far from where Java's addition wraps.
+_TIMESTAMP_MAX: Final = 2**62
+
+_UNZIGZAG: Final = tuple((raw >> 1) ^ -(raw & 1) for raw in range(128))
+_HIGH: Final = bytes(byte >> 7 for byte in range(256))
+
+Content = bytes | None
+Columns = tuple[list[int], list[Content], list[Content]]
+"""Timestamps, keys and values; offsets count up from the batch's base."""
+
+
+@frozen
+class _Shape:
+    """How the records of a run are laid out: positions from the record's first byte, and sizes."""
+
+    fixed: tuple[tuple[int, int], ...]  # position and content of every byte that must not differ
+    time_at: int
+    time_size: int
+    delta_at: int
+    delta_size: int
+    key: tuple[int, int] | None
+    value: tuple[int, int] | None
+    size: int
+
+
+def read_regular(section: bytes, header: BatchHeader) -> Columns | None:
+    """All records of an unpacked section; None where they are not regular, or not what they should be."""
+    count = header.record_count
+    if count < RECORDS_MIN or count != header.last_offset_delta + 1:
+        return None
+    if header.log_append_time_ms is not None or not 0 <= header.base_timestamp <= _TIMESTAMP_MAX:
+        return None
+    times: list[int] = []
+    keys: list[Content] = []
+    values: list[Content] = []
+    at = done = short = 0
+    while done < count:
+        shape = _shape_of(section, at)
+        run = 0 if shape is None else _run(section, at, shape, done, count - done)
+        if shape is None or not run:
+            return None
+        short += run < RECORDS_MIN
+        if short > _SHORT_RUNS_MAX:
+            return None
+        end = at + run * shape.size
+        columns = [section[at + shape.time_at + i : end : shape.size] for i in range(shape.time_size)]
+        times += _times(columns, header.base_timestamp)
+        keys += _contents(section, at, end, shape.size, shape.key)
+        values += _contents(section, at, end, shape.size, shape.value)
+        at, done = end, done + run
+    return (times, keys, values) if at == len(section) else None
+
+
+def _shape_of(section: bytes, at: int) -> _Shape | None:
+    """The layout of the record at `at`, if it is one that this module reads."""
+    begin, fixed = at, []
+    try:
+        size, at = _varint(section, at)
+        fixed += [(i - begin, section[i]) for i in range(begin, at)]
+        end = at + (size >> 1)
+        fixed.append((at - begin, 0))
+        time_at = at = at + 1
+        _, at = _varint(section, at)
+        delta_at = at
+        _, at = _varint(section, at)
+        delta_end = at
+        key_size, key_at = _varint(section, at)
+        at = key_at if key_size & 1 else key_at + (key_size >> 1)
+        value_size, value_at = _varint(section, at)
+        lengths = (*range(delta_end, key_at), *range(at, value_at))
+        at = value_at if value_size & 1 else value_at + (value_size >> 1)
+        fixed += [(i - begin, section[i]) for i in lengths]
+        fixed.append((at - begin, 0))  # no headers
+        if size & 1 or at + 1 != end:
+            return None
+    except (IndexError, OverflowError):
+        return None
+    return _Shape(
+        tuple(fixed),
+        time_at - begin,
+        delta_at - time_at,
+        delta_at - begin,
+        delta_end - delta_at,
+        None if key_size & 1 else (key_at - begin, key_size >> 1),
+        None if value_size & 1 else (value_at - begin, value_size >> 1),
+        end - begin,
+    )
+
+
+def _varint(section: bytes, at: int) -> tuple[int, int]:
+    """A number, still in zigzag, and where it ends. Raises: OverflowError for a long one, IndexError."""
+    raw = 0
+    for i in range(_VARINT_BYTES_MAX):
+        byte = section[at + i]
+        raw |= (byte & 0x7F) << 7 * i
+        if byte < 0x80:
+            return raw, at + i + 1
+    raise OverflowError
+
+
+def _run(section: bytes, at: int, shape: _Shape, first: int, most: int) -> int:
+    """How many records from `at` have this shape and the offset deltas that follow on `first`."""
+    size = shape.size
+    run = min(most, (len(section) - at) // size)
+    for position, byte in shape.fixed:
+        column = section[at + position : at + run * size : size]
+        run = len(column) - len(column.lstrip(bytes((byte,))))
+    for i in range(shape.time_size):
+        column = section[at + shape.time_at + i : at + run * size : size].translate(_HIGH)
+        run = len(column) - len(column.lstrip(b"\1" if i < shape.time_size - 1 else b"\0"))
+    # Offsets count up by one: their bytes are known.
+    run = min(run, (1 << 7 * shape.delta_size - 1) - first)
+    for i, column in enumerate(_deltas(shape.delta_size, first, run)):
+        if section[at + shape.delta_at + i : at + run * size : size] != column:
+            return 0
+    return max(run, 0)
+
+
+def _deltas(size: int, first: int, run: int) -> Iterable[bytes]:
+    """The columns of the varints of `first`, `first` + 1, ..., each of `size` bytes."""
+    if size <= _CACHED_SIZE_MAX:
+        return [column[first : first + run] for column in _all_deltas(size)]
+    return _columns(range(first, first + run), size)
+
+
+@cache
+def _all_deltas(size: int) -> tuple[bytes, ...]:
+    return tuple(_columns(range(1 << 7 * size - 1), size))
+
+
+def _columns(numbers: range, size: int) -> Iterator[bytes]:
+    for i in range(size):
+        high = 0x80 if i < size - 1 else 0
+        yield bytes([number << 1 >> 7 * i & 0x7F | high for number in numbers])
+
+
+def _times(columns: list[bytes], base: int) -> list[int]:
+    if len(columns) == 1:
+        return list(map([base + delta for delta in _UNZIGZAG].__getitem__, columns[0]))
+    raws = [raw & 0x7F for raw in columns[0]]
+    for i, column in enumerate(columns[1:], 1):
+        raws = [raw | (more & 0x7F) << 7 * i for raw, more in zip(raws, column, strict=True)]
+    return [base + ((raw >> 1) ^ -(raw & 1)) for raw in raws]
+
+
+def _contents(section: bytes, at: int, end: int, stride: int, field: tuple[int, int] | None) -> list[Content]:
+    if field is None:
+        return list(repeat(None, (end - at) // stride))
+    begin, size = at + field[0], field[1]
+    return [section[i : i + size] for i in range(begin, end, stride)]
