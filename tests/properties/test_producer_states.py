@@ -80,7 +80,8 @@ class Model:
         expected = (cached[-1].header.last_sequence + 1) % 2**31 if cached else 0
         if header.base_sequence != expected:
             return ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
-        if self.open_since(header.producer_id) is not None and not header.is_transactional:
+        is_part = header.is_transactional and header.producer_epoch == last.producer_epoch
+        if self.open_since(header.producer_id) is not None and not is_part:
             return ErrorCode.INVALID_TXN_STATE
         return "accept"
 

@@ -292,6 +292,8 @@ class ProducerStates:
             out_of_order = _check_sequence(header, state, expected)
             if out_of_order is not None:
                 return out_of_order
+        if in_transaction and state is not None and transactional and not current:
+            return _overdue(state, header.producer_epoch)
         if in_transaction and not transactional:
             return Reject(
                 ErrorCode.INVALID_TXN_STATE,
@@ -574,6 +576,16 @@ def _check_guarded(
             f" {state.epoch}, not {header.producer_epoch}",
         )
     return ACCEPTED
+
+
+def _overdue(state: ProducerState, epoch: int) -> Reject:
+    """A marker comes before the next epoch's first batch, always. But power loss can take one, and the next
+    must not decide two transactions at once [PRD-8]."""
+    return Reject(
+        ErrorCode.INVALID_TXN_STATE,
+        f"producer {state.producer_id} writes with epoch {epoch}, and its transaction of epoch {state.epoch},"
+        f" open since offset {state.txn_first_offset}, has never been ended here",
+    )
 
 
 def _is_before(sequence: int, other: int) -> bool:

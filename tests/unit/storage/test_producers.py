@@ -6,7 +6,7 @@ from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import INT32_MAX
 from tallystick.protocol.records.batch import BatchHeader
-from tallystick.storage.producers import ACCEPTED, AppendOrigin, Duplicate, ProducerStates
+from tallystick.storage.producers import ACCEPTED, AppendOrigin, Duplicate, ProducerStates, Verification
 
 PID = 7
 DAY_MS = 86_400_000
@@ -150,6 +150,18 @@ def test_the_group_coordinator_has_no_sequences_but_an_epoch() -> None:
         states.apply(header, offset, 5)
     stale = batch(-1, 1, epoch=3, attributes=0x10)
     assert code(states.check(stale, AppendOrigin.COORDINATOR)) is ErrorCode.INVALID_PRODUCER_EPOCH
+
+
+def test_a_newer_epoch_does_not_join_a_transaction_that_was_never_ended() -> None:
+    """[PRD-8] Its marker is lost; the next one would commit records that were perhaps aborted."""
+    states = ProducerStates()
+    write(states, batch(0, attributes=0x10), 0)
+    newer = batch(0, epoch=1, attributes=0x10)
+    assert code(states.check(newer)) is ErrorCode.INVALID_TXN_STATE
+    assert code(states.check(newer, AppendOrigin.COORDINATOR)) is ErrorCode.INVALID_TXN_STATE
+    guard = states.begin_verification(newer, supports_epoch_bump=True, now_ms=0)
+    assert isinstance(guard, Verification), "one may ask: the marker may be on its way"
+    assert code(states.check(newer, verification=guard)) is ErrorCode.INVALID_TXN_STATE
 
 
 def test_what_comes_from_a_leader_is_not_checked_again() -> None:
