@@ -19,8 +19,10 @@ from tests.support.txn_coordinator import (
 
 from tallystick.broker.txn.codec import decode_batches
 from tallystick.broker.txn.commands import (
+    DONE,
     Ended,
     EntryExpired,
+    Expire,
     Initialised,
     InitProducerId,
     TimeOut,
@@ -238,6 +240,14 @@ async def test_a_writer_is_found_by_the_producer_id_that_is_in_the_partitions() 
         found = world.coordinator.find_writer(who.producer_id)
         assert found is world.entry()
         assert world.coordinator.find_writer(ProducerId(5)) is None
+        ended = await world.ask(commit(who))
+        assert isinstance(ended, Ended)
+        await world.settle()
+        world.clock.advance(world.settings.config.transactional_id_expiration_ms)
+        assert await world.ask(Expire()) == DONE
+        another = await world.init()
+        assert another.producer_id != who.producer_id
+        assert world.coordinator.find_writer(who.producer_id) is None
 
 
 @on_a_loop
