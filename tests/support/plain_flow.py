@@ -1,7 +1,7 @@
 """The least producing engine there can be: one record a request, at once. For tests of transactions alone."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -28,6 +28,13 @@ class PlainFlow:
     sequences: dict[TopicPartition, int] = field(default_factory=dict)
     held: asyncio.Event | None = None
     discarded: int = 0
+    gate: Callable[[], Exception] | None = None
+
+    def close_gate(self, why: Callable[[], Exception]) -> None:
+        self.gate = why
+
+    def open_gate(self) -> None:
+        self.gate = None
 
     async def flush(self) -> None:
         if self.held is not None:

@@ -168,6 +168,7 @@ class TransactionManager:
     def begin_now(self) -> None:
         """Begin a transaction without waiting. Raises: IllegalState, also where `needs_claim`."""
         self._call(Call.BEGIN)
+        self._flow.open_gate()
         self._enlisted.clear()
         self._before_init = None
 
@@ -351,12 +352,7 @@ class TransactionManager:
         async with self._timed("abort"):
             self._call(Call.ABORT)
             if self.machine.decided_in is not State.PREPARED:
-                try:
-                    await self._flow.discard(AbortRequired("the transaction was aborted"))
-                except asyncio.CancelledError:
-                    cancelled = TimedOut("the caller", 0, "abort")
-                    self.machine = self.machine.failed("EndTxn", cancelled)
-                    raise
+                await self._discard()
             await self._end()
 
     async def complete(self, token: PreparedTxnState) -> Completion:
@@ -418,10 +414,26 @@ class TransactionManager:
                 raise InDoubt(_unknown(self.transactional_id, name, verdict))
 
     async def _flush(self) -> None:
+        """Wait for all that was sent; nothing is accepted from here to the next begin [CLI-48]."""
+        self._flow.close_gate(self.why_not)
         try:
             await self._flow.flush()
+        except ClientError as exc:
+            self.machine = self.machine.failed("flush", exc)
+            raise
         except asyncio.CancelledError:
             self.machine = self.machine.failed("flush", AbortRequired("the flush was cancelled"))
+            raise
+
+    async def _discard(self) -> None:
+        self._flow.close_gate(self.why_not)
+        try:
+            await self._flow.discard(AbortRequired("the transaction was aborted"))
+        except ClientError as exc:
+            self.machine = self.machine.failed("EndTxn", exc)
+            raise
+        except asyncio.CancelledError:
+            self.machine = self.machine.failed("EndTxn", TimedOut("the caller", 0, "abort"))
             raise
 
     # ------------------------------------------------------------------ EndTxn
@@ -487,6 +499,8 @@ class TransactionManager:
                 raise InDoubt(_unknown(self.transactional_id, asked.writer, verdict)) from error
 
     def _raise_end(self, error: ClientError) -> NoReturn:
+        if self.machine.state is State.IN_TRANSACTION:
+            self._flow.open_gate()
         if self.machine.state is State.IN_DOUBT:
             wish = "decision" if self.machine.decided is None else self.machine.decided.name.lower()
             raise InDoubt(

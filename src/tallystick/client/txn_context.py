@@ -1,6 +1,6 @@
 """Where records and transactions meet: what the producing engine sees of a transaction, and the reverse."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Protocol
 
 from tallystick.client.errors import ClientError
@@ -47,11 +47,20 @@ class TxnContext(Protocol):
 class RecordFlow(Protocol):
     """What a transaction asks of the producing engine."""
 
+    def close_gate(self, why: Callable[[], Exception]) -> None:
+        """Accept no record any more, from any thread: `send` raises what `why` makes."""
+
+    def open_gate(self) -> None:
+        """Accept records again."""
+
     async def flush(self) -> None:
-        """Wait until every record accepted so far is acknowledged or has failed; never raises for those."""
+        """Wait until every record accepted so far is acknowledged or has failed.
+
+        Raises: TimedOut, and no error of a record: those came through `batch_failed`.
+        """
 
     async def discard(self, why: ClientError) -> None:
-        """Fail what was never sent, and wait for what is on its way."""
+        """Fail what was never sent, and wait for what is on its way. Raises: TimedOut."""
 
     def restart_sequences(self) -> None:
         """The identity has changed: every partition begins at 0."""
