@@ -28,6 +28,7 @@ from tallystick.client.config import Address, ClientConfig
 from tallystick.client.connection import NO_FEATURES, BrokerVersions, Features
 from tallystick.client.errors import (
     BadAnswer,
+    BrokerRefused,
     ClientError,
     Closed,
     NotSupported,
@@ -299,8 +300,10 @@ class Cluster:
     async def _mend(self, failure: ClientError, subject: str) -> None:
         match failure.remedy:
             case Remedy.FIND_COORDINATOR:
-                self.forget_coordinator("group", subject)
-                self.forget_coordinator("transaction", subject)
+                about = failure.subject if isinstance(failure, BrokerRefused) else subject
+                for key in {subject, about}:
+                    self.forget_coordinator("group", key)
+                    self.forget_coordinator("transaction", key)
             case Remedy.REFRESH:
                 try:
                     await self.refresh()

@@ -167,6 +167,7 @@ class Connection(asyncio.BufferedProtocol):
         self.session = session
         self._measures = measures
         self._max_idle_ms = terms.config.connections_max_idle_ms
+        self._patience_ms = terms.config.request_timeout_ms
         self._answer_bytes_max = terms.answer_bytes_max
         self._loop = asyncio.get_running_loop()
         self._scatters = type(self._loop).__module__.startswith("uvloop")
@@ -177,6 +178,7 @@ class Connection(asyncio.BufferedProtocol):
         self._big: bytearray | None = None
         self._big_filled = self._big_size = 0
         self._writing_paused = False
+        self._quiet: asyncio.TimerHandle | None = None  # the broker asked for a pause (KIP-219)
         self._why: Exception | None = None
         self._transport: asyncio.Transport | None = None
         self._watch: asyncio.TimerHandle | None = None
@@ -209,8 +211,9 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._measures.connection_close_total += 1
-        if self._watch is not None:
-            self._watch.cancel()
+        for timer in (self._watch, self._quiet):
+            if timer is not None:
+                timer.cancel()
         self._end_all(exc or self._why or ConnectionError("the broker closed the connection"))
         if not self.ended.done():
             self.ended.set_result(None)
@@ -270,7 +273,7 @@ class Connection(asyncio.BufferedProtocol):
     def _pump(self) -> None:
         """Hand to the socket what may go."""
         queue, session = self._queue, self.session
-        while queue and session.may_ask and not self._writing_paused and self._why is None:
+        while queue and session.may_ask and self._may_write:
             ask, version, body = queue.popleft()
             if ask.answer.done():
                 continue
@@ -283,6 +286,24 @@ class Connection(asyncio.BufferedProtocol):
             self._write(header, body, size)
             if waiter is None:
                 ask.answer.set_result(None)
+
+    @property
+    def _may_write(self) -> bool:
+        return not self._writing_paused and self._quiet is None and self._why is None
+
+    def _be_quiet(self, length_ms: int) -> None:
+        """A broker that throttles reads nothing meanwhile: what is held back here has had no effect yet.
+
+        Kafka's pauses are bounded by a quota window, some seconds; a number above any request's patience
+        is not believed.
+        """
+        if self._quiet is not None:
+            self._quiet.cancel()
+        self._quiet = self._loop.call_later(min(length_ms, self._patience_ms) / 1000, self._speak_again)
+
+    def _speak_again(self) -> None:
+        self._quiet = None
+        self._pump()
 
     def _write(self, header: bytes, body: list[bytes | memoryview], size: int) -> None:
         transport = self._transport
@@ -349,6 +370,9 @@ class Connection(asyncio.BufferedProtocol):
         took = now - ask.sent_ms
         measures.latency_ms_total += took
         measures.latency_ms_max = max(measures.latency_ms_max, took)
+        throttled_ms = getattr(message, "throttle_time_ms", 0)
+        if throttled_ms > 0:
+            self._be_quiet(throttled_ms)
         if not ask.answer.done():
             ask.answer.set_result(message)
 

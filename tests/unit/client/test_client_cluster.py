@@ -543,6 +543,25 @@ def test_a_request_that_times_out_takes_its_connection_with_it() -> None:
     run(story)
 
 
+def test_a_broker_that_throttles_is_left_alone_for_as_long_as_it_says() -> None:
+    """KIP-219; what a longer pause holds back was not sent, and says so [CLI-6]."""
+
+    async def story(broker: ScriptedBroker, cluster: Cluster) -> None:
+        pauses = [40, 2**31 - 1]
+        broker.scripts[ApiKey.HEARTBEAT] = lambda _: HeartbeatResponse(throttle_time_ms=pauses.pop(0))
+        await cluster.start()
+        beat = HeartbeatRequest(group_id="g", generation_id=1, member_id="m")
+        await cluster.send(1, beat, HeartbeatResponse)
+        began = cluster.now_ms()
+        await cluster.send(1, beat, HeartbeatResponse)
+        assert cluster.now_ms() - began >= 38
+        with pytest.raises(TimedOut) as late:
+            await cluster.send(1, beat, HeartbeatResponse, timeout_ms=20)
+        assert late.value.effect is Effect.NONE
+
+    run(story)
+
+
 def test_an_answer_nobody_waits_for_any_more_is_dropped_and_the_connection_stays() -> None:
     async def story(broker: ScriptedBroker, cluster: Cluster) -> None:
         gate = asyncio.Event()
