@@ -288,6 +288,26 @@ async def test_offsets_in_a_transaction_are_ended_with_it_by_force_too() -> None
         assert await code(made, missing) is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
+@pytest.mark.parametrize("not_ready", ["LOADING", "STOPPED", "LOST"])
+@on_a_loop
+async def test_groups_that_are_not_ready_are_told_of_as_a_leader_that_is_not(not_ready: str) -> None:
+    """Senders of markers know no coordinators: 14, 15 and 16 would be fatal to them, 6 is tried again."""
+    async with leader() as made:
+        groups = made.broker.groups
+        assert await groups.prepare() is None
+        match not_ready:
+            case "LOADING":
+                groups._loading.add(0)
+            case "STOPPED":
+                groups._stopped = True
+            case "LOST":
+                groups._shard(0).order.close()
+        found = await code(made, marker(STRANGER, 0, topic=GROUP_OFFSETS))
+        groups._loading.clear()
+        groups._stopped = False
+        assert found is ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+
 @on_a_loop
 async def test_a_disk_that_hangs_is_no_reason_to_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(write_txn_markers, "DURABLE_S_MAX", 0.01)
