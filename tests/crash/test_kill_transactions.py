@@ -49,7 +49,7 @@ class Client(threading.Thread):
     """One transactional id: transaction after transaction, one in five aborted on purpose, until stopped."""
 
     def __init__(self, number: int, broker: BrokerProcess, stop: threading.Event) -> None:
-        super().__init__(name=f"producer-{number}")
+        super().__init__(name=f"producer-{number}", daemon=True)
         self.told = Told()
         self.id = f"killed-{number}"
         self.config: dict[str, str | int] = {
@@ -170,8 +170,8 @@ def running(clients: list[Client], stop: threading.Event) -> Iterator[None]:
         yield
     finally:
         stop.set()
-        for client in clients:
-            client.join(ENDED_S)
+    for client in clients:
+        client.join(ENDED_S)
     assert not any(client.is_alive() for client in clients), "nobody waits for ever"
     for client in clients:
         Producer({**client.config, "transactional.id": client.id}).init_transactions(60)

@@ -101,9 +101,9 @@ def test_a_token_is_decided_once_and_its_markers_have_the_next_epoch(history: Hi
         return checkers.decide([written, marker(1, signer, commit=commit)], upto=2)
 
     good = markers(pair(1, 1), commit=True)
-    assert not [*checkers.check_markers(history, {A: good, B: good})]
-    assert [*checkers.check_markers(history, {A: good, B: markers(pair(1, 1), commit=False)})]
-    assert [*checkers.check_markers(history, {A: markers(pair(1, 0), commit=True)})]
+    assert not [*checkers.check_markers(history, {A: good, B: good}, set())]
+    assert [*checkers.check_markers(history, {A: good, B: markers(pair(1, 1), commit=False)}, set())]
+    assert [*checkers.check_markers(history, {A: markers(pair(1, 0), commit=True)}, set())]
 
 
 def test_database_and_log_agree(history: History) -> None:

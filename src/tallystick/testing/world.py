@@ -483,7 +483,7 @@ class World:
         found = [
             *checkers.check_texts(batches),
             *checkers.check_order(self.history, visible),
-            *checkers.check_markers(self.history, decided),
+            *checkers.check_markers(self.history, decided, self._hanging),
             *checkers.check_entries(entries, decided, self._hanging),
         ]
         if self.faults.may_forget:

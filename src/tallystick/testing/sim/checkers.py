@@ -141,7 +141,7 @@ def check_pair(history: History, exchange: Exchange, *, forgets: bool = False) -
             history.report(f"{said} after {newest}")
     elif pair.producer_id in known.producer_ids:
         history.report(f"{said}, a producer id from before {newest}")
-    known.before, known.newest = newest, pair
+    known.before, known.newest = asked if is_stranger and not claims_anew else newest, pair
     known.producer_ids.add(pair.producer_id)
 
 
@@ -205,13 +205,23 @@ def check_order(history: History, visible: Mapping[TopicPartition, Sequence[str]
             last[owner] = place
 
 
-def check_markers(history: History, decisions: Mapping[TopicPartition, Decisions]) -> Iterator[str]:
-    """I1: a token is decided once. I3: its markers carry the next epoch, in every partition."""
+def check_markers(
+    history: History,
+    decisions: Mapping[TopicPartition, Decisions],
+    hanging: AbstractSet[tuple[TopicPartition, ProducerId]],
+) -> Iterator[str]:
+    """I1: a token is decided once. I3: its markers carry the next epoch, in every partition.
+
+    Args:
+        hanging: what a start listed as ended by nobody; whatever ends it is another's marker.
+    """
     outcomes: dict[Identity, tuple[bool, TopicPartition]] = {}
     for partition, decided in decisions.items():
         for signer, commit, writer in decided.markers:
             txn = None if writer is None else history.by_writer.get(writer)
             if txn is None or writer is None or writer in history.reused:
+                continue
+            if (partition, writer.producer_id) in hanging:
                 continue
             if signer != Identity(writer.producer_id, ProducerEpoch(writer.epoch + 1)):
                 yield f"{partition}: {txn} was ended by a marker of {signer}"
