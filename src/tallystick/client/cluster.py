@@ -22,12 +22,12 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextvars import Context, ContextVar
 from random import random, shuffle
-from typing import Final, Literal, TypeVar
+from typing import Final, TypeVar
 
 from tallystick.client.config import Address, ClientConfig
 from tallystick.client.connection import NO_FEATURES, BrokerVersions, Features
+from tallystick.client.coordinators import CoordinatorKind, Coordinators
 from tallystick.client.errors import (
-    BadAnswer,
     BrokerRefused,
     ClientError,
     Closed,
@@ -45,21 +45,15 @@ from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Effect, Remedy
 from tallystick.kernel.ids import TopicPartition
 from tallystick.kernel.limits import FRAME_BYTES_MAX_DEFAULT
-from tallystick.protocol.apis import API, ApiKey, ApiSpec
-from tallystick.protocol.messages.find_coordinator import (
-    Coordinator,
-    FindCoordinatorRequest,
-    FindCoordinatorResponse,
-)
+from tallystick.protocol.apis import API, ApiSpec
+from tallystick.protocol.messages.find_coordinator import FindCoordinatorResponse
 from tallystick.protocol.messages.metadata import MetadataRequest, MetadataResponse
 
 R = TypeVar("R")
 T = TypeVar("T")
-CoordinatorKind = Literal["group", "transaction"]
 
 _log = logging.getLogger("tallystick.client")
 
-_KEY_TYPES: Final = {"group": 0, "transaction": 1}
 _SPECS: Final[Mapping[type, ApiSpec]] = {spec.request: spec for spec in API.values()}
 _DEADLINE: ContextVar[Deadline | None] = ContextVar("tallystick.deadline", default=None)
 
@@ -92,8 +86,7 @@ class Cluster:
         self._refresher = Refresher(
             self._ask_metadata, config.metadata_max_age_ms, auto_create_topics, topics_idle_ms
         )
-        self._coordinators: dict[tuple[CoordinatorKind, str], int] = {}
-        self._lookups: dict[tuple[CoordinatorKind, str], asyncio.Task[int | ClientError]] = {}
+        self._coordinators = Coordinators(self._ask_coordinator, lambda node: self.learn_leaders({}, [node]))
         self._closed = False
 
     async def start(self) -> None:
@@ -103,8 +96,7 @@ class Cluster:
     async def close(self, timeout_s: float = CLOSE_S) -> None:
         """End every connection and every wait. Takes `timeout_s` at most; again is harmless."""
         self._closed = True
-        for lookup in self._lookups.values():
-            lookup.cancel()
+        self._coordinators.close()
         ended = [end for link in self._links.values() if (end := link.close()) is not None]
         ended += self._refresher.close()
         if ended:
@@ -210,8 +202,7 @@ class Cluster:
 
     def suspect(self, node_id: int) -> None:
         """A broker did not answer: whatever it coordinated may have moved, and so may what it led."""
-        for key in [key for key, node in self._coordinators.items() if node == node_id]:
-            del self._coordinators[key]
+        self._coordinators.forget_on(node_id)
         if not self._closed:
             self._refresher.next_round()
 
@@ -301,9 +292,8 @@ class Cluster:
         match failure.remedy:
             case Remedy.FIND_COORDINATOR:
                 about = failure.subject if isinstance(failure, BrokerRefused) else subject
-                for key in {subject, about}:
-                    self.forget_coordinator("group", key)
-                    self.forget_coordinator("transaction", key)
+                kinds: tuple[CoordinatorKind, ...] = ("group", "transaction")
+                self._coordinators.forget(*((kind, key) for kind in kinds for key in (subject, about)))
             case Remedy.REFRESH:
                 try:
                     await self.refresh()
@@ -388,7 +378,7 @@ class Cluster:
         before = self.image.cluster_id
         if before is not None and answer.cluster_id not in (None, before):
             _log.warning("bootstrap.servers lead to cluster %s, before to %s", answer.cluster_id, before)
-            self._coordinators.clear()
+            self._coordinators.forget_on()
             self.features = NO_FEATURES
         return answer
 
@@ -399,50 +389,22 @@ class Cluster:
 
         Raises: BrokerRefused (COORDINATOR_NOT_AVAILABLE: try again), NotAuthorized, Unreachable, TimedOut.
         """
-        node = self._coordinators.get((kind, key))
+        node = self._coordinators.known(kind, key)
         if node is not None:
             return node
-        lookup = self._lookups.get((kind, key))
-        if lookup is None:
-            loop = asyncio.get_running_loop()
-            lookup = loop.create_task(self._look_up(kind, key), context=Context())
-            self._lookups[kind, key] = lookup
-            lookup.add_done_callback(lambda _: self._lookups.pop((kind, key), None))
-        found = await self._within(lookup, f"FindCoordinator {key!r}")
+        if self._closed:
+            raise Closed("the client was closed")
+        found = await self._within(self._coordinators.look_up(kind, key), f"FindCoordinator {key!r}")
         if isinstance(found, ClientError):
             raise type(found)(*found.args) from found
         return found
 
     def forget_coordinator(self, kind: CoordinatorKind, key: str) -> None:
         """Look it up again next time."""
-        self._coordinators.pop((kind, key), None)
+        self._coordinators.forget((kind, key))
 
-    async def _look_up(self, kind: CoordinatorKind, key: str) -> int | ClientError:
-        try:
-            answer = await self._find_coordinator(kind, key)
-        except ClientError as exc:
-            return exc
-        if answer.error_code:
-            return refused("FindCoordinator", key, answer.error_code, answer.error_message)
-        self.learn_leaders({}, [Node(id=answer.node_id, address=Address(answer.host, answer.port))])
-        self._coordinators[kind, key] = answer.node_id
-        return answer.node_id
-
-    async def _find_coordinator(self, kind: CoordinatorKind, key: str) -> Coordinator:
-        request = ByVersion(ApiKey.FIND_COORDINATOR, lambda version: _finding(kind, key, version))
-        answer = await self.send_any(request, FindCoordinatorResponse)
-        if len(answer.coordinators) == 1:
-            return answer.coordinators[0]
-        if answer.coordinators:
-            raise BadAnswer("", "FindCoordinator", f"{len(answer.coordinators)} coordinators for one key")
-        return Coordinator(
-            key=key,
-            node_id=answer.node_id,
-            host=answer.host,
-            port=answer.port,
-            error_code=answer.error_code,
-            error_message=answer.error_message,
-        )
+    async def _ask_coordinator(self, request: ByVersion) -> FindCoordinatorResponse:
+        return await self.send_any(request, FindCoordinatorResponse)
 
     # --------------------------------------------------------------------------- brokers
 
@@ -488,11 +450,3 @@ class Cluster:
         versions = connection.session.versions
         if versions is not None:
             self.features = self.features.newest(versions.features)
-
-
-def _finding(kind: CoordinatorKind, key: str, version: int) -> FindCoordinatorRequest:
-    """From version 4 on several keys may be asked for (KIP-699)."""
-    key_type = _KEY_TYPES[kind]
-    if version >= 4:
-        return FindCoordinatorRequest(coordinator_keys=(key,), key_type=key_type)
-    return FindCoordinatorRequest(key=key, key_type=key_type)

@@ -11,6 +11,7 @@ from tests.support.scripted_broker import HangUp, ScriptedBroker, Seen
 from tallystick.client.cluster import Cluster
 from tallystick.client.config import ClientConfig
 from tallystick.client.errors import (
+    BadAnswer,
     BrokerRefused,
     Closed,
     ConnectionLost,
@@ -420,6 +421,21 @@ def test_a_coordinator_is_looked_up_once_by_all_who_want_it(newest: int) -> None
         cluster.forget_coordinator("transaction", "t")
         assert await cluster.coordinator("transaction", "t") == 1
         assert [seen.version for seen in of(ApiKey.FIND_COORDINATOR, broker)] == [newest, newest]
+
+    run(story)
+
+
+def test_an_answer_about_another_key_is_no_answer() -> None:
+    """A coordinator for the wrong id would be asked to end the wrong transaction."""
+
+    async def story(broker: ScriptedBroker, cluster: Cluster) -> None:
+        other = Coordinator(key="other", node_id=1, host="127.0.0.1", port=broker.port)
+        for told in ((other,), (other, other)):
+            broker.scripts[ApiKey.FIND_COORDINATOR] = lambda _, told=told: FindCoordinatorResponse(
+                coordinators=told
+            )
+            with pytest.raises(BadAnswer, match="other"):
+                await cluster.coordinator("transaction", "t")
 
     run(story)
 
