@@ -1,3 +1,59 @@
-"""tallystick: a Kafka transaction and another system's transaction commit together, or not at all."""
+"""tallystick: a Kafka transaction and another system's transaction commit together, or not at all.
+
+    from tallystick import Consumer, PreparedTxnState, Producer, TopicPartition, errors
+
+The names here are imported when they are first used; `tallystick.aio` has the same clients under asyncio.
+"""
+
+from typing import TYPE_CHECKING
+
+from tallystick import _lazy
+
+if TYPE_CHECKING:
+    from tallystick import aio, errors
+    from tallystick.client.blocking.producer import Producer
+    from tallystick.client.delivery import BatchDelivery, BatchMetadata, Delivery, RecordMetadata
+    from tallystick.client.modes import Mode
+    from tallystick.client.offsets import GroupMetadata, OffsetAndMetadata
+    from tallystick.client.prepared import PreparedTxnState
+    from tallystick.client.transactions import Completion
+    from tallystick.kernel.ids import TopicPartition
 
 __version__ = "0.1.0.dev0"
+
+__all__ = [
+    "BatchDelivery",
+    "BatchMetadata",
+    "Completion",
+    "Delivery",
+    "GroupMetadata",
+    "Mode",
+    "OffsetAndMetadata",
+    "PreparedTxnState",
+    "Producer",
+    "RecordMetadata",
+    "TopicPartition",
+    "__version__",
+    "aio",
+    "errors",
+]
+
+if not TYPE_CHECKING:
+    __getattr__ = _lazy.attributes(
+        __name__,
+        {
+            "BatchDelivery": "tallystick.client.delivery:BatchDelivery",
+            "BatchMetadata": "tallystick.client.delivery:BatchMetadata",
+            "Completion": "tallystick.client.transactions:Completion",
+            "Delivery": "tallystick.client.delivery:Delivery",
+            "GroupMetadata": "tallystick.client.offsets:GroupMetadata",
+            "Mode": "tallystick.client.modes:Mode",
+            "OffsetAndMetadata": "tallystick.client.offsets:OffsetAndMetadata",
+            "PreparedTxnState": "tallystick.client.prepared:PreparedTxnState",
+            "Producer": "tallystick.client.blocking.producer:Producer",
+            "RecordMetadata": "tallystick.client.delivery:RecordMetadata",
+            "TopicPartition": "tallystick.kernel.ids:TopicPartition",
+            "aio": "tallystick.aio",
+            "errors": "tallystick.errors",
+        },
+    )

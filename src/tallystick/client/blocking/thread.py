@@ -10,7 +10,7 @@ interpreter's exit clients that are still open are closed, all of them within EX
 
 Waiting. Every wait has a limit [CLI-2]. Most coroutines have a limit of their own with a better name; the
 one given here is the last resort. A wait that is interrupted (Ctrl-C) cancels what it waited for, so that
-nothing is done of which nobody hears, unless `detached`: what has been decided goes on, within its limit.
+nothing is done of which nobody hears. A commit that is interrupted is in doubt, and asked again it goes on.
 
 Callbacks that belong to the caller, as those of a rebalance, run in its thread while it waits: `hand_back`.
 A call from the engine thread would wait for itself, and is refused [CLI-60].
@@ -21,6 +21,7 @@ import atexit
 import os
 import threading
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from contextvars import ContextVar
 from queue import Empty, SimpleQueue
 from time import monotonic
@@ -103,6 +104,7 @@ class EngineThread:
     def __init__(self) -> None:
         self.forked = False
         self._clients: WeakSet[Opened] = WeakSet()
+        self._closing: set[asyncio.Task[None]] = set()
         self._ready = threading.Event()
         self._loop: asyncio.AbstractEventLoop
         self._ending: asyncio.Event
@@ -125,15 +127,12 @@ class EngineThread:
         """Can it be used in this process?"""
         return not self.forked and self._thread.is_alive()
 
-    def run(
-        self, coroutine: Coroutine[object, object, T], limit_s: float, doing: str, *, detached: bool = False
-    ) -> T:
+    def run(self, coroutine: Coroutine[object, object, T], limit_s: float, doing: str) -> T:
         """Run a coroutine on the loop and wait for what it returns or raises.
 
         Args:
             limit_s: the last resort; the callback time of `hand_back` is not counted.
             doing: named in errors.
-            detached: an interrupted wait leaves it running.
         Raises: what the coroutine raises; IllegalState on the engine thread itself and in a forked child;
             Closed when the thread has ended; TimedOut after `limit_s`, and what was done is unknown.
         """
@@ -154,8 +153,7 @@ class EngineThread:
             late = TimedOut("engine thread", int(limit_s * 1000), doing)
             raise late.after(Effect.UNKNOWN) from None
         except BaseException:
-            if not detached:
-                self._cancel(call)
+            self._cancel(call)
             raise
         return call.outcome(doing)
 
@@ -167,12 +165,16 @@ class EngineThread:
 
         return self.run(once(), _GRACE_S, doing)
 
-    def soon(self, function: Callable[[], object]) -> None:
-        """Call a function on the loop, and do not wait for it."""
-        try:
-            self._loop.call_soon_threadsafe(function)
-        except RuntimeError as exc:
-            raise Closed("the engine thread has ended") from exc
+    def abandon(self, close: Callable[[float], Coroutine[object, object, None]]) -> None:
+        """Nobody has closed this client, and nobody can any more: do it, without waiting."""
+
+        def begin() -> None:
+            closing = self._loop.create_task(close(0.0))
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
+
+        with suppress(RuntimeError):  # the loop is closed, and all that was on it
+            self._loop.call_soon_threadsafe(begin)
 
     def opened(self, client: Opened) -> None:
         """A client that the interpreter's exit is to close, and a fork to leave behind."""
@@ -185,10 +187,8 @@ class EngineThread:
         """Close what is open, and the thread. Takes `limit_s` at most; never raises."""
         until = monotonic() + limit_s
         for client in list(self._clients):
-            try:
+            with suppress(ClientError):  # nobody is left to hear of it
                 client.close(timeout_s=max(until - monotonic(), 0))
-            except ClientError:
-                pass  # nobody is left to hear of it
         try:
             self._loop.call_soon_threadsafe(self._ending.set)
         except RuntimeError:

@@ -1,0 +1,238 @@
+"""`tallystick.aio.Producer`: records and transactions, on the caller's own loop.
+
+The engine sends records, the transaction manager decides when they may be sent; here they are put together,
+opened and closed as one. The synchronous Producer is this one on the engine thread.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import repeat
+from types import TracebackType
+from typing import Final, Protocol, Self, runtime_checkable
+
+from tallystick.client.accumulator import NotNow, all_bytes
+from tallystick.client.batching import Columns
+from tallystick.client.cluster import Cluster
+from tallystick.client.config import ProducerConfig
+from tallystick.client.delivery import BatchDelivery, Delivery, DeliveryCallback
+from tallystick.client.errors import ClientError, Closed, IllegalState
+from tallystick.client.modes import Mode
+from tallystick.client.offsets import GroupMetadata, OffsetAndMetadata
+from tallystick.client.prepared import PreparedTxnState
+from tallystick.client.producing import ProducerEngine
+from tallystick.client.retry import Deadline
+from tallystick.client.transactions import Completion, TransactionManager
+from tallystick.client.txn_producer import State
+from tallystick.kernel.errors import InDoubt
+from tallystick.kernel.ids import TopicPartition
+
+_log = logging.getLogger("tallystick.producer")
+
+CLOSE_S: Final = 30.0
+# What nobody has decided on. PREPARED and IN_DOUBT are not here: whoever recovers decides them [CLI-62].
+_UNDECIDED: Final = frozenset({State.IN_TRANSACTION, State.PREPARING, State.ABORTABLE_ERROR})
+
+
+@runtime_checkable
+class ArrowColumn(Protocol):
+    """An Arrow array of binaries or strings, or anything else that turns itself into a list."""
+
+    def to_pylist(self) -> list[bytes | None]: ...
+
+
+Column = Sequence[bytes | None] | ArrowColumn
+Offsets = Mapping[TopicPartition, OffsetAndMetadata | int]
+
+
+class Producer:
+    """Sends records, in transactions if `transactional.id` is set. Made, used and closed on one loop.
+
+    Its methods are those of `tallystick.Producer`, where they are described; here they are awaited.
+    """
+
+    def __init__(self, config: Mapping[str, object]) -> None:
+        """Connects to nothing yet. Raises: BadConfig with all problems."""
+        self.config = ProducerConfig.parse(config)
+        for note in self.config.notes:
+            _log.warning("%s", note)
+        self._cluster = Cluster(
+            self.config.client,
+            in_flight_max=self.config.max_in_flight_requests_per_connection,
+            auto_create_topics=True,
+            topics_idle_ms=self.config.metadata_max_idle_ms,
+        )
+        self._engine = ProducerEngine(self._cluster, self.config)
+        self._txn: TransactionManager | None = None
+        if self.config.transactional_id is not None:
+            self._txn = TransactionManager(self._cluster, self.config, self._engine)
+            self._engine.use(self._txn)
+        self.append, self.extend = self._engine.append, self._engine.extend
+        self._closed = False
+
+    # ------------------------------------------------------------------------------ records
+
+    async def send(
+        self,
+        topic: str,
+        value: bytes | None = None,
+        key: bytes | None = None,
+        *,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+        headers: Iterable[tuple[str, bytes | None]] = (),
+        on_delivery: DeliveryCallback | None = None,
+    ) -> Delivery:
+        """Take one record. Waits for metadata and memory alone; the Delivery can be awaited."""
+        deadline: Deadline | None = None
+        while True:
+            try:
+                return self.append(topic, value, key, partition, timestamp_ms, headers, on_delivery)
+            except NotNow:
+                deadline = await self.admitted(topic, deadline)
+
+    async def send_batch(
+        self,
+        topic: str,
+        values: Column,
+        keys: Column | None = None,
+        *,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+        headers: Iterable[tuple[str, bytes | None]] = (),
+    ) -> BatchDelivery:
+        """Take many records at once."""
+        rows = columns(values, keys, timestamp_ms, headers)
+        deadline: Deadline | None = None
+        while True:
+            try:
+                return BatchDelivery(topic, self.extend(topic, rows, rows.keys, partition))
+            except NotNow:
+                deadline = await self.admitted(topic, deadline)
+
+    async def admitted(self, topic: str, deadline: Deadline | None) -> Deadline:
+        """Wait until a record for `topic` may be taken; the deadline, for the next such wait of one call."""
+        if deadline is None:
+            deadline = self._cluster.deadline("max.block.ms", self.config.max_block_ms)
+        await self._engine.admitted(topic, deadline)
+        return deadline
+
+    async def flush(self, timeout_s: float | None = None) -> None:
+        """Send everything now, and wait until every record has its outcome."""
+        if timeout_s is None:
+            await self._engine.flush()
+        else:
+            await self._engine.flush(self._cluster.deadline("timeout_s", int(timeout_s * 1000)))
+
+    # ------------------------------------------------------------------------- transactions
+
+    async def init_transactions(self, keep_prepared_txn: bool = False) -> None:
+        """Claim the transactional id; abort what an earlier client left open, or keep it."""
+        await self.transactions("init_transactions").init(keep_prepared_txn)
+
+    async def begin_transaction(self) -> None:
+        """Begin a transaction."""
+        await self.transactions("begin_transaction").begin()
+
+    async def send_offsets_to_transaction(self, offsets: Offsets, group_metadata: GroupMetadata) -> None:
+        """Commit a group's offsets with this transaction."""
+        named = {
+            at: OffsetAndMetadata(place) if isinstance(place, int) else place for at, place in offsets.items()
+        }
+        await self.transactions("send_offsets_to_transaction").send_offsets(named, group_metadata)
+
+    async def prepare_transaction(self) -> PreparedTxnState:
+        """Flush everything, and leave the transaction in doubt until it is decided."""
+        return await self.transactions("prepare_transaction").prepare()
+
+    async def commit_transaction(self) -> None:
+        """Commit the transaction."""
+        await self.transactions("commit_transaction").commit()
+
+    async def abort_transaction(self) -> None:
+        """Abort the transaction."""
+        await self.transactions("abort_transaction").abort()
+
+    async def complete_transaction(self, state: PreparedTxnState) -> Completion:
+        """Commit what is in doubt if `state` names it, abort it otherwise."""
+        return await self.transactions("complete_transaction").complete(state)
+
+    @property
+    def mode(self) -> Mode | None:
+        """What a prepared transaction rests on."""
+        return None if self._txn is None else self._txn.mode
+
+    def transactions(self, call: str) -> TransactionManager:
+        """What carries out `call`. Raises: Closed; IllegalState without `transactional.id`."""
+        if self._closed:
+            raise Closed(f"{call}: the producer is closed")
+        if self._txn is None:
+            raise IllegalState(f"{call}: transactional.id is not set")
+        return self._txn
+
+    # ------------------------------------------------------------------------- the whole of it
+
+    def metrics(self) -> dict[str, float]:
+        """Measurements by Kafka's names."""
+        return {**self._engine.metrics(), **({} if self._txn is None else self._txn.metrics())}
+
+    async def close(self, timeout_s: float = CLOSE_S) -> None:
+        """End it: abort what nobody has decided on, send what was taken, for `timeout_s` at most."""
+        if self._closed:
+            return
+        self._closed = True
+        deadline = self._cluster.deadline("timeout_s", int(timeout_s * 1000))
+        self._engine.close_gate(_closed)
+        try:
+            if self._txn is not None and self._txn.machine.state in _UNDECIDED:
+                await self._abort(self._txn, timeout_s)
+            await self._engine.close(deadline)
+        finally:
+            await self._cluster.close()
+
+    async def _abort(self, txn: TransactionManager, limit_s: float) -> None:
+        """Nobody will commit it; what this cannot reach, transaction.timeout.ms or the next init ends."""
+        try:
+            async with asyncio.timeout(limit_s):
+                await txn.abort()
+        except (ClientError, InDoubt, TimeoutError) as exc:
+            _log.warning("%s: closed with its transaction open: %s", txn.transactional_id, exc)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+def columns(
+    values: Column,
+    keys: Column | None,
+    timestamp_ms: int | None,
+    headers: Iterable[tuple[str, bytes | None]],
+) -> Columns:
+    """The records of one `send_batch`. Raises: TypeError, ValueError when they do not fit together."""
+    values = all_bytes(_listed(values))
+    keys = None if keys is None else all_bytes(_listed(keys))
+    if keys is not None and len(keys) != len(values):
+        raise ValueError(f"{len(values)} values and {len(keys)} keys")
+    if not values:
+        raise ValueError("a batch of no records")
+    own = tuple(headers)
+    return Columns(
+        values=values,
+        keys=keys,
+        headers=list(repeat(own, len(values))) if own else None,
+        runs=[(0, int(time.time() * 1000) if timestamp_ms is None else timestamp_ms)],
+    )
+
+
+def _listed(column: Column) -> Sequence[bytes | None]:
+    return column.to_pylist() if isinstance(column, ArrowColumn) else column
+
+
+def _closed() -> Closed:
+    return Closed("the producer is closed")

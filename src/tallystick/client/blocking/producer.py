@@ -1,0 +1,288 @@
+"""`tallystick.Producer`: records and transactions for programs without an event loop.
+
+It is the asynchronous producer on the engine thread of the process. Records are gathered in the caller's
+thread: `send` crosses to the engine thread only when a topic is new or the memory is full.
+"""
+
+import warnings
+from collections.abc import Coroutine, Iterable, Mapping
+from types import TracebackType
+from typing import Final, NoReturn, Self, TypeVar
+
+from tallystick.client.accumulator import NotNow
+from tallystick.client.aio import producer as aio
+from tallystick.client.aio.producer import CLOSE_S, Column, Offsets
+from tallystick.client.blocking.thread import engine_thread, forked
+from tallystick.client.delivery import BatchDelivery, Delivery, DeliveryCallback
+from tallystick.client.modes import Mode
+from tallystick.client.offsets import GroupMetadata
+from tallystick.client.prepared import PreparedTxnState
+from tallystick.client.retry import Deadline
+from tallystick.client.transactions import Completion
+
+T = TypeVar("T")
+
+_GRACE_S: Final = 5.0
+
+
+class Producer:
+    """Sends records, in transactions if `transactional.id` is set.
+
+        with Producer({"bootstrap.servers": "localhost:9092"}) as producer:
+            producer.send("orders", b"one", key=b"42")
+
+    Life: made, used, closed; `with` closes it. Threads may share one: `send`, `send_batch` and `flush` at
+    any time; the transaction's calls one after the other, since there is one transaction at a time. It does
+    not survive a fork: the child opens its own. Callbacks run on the engine thread, so they must not wait,
+    and calls that wait are refused there.
+
+    Every error is a ClientError (or InDoubt, see `commit_transaction`) that says what may have happened in
+    the cluster (`effect`) and what to do about it.
+    """
+
+    def __init__(self, config: Mapping[str, object]) -> None:
+        """Connects to nothing yet.
+
+        Args:
+            config: Kafka's dotted names and their values, as texts, numbers or booleans: docs/config.md.
+        Raises: BadConfig with all problems at once.
+        """
+        self._open = False
+        self._thread = engine_thread()
+        self._on_loop = self._thread.do(lambda: aio.Producer(config), "Producer")
+        self._open = True
+        self._append, self._extend = self._on_loop.append, self._on_loop.extend
+        settings = self._on_loop.config
+        self._block_s = settings.max_block_ms / 1000 + _GRACE_S
+        self._flush_s = 2 * settings.delivery_timeout_ms / 1000 + _GRACE_S
+        # A flush, and as many requests as a transactional call makes, each within max.block.ms.
+        self._txn_s = self._flush_s + 8 * self._block_s
+        self._thread.opened(self)
+
+    # ------------------------------------------------------------------------------ records
+
+    def send(
+        self,
+        topic: str,
+        value: bytes | None = None,
+        key: bytes | None = None,
+        *,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+        headers: Iterable[tuple[str, bytes | None]] = (),
+        on_delivery: DeliveryCallback | None = None,
+    ) -> Delivery:
+        """Take one record to be sent; the future of what becomes of it.
+
+        Waits only while the topic is not known yet or `buffer.memory` is full, for `max.block.ms` at most.
+        Records of one thread to one partition are written in the order of these calls.
+
+        Args:
+            value: the content; None is a deletion mark in a compacted topic.
+            key: chooses the partition by Kafka's hash; without one a batch goes where there is room.
+            partition: instead of that choice.
+            timestamp_ms: milliseconds since the epoch; now, unless given.
+            headers: names and contents, in order; a name may come twice.
+            on_delivery: called with the Delivery when it is done, on the engine thread.
+        Returns: a Delivery: `result(timeout)` is a RecordMetadata (topic, partition, offset, timestamp_ms).
+        Raises: nothing was taken: TimedOut, TooLarge, UnknownTopic, IllegalState outside a transaction,
+            AbortRequired when the transaction has failed, TypeError for anything but bytes, Closed.
+        Cost: about 0.5 us, and nothing but memory; a batch at a time goes to the engine thread.
+        Source: Kafka KafkaProducer.send; KIP-91, KIP-480, KIP-794.
+        """
+        try:
+            return self._append(topic, value, key, partition, timestamp_ms, headers, on_delivery)
+        except NotNow:
+            pass
+        deadline: Deadline | None = None
+        while True:
+            deadline = self._run(self._on_loop.admitted(topic, deadline), self._block_s, "send")
+            try:
+                return self._append(topic, value, key, partition, timestamp_ms, headers, on_delivery)
+            except NotNow:
+                continue
+
+    def send_batch(
+        self,
+        topic: str,
+        values: Column,
+        keys: Column | None = None,
+        *,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+        headers: Iterable[tuple[str, bytes | None]] = (),
+    ) -> BatchDelivery:
+        """Take many records in one call: all of them or, if it raises, none.
+
+        Args:
+            values: bytes or None, a list or an Arrow array; at least one.
+            keys: as many. Records are spread by the hash of their key; those without one stay together.
+            partition: for all of them, instead.
+            timestamp_ms: of all of them; now, unless given.
+            headers: of every one of them.
+        Returns: a BatchDelivery: `result(timeout)` is a BatchMetadata with a part for each batch the records
+            went into.
+        Raises: as `send`; ValueError for columns of different lengths.
+        Cost: about 0.1 us a record without keys, 0.4 with.
+        """
+        rows = aio.columns(values, keys, timestamp_ms, headers)
+        deadline: Deadline | None = None
+        while True:
+            try:
+                return BatchDelivery(topic, self._extend(topic, rows, rows.keys, partition))
+            except NotNow:
+                deadline = self._run(self._on_loop.admitted(topic, deadline), self._block_s, "send_batch")
+
+    def flush(self, timeout_s: float | None = None) -> None:
+        """Send everything that was taken before now, and wait until each record has its outcome.
+
+        What became of a record its Delivery says; a record that failed is no error here.
+
+        Args:
+            timeout_s: seconds; without it `delivery.timeout.ms` ends the wait, which ends every record.
+        Raises: TimedOut after `timeout_s`: the rest stays under way.
+        """
+        limit_s = self._flush_s if timeout_s is None else timeout_s + _GRACE_S
+        self._run(self._on_loop.flush(timeout_s), limit_s, "flush")
+
+    # ------------------------------------------------------------------------- transactions
+
+    def init_transactions(self, keep_prepared_txn: bool = False) -> None:
+        """Claim the transactional id, once, before the first transaction.
+
+        Earlier producers of this id are fenced (in mode `resume`: when their transaction has ended). What
+        one of them left open is aborted, or kept.
+
+        Args:
+            keep_prepared_txn: leave a transaction that was prepared as it is, for `complete_transaction`.
+        Raises: NotSupported, NotAuthorized or BrokerRefused if no mode of `tallystick.modes` is possible;
+            the text names the version, grant or setting that is missing. InvalidTxnState for
+            `keep_prepared_txn` without two-phase commit or modes. TimedOut.
+        Source: KIP-98; KIP-939 "KafkaProducer API Changes".
+        """
+        self._run(self._on_loop.init_transactions(keep_prepared_txn), self._txn_s, "init_transactions")
+
+    def begin_transaction(self) -> None:
+        """Begin a transaction: what is sent from now on belongs to it.
+
+        Waits only after a transaction whose end did not move the producer's epoch.
+        Raises: IllegalState unless the producer is ready for one; Fenced.
+        """
+        txn = self._on_loop.transactions("begin_transaction")
+        if self._thread.forked:
+            raise forked("begin_transaction")
+        if txn.needs_claim:
+            self._run(self._on_loop.begin_transaction(), self._txn_s, "begin_transaction")
+        else:
+            txn.begin_now()  # sends nothing, so it needs no loop
+
+    def send_offsets_to_transaction(self, offsets: Offsets, group_metadata: GroupMetadata) -> None:
+        """Commit a group's offsets with this transaction.
+
+        Args:
+            offsets: the next offset to read of each partition, or OffsetAndMetadata.
+            group_metadata: `Consumer.group_metadata()` of the consumer that read: an evicted one is refused.
+        Raises: AbortRequired and others; then the transaction can only be aborted.
+        Source: KIP-447.
+        """
+        sent = self._on_loop.send_offsets_to_transaction(offsets, group_metadata)
+        self._run(sent, self._txn_s, "send_offsets_to_transaction")
+
+    def prepare_transaction(self) -> PreparedTxnState:
+        """Flush everything, then leave the transaction in doubt: only commit, abort and complete are legal.
+
+        Returns: what names it; store `str()` of it in the other system's own transaction. Empty if nothing
+            was sent.
+        Order: when this returns, every record and offset is in the cluster.
+        Raises: InvalidTxnState without two-phase commit or modes; AbortRequired if anything has failed.
+        Source: KIP-939 "KafkaProducer API Changes".
+        """
+        return self._run(self._on_loop.prepare_transaction(), self._txn_s, "prepare_transaction")
+
+    def commit_transaction(self) -> None:
+        """Commit: all of it becomes visible to readers of committed records.
+
+        Flushes first, unless it is prepared.
+        Raises: AbortRequired if any record or offset has failed. InDoubt if the decision was sent and its
+            outcome could not be learned: commit again asks again. DecisionExpired if the cluster had ended
+            the transaction by itself. Fenced.
+        """
+        self._run(self._on_loop.commit_transaction(), self._txn_s, "commit_transaction")
+
+    def abort_transaction(self) -> None:
+        """Abort: what was not sent fails, what was sent is never shown to readers of committed records.
+
+        Raises: IllegalState outside a transaction; InDoubt, TimedOut: abort again asks again. Fenced.
+        """
+        self._run(self._on_loop.abort_transaction(), self._txn_s, "abort_transaction")
+
+    def complete_transaction(self, state: PreparedTxnState) -> Completion:
+        """Bring what is in doubt to the end that another system has recorded.
+
+        Commits if `state` names exactly what is in doubt, aborts otherwise; with nothing in doubt it changes
+        nothing, and finds out what it can about how the transaction that `state` names has ended.
+
+        Args:
+            state: what the other system has stored, `PreparedTxnState(text)`.
+        Raises: InvalidTxnState unless `init_transactions(True)` or `prepare_transaction()` came before;
+            DecisionExpired if `state` was committed there and the cluster has aborted it; InDoubt.
+        Source: KIP-939 "KafkaProducer API Changes" and "Recovery recipe".
+        """
+        return self._run(self._on_loop.complete_transaction(state), self._txn_s, "complete_transaction")
+
+    @property
+    def mode(self) -> Mode | None:
+        """What a prepared transaction rests on, after `init_transactions`; None: nothing may be prepared.
+
+        `mode.value` is its name in `tallystick.modes`, `mode.not_promised` what it does not guarantee.
+        """
+        return self._on_loop.mode
+
+    # ------------------------------------------------------------------------- the whole of it
+
+    def metrics(self) -> dict[str, float]:
+        """Measurements by Kafka's names, `txn-*-time-ns-total` (nanoseconds) included."""
+        return self._on_loop.metrics()
+
+    def close(self, timeout_s: float = CLOSE_S) -> None:
+        """Send what was taken, and end everything; again is harmless.
+
+        A transaction that nobody has decided on is aborted; one that is prepared or in doubt is left as it
+        is, for whoever recovers it.
+
+        Args:
+            timeout_s: the most it takes, in seconds. What is not sent by then fails as Closed.
+        """
+        if self._open:
+            self._run(self._on_loop.close(timeout_s), timeout_s + _GRACE_S, "close")
+            self._open = False
+            self._thread.closed(self)
+
+    def left_behind(self) -> None:
+        """In a forked child: refuse every call [CLI-61]. Called by the engine thread's fork hook."""
+        self._open = False
+        self._append = self._extend = _refuse
+
+    def _run(self, coroutine: Coroutine[object, object, T], limit_s: float, doing: str) -> T:
+        return self._thread.run(coroutine, limit_s, doing)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if self._open:
+            warnings.warn(f"unclosed {self!r}", ResourceWarning, source=self, stacklevel=2)
+            self._thread.abandon(self._on_loop.close)
+
+    def __repr__(self) -> str:
+        client = self._on_loop.config.client
+        return f"<Producer of {client.client_id!r}{'' if self._open else ', closed'}>"
+
+
+def _refuse(*_: object, **__: object) -> NoReturn:
+    raise forked("send")

@@ -1,0 +1,63 @@
+"""Everything a client raises, in one place; `tallystick.client.errors` says what each means.
+
+    try:
+        producer.commit_transaction()
+    except errors.AbortRequired:
+        producer.abort_transaction()
+
+All are TallystickErrors and survive pickling. `effect` says what may have happened in the cluster.
+"""
+
+from tallystick.client.consumer_errors import CommitRefused, PositionUnknown, RecordUnreadable, WokenUp
+from tallystick.client.errors import (
+    AbortRequired,
+    BadAnswer,
+    BrokerRefused,
+    ClientError,
+    Closed,
+    ConnectionLost,
+    DecisionExpired,
+    Fenced,
+    IdExpired,
+    IllegalState,
+    InvalidTxnState,
+    NotAuthorized,
+    NotSupported,
+    TimedOut,
+    TooLarge,
+    UnknownTopic,
+    Unreachable,
+)
+from tallystick.client.prepared import BadPreparedTxnState
+from tallystick.kernel.errors import Effect, InDoubt, Remedy, TallystickError
+from tallystick.kernel.settings import BadConfig
+
+__all__ = [
+    "AbortRequired",
+    "BadAnswer",
+    "BadConfig",
+    "BadPreparedTxnState",
+    "BrokerRefused",
+    "ClientError",
+    "Closed",
+    "CommitRefused",
+    "ConnectionLost",
+    "DecisionExpired",
+    "Effect",
+    "Fenced",
+    "IdExpired",
+    "IllegalState",
+    "InDoubt",
+    "InvalidTxnState",
+    "NotAuthorized",
+    "NotSupported",
+    "PositionUnknown",
+    "RecordUnreadable",
+    "Remedy",
+    "TallystickError",
+    "TimedOut",
+    "TooLarge",
+    "UnknownTopic",
+    "Unreachable",
+    "WokenUp",
+]
