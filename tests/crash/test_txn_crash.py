@@ -5,7 +5,6 @@ what got no answer, as real ones do; a client that prepared a transaction may fi
 alone how it ended. What has to hold afterwards is in `tallystick.testing.sim.checkers`.
 """
 
-import asyncio
 import os
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
@@ -105,7 +104,7 @@ async def timeout(world: World) -> None:
     await producer.init()
     producer.begin()
     await producer.send(PARTITIONS, 1)
-    await asyncio.sleep(2)
+    await world.pass_time(2)
     with suppress(Fenced):
         await producer.end(commit=True)
 

@@ -140,7 +140,12 @@ class World:
             self._look_at,
         ]
         around = Around(
-            self.network, self.history, self.database, self.faults, self.random, lambda: self.level
+            network=self.network,
+            history=self.history,
+            database=self.database,
+            faults=self.faults,
+            random=self.random,
+            level=lambda: self.level,
         )
         self.workers = [
             Worker(owner, kind, self.random.randint(1, 4), PARTITIONS, around)
@@ -177,6 +182,10 @@ class World:
         return Producer(owner, kind, self.network, self.history, lambda: None)
 
     # -- the run -------------------------------------------------------------------------------------------
+
+    async def pass_time(self, seconds: float) -> None:
+        """Virtual seconds, in which everybody else goes on."""
+        await asyncio.sleep(seconds)
 
     def run(self) -> Result:
         """Everything from the first boot to the last check."""

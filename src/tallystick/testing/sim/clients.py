@@ -111,6 +111,7 @@ class Producer:
         network: Network,
         history: History,
         step: Callable[[], None],
+        *,
         gives_up: Callable[[], bool] = lambda: False,
     ) -> None:
         self.name = name

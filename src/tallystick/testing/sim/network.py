@@ -80,7 +80,7 @@ class Network:
         )
         frame = encode(header, spec.request_header_version(version)) + encode(request, version)
         reply: asyncio.Future[R] = self._clients.create_future()
-        sent = _Sent(caller, spec, version, request, frame, reply)
+        sent = _Sent(caller=caller, spec=spec, version=version, request=request, frame=frame, reply=reply)
         fates = self._fates(repeats)
         if self.say is not None:
             self.say(f"{caller} asks {self._correlation} v{version} at +{fates}: {request!r}")
@@ -173,6 +173,7 @@ class _Sent:
 
     def __init__(
         self,
+        *,
         caller: str,
         spec: ApiSpec,
         version: int,

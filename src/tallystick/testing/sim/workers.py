@@ -72,7 +72,7 @@ class Worker:
     def _producer(self) -> Producer:
         around = self._around
         kind = replace(self.kind, version=min(self.kind.version, around.level()))
-        return Producer(self.owner, kind, around.network, around.history, self._step, self._gives_up)
+        return Producer(self.owner, kind, around.network, around.history, self._step, gives_up=self._gives_up)
 
     def _gives_up(self) -> bool:
         return not self.calm and self._random.random() < self._around.faults.client_gives_up
@@ -144,6 +144,7 @@ class Around:
 
     def __init__(
         self,
+        *,
         network: Network,
         history: History,
         database: Database,
