@@ -38,7 +38,8 @@ from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import Final
 
-from tallystick.kernel.ids import Identity, ProducerId, TopicPartition
+from tallystick.admin.model import OpenTransaction, TransactionDescription
+from tallystick.kernel.ids import ProducerId
 from tallystick.kernel.value import frozen
 
 
@@ -102,33 +103,8 @@ _CAREFUL: Final = (
 )
 
 
-@frozen(kw_only=True)
-class OpenTransaction:
-    """An open transaction as a partition's leader sees it."""
-
-    partition: TopicPartition
-    writer: Identity
-    coordinator_epoch: int | None  # of the last marker of this producer; None: there was none
-    start_offset: int
-    last_timestamp_ms: int | None  # of its last record, as its producer chose it
-
-    @property
-    def key(self) -> tuple[TopicPartition, Identity, int]:
-        """What stays the same for as long as it is the same transaction."""
-        return self.partition, self.writer, self.start_offset
-
-
-@frozen(kw_only=True)
-class Coordinated:
-    """A transactional id as its coordinator describes it."""
-
-    transactional_id: str
-    coordinator: int
-    state: str  # Kafka's name
-    writer: Identity  # Kafka shows the pair that wrote; once decided, that of the markers
-    timeout_ms: int | None  # None: two-phase commit, it never ends by itself
-    started_ms: int | None
-    partitions: frozenset[TopicPartition]  # without a marker yet
+# Partition and coordinator speak of one transaction: the start that one tells is the other's, too.
+_THE_SAME: Final = frozenset({Finding.TWO_PHASE, Finding.OVERDUE, Finding.RUNNING, Finding.DECIDED})
 
 
 @frozen(kw_only=True)
@@ -138,7 +114,7 @@ class Look:
     at_ms: int
     opened: tuple[OpenTransaction, ...]
     listed: Mapping[ProducerId, tuple[str, ...]]  # transactional ids by producer id
-    described: Mapping[str, Coordinated]
+    described: Mapping[str, TransactionDescription]
     forgotten: frozenset[str] = frozenset()  # listed, and answered TRANSACTIONAL_ID_NOT_FOUND
     complete: bool  # has every coordinator answered?
 
@@ -150,9 +126,9 @@ class Case:
     transaction: OpenTransaction
     finding: Finding
     verdict: Verdict
-    coordinated: Coordinated | None
+    description: TransactionDescription | None
     idle_ms: int | None  # since its last record; None when its timestamps do not tell
-    open_ms: int | None  # since it began; None when no coordinator tells
+    open_ms: int | None  # since it began; None when no coordinator has it
 
 
 def judge(look: Look, limit_ms: int, earlier: Iterable[Case] = ()) -> tuple[Case, ...]:
@@ -177,13 +153,15 @@ def _judged(one: OpenTransaction, look: Look, limit_ms: int, seen_before: bool) 
         transaction=one,
         finding=finding,
         verdict=verdict,
-        coordinated=view,
+        description=view,
         idle_ms=idle_ms(one, look.at_ms),
-        open_ms=None if view is None or view.started_ms is None else max(look.at_ms - view.started_ms, 0),
+        open_ms=_open_ms(view, look.at_ms) if finding in _THE_SAME and view is not None else None,
     )
 
 
-def _finding(one: OpenTransaction, look: Look, limit_ms: int) -> tuple[Finding, Coordinated | None]:
+def _finding(
+    one: OpenTransaction, look: Look, limit_ms: int
+) -> tuple[Finding, TransactionDescription | None]:
     found = [_compared(one, name, look, limit_ms) for name in look.listed.get(one.writer.producer_id, ())]
     found = [each for each in found if each[0] is not Finding.NOBODYS]
     if not found:
@@ -193,7 +171,7 @@ def _finding(one: OpenTransaction, look: Look, limit_ms: int) -> tuple[Finding, 
 
 def _compared(
     one: OpenTransaction, name: str, look: Look, limit_ms: int
-) -> tuple[Finding, Coordinated | None]:
+) -> tuple[Finding, TransactionDescription | None]:
     if name in look.forgotten:
         return Finding.FORGOTTEN, None
     view = look.described.get(name)
@@ -204,7 +182,7 @@ def _compared(
     return _beside(one, view, look.at_ms, limit_ms), view
 
 
-def _beside(one: OpenTransaction, view: Coordinated, now_ms: int, limit_ms: int) -> Finding:
+def _beside(one: OpenTransaction, view: TransactionDescription, now_ms: int, limit_ms: int) -> Finding:
     ongoing = view.state == "Ongoing"
     decided = view.state in ("PrepareCommit", "PrepareAbort", "PrepareEpochFence")
     epoch, known = one.writer.epoch, view.writer.epoch
@@ -227,6 +205,10 @@ def _beside(one: OpenTransaction, view: Coordinated, now_ms: int, limit_ms: int)
     return Finding.OVERDUE if late else Finding.RUNNING
 
 
+def _open_ms(view: TransactionDescription, now_ms: int) -> int | None:
+    return None if view.started_ms is None else max(now_ms - view.started_ms, 0)
+
+
 def idle_ms(one: OpenTransaction, now_ms: int) -> int | None:
     """Since the last record. None where its timestamp says nothing: none is known, or it lies ahead."""
     last = one.last_timestamp_ms
@@ -235,9 +217,8 @@ def idle_ms(one: OpenTransaction, now_ms: int) -> int | None:
 
 def is_late(case: Case, limit_ms: int) -> bool:
     """Is it to be told of? A producer's timestamps that say nothing hide nothing."""
-    if case.open_ms is not None and case.open_ms > limit_ms:
-        return True
-    return case.idle_ms is None or case.idle_ms > limit_ms
+    since = case.idle_ms if case.open_ms is None else case.open_ms
+    return since is None or since > limit_ms
 
 
 # ------------------------------------------------------------------------------------ ending it

@@ -10,14 +10,13 @@ from tallystick.admin.hanging import (
     VERDICTS,
     Breaks,
     Case,
-    Coordinated,
     Finding,
     Look,
-    OpenTransaction,
     Verdict,
     is_late,
     judge,
 )
+from tallystick.admin.model import OpenTransaction, TransactionDescription
 from tallystick.kernel.ids import Identity, ProducerEpoch, ProducerId, TopicPartition
 from tallystick.kernel.value import replace
 
@@ -45,8 +44,8 @@ def opened(epoch: int = 5, *, start: int = 10, last_ms: int | None = 0) -> OpenT
 
 def coordinated(
     state: str = "Ongoing", epoch: int = 5, *partitions: TopicPartition, **more: int | None
-) -> Coordinated:
-    return Coordinated(
+) -> TransactionDescription:
+    return TransactionDescription(
         transactional_id="pay",
         coordinator=1,
         state=state,
@@ -58,7 +57,7 @@ def coordinated(
 
 
 def look(
-    view: Coordinated | None = None, one: OpenTransaction | None = None, *, complete: bool = True
+    view: TransactionDescription | None = None, one: OpenTransaction | None = None, *, complete: bool = True
 ) -> Look:
     return Look(
         at_ms=NOW,
@@ -220,4 +219,4 @@ def test_lateness_is_measured_from_the_start_where_a_coordinator_knows_it() -> N
     assert (busy.verdict, is_late(busy, LIMIT)) == (Verdict.SLOW, True)
     assert not is_late(case(last_ms=NOW, started_ms=NOW), LIMIT)
     old_records = case(last_ms=0, started_ms=NOW)
-    assert old_records.verdict is Verdict.OPEN
+    assert (old_records.verdict, is_late(old_records, LIMIT)) == (Verdict.OPEN, False)

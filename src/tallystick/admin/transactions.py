@@ -1,0 +1,538 @@
+"""KIP-664 on the loop: list, describe, find what hangs, and end it. KIP-939's force-terminate.
+
+`Transactions` asks; what is to be thought of the answers is `hanging`'s, and nothing here decides it.
+
+Ending past the coordinator [ADM-3]. A marker that comes too late ends another transaction. KIP-664 has the
+leader check the start offset; tallystick's broker does (docs/adr/0086), no Kafka does. Which one it is is
+asked first, with a marker that no broker can write: `_guards`. Where nobody checks, the partition is read
+immediately before, and the little time that is left in between is what the tool says is not safe.
+"""
+
+import logging
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Final
+
+from tallystick.admin.errors import NothingOpen, NotSafe
+from tallystick.admin.hanging import BREAKS, Breaks, Case, Look, Verdict, is_late, judge
+from tallystick.admin.listing import Answers, Asker, by_topic, gather
+from tallystick.admin.model import (
+    OPEN_STATES,
+    Cause,
+    ForcedOutcome,
+    ListedTransaction,
+    OpenTransaction,
+    ProducerState,
+    TransactionDescription,
+)
+from tallystick.client.cluster import Cluster
+from tallystick.client.errors import BrokerRefused, ClientError, NotSupported, refused
+from tallystick.kernel.clock import Clock, SystemClock
+from tallystick.kernel.codes import ErrorCode
+from tallystick.kernel.errors import Effect
+from tallystick.kernel.ids import INT32_MAX, Identity, ProducerEpoch, ProducerId, TopicPartition
+from tallystick.kernel.value import frozen
+from tallystick.protocol.messages import describe_producers as dp
+from tallystick.protocol.messages import describe_transactions as dt
+from tallystick.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
+from tallystick.protocol.messages.list_transactions import ListTransactionsRequest, ListTransactionsResponse
+from tallystick.protocol.messages.write_txn_markers import (
+    WritableTxnMarker,
+    WritableTxnMarkerTopic,
+    WriteTxnMarkersRequest,
+    WriteTxnMarkersResponse,
+)
+
+_audit = logging.getLogger("tallystick.audit")
+
+TRANSACTION_STATE: Final = "__transaction_state"
+DEFAULT_TIMEOUT_MS: Final = 60_000
+"""For an id whose transactions had no timeout: Kafka's default for producers."""
+
+NO_COORDINATOR: Final = -1
+"""The coordinator epoch of a marker that no coordinator sent (KIP-664)."""
+
+LIMIT_MS: Final = 15 * 60_000
+"""Kafka's transaction.max.timeout.ms: no transaction is meant to be open for longer."""
+
+
+@frozen(kw_only=True)
+class HangingReport:
+    """Open transactions that are late, and what could not be asked [ADM-2].
+
+    `failures`: by partition or broker, as text. `complete`: every partition and every coordinator answered.
+    """
+
+    cases: tuple[Case, ...]
+    failures: Mapping[str, ClientError]
+    complete: bool
+
+    @property
+    def hanging(self) -> tuple[Case, ...]:
+        return tuple(case for case in self.cases if case.verdict is Verdict.HANGING)
+
+
+@frozen(kw_only=True)
+class AbortPlan:
+    """What an abort would end, before anything is sent.
+
+    `guarded`: the leader itself checks that it is still this transaction. `coordinator_epoch`: what a broker
+    that does not check is told.
+    """
+
+    case: Case
+    guarded: bool
+    coordinator_epoch: int
+
+    @property
+    def transaction(self) -> OpenTransaction:
+        return self.case.transaction
+
+    @property
+    def breaks(self) -> Breaks:
+        return BREAKS[self.case.verdict]
+
+
+@frozen(kw_only=True)
+class AbortSpec:
+    """The transaction to abort in a partition: the one from an offset on, or that of a producer."""
+
+    partition: TopicPartition
+    start_offset: int | None = None
+    producer: Identity | None = None
+    coordinator_epoch: int | None = None
+
+    def __str__(self) -> str:
+        return f"at offset {self.start_offset}" if self.producer is None else f"of producer {self.producer}"
+
+    def fits(self, one: OpenTransaction) -> bool:
+        if self.start_offset is not None and one.start_offset != self.start_offset:
+            return False
+        return self.producer is None or one.writer == self.producer
+
+
+class Transactions:
+    """Transactions of one cluster. Each call is bounded by `timeout_ms`."""
+
+    def __init__(self, cluster: Cluster, timeout_ms: int, clock: Clock | None = None) -> None:
+        self._cluster = cluster
+        self._timeout_ms = timeout_ms
+        self._clock = clock or SystemClock()
+        self._guarding: dict[int, bool] = {}
+
+    def _asker(self) -> Asker:
+        deadline = self._cluster.deadline("default.api.timeout.ms", self._timeout_ms)
+        return Asker(self._cluster, deadline)
+
+    # -------------------------------------------------------------------------- what is there
+
+    async def list(
+        self,
+        *,
+        states: Collection[str] = (),
+        producer_ids: Collection[int] = (),
+        longer_than_ms: int | None = None,
+        pattern: str | None = None,
+        coordinators: Sequence[int] | None = None,
+    ) -> Answers[int, tuple[ListedTransaction, ...]]:
+        """Transactional ids by the broker that coordinates them.
+
+        Args:
+            longer_than_ms: open for longer than this (KIP-994). Alone it would let ids pass that have nothing
+                open, so it asks for open states unless `states` are given.
+            pattern: of whole transactional ids, in RE2's dialect (KIP-1152).
+            coordinators: broker ids; all brokers if None.
+        Raises: NotSupported for a filter or a state a broker does not have; Unreachable, TimedOut when no
+            broker is found. A single broker's failure is in the answer [ADM-2].
+        """
+        if longer_than_ms is not None and not states:
+            states = OPEN_STATES
+        asker = self._asker()
+        request = ListTransactionsRequest(
+            state_filters=tuple(states),
+            producer_id_filters=tuple(producer_ids),
+            duration_filter=-1 if longer_than_ms is None else longer_than_ms,
+            transactional_id_pattern=pattern,
+        )
+        brokers = await asker.brokers(coordinators)
+        return await gather(brokers, lambda node_id: _list_of(asker, node_id, request))
+
+    async def describe(self, transactional_ids: Iterable[str]) -> Answers[str, TransactionDescription]:
+        """What the coordinators know of transactional ids; an id nobody knows fails with IdExpired."""
+        asker = self._asker()
+        return await gather(transactional_ids, lambda name: _describe(asker, name))
+
+    async def describe_producers(
+        self, partitions: Iterable[TopicPartition], broker: int | None = None
+    ) -> Answers[TopicPartition, tuple[ProducerState, ...]]:
+        """The producers that partitions remember, by their leader, or by one replica's broker."""
+        asker = self._asker()
+        return await _producers(asker, partitions, broker)
+
+    # ---------------------------------------------------------------------------- what hangs
+
+    async def find_hanging(
+        self,
+        *,
+        topic: str | None = None,
+        partition: int | None = None,
+        broker: int | None = None,
+        limit_ms: int = LIMIT_MS,
+    ) -> HangingReport:
+        """Every open transaction that is late, judged; in a topic, on a broker, or in the whole cluster.
+
+        What is suspected on a first look is looked at again before it is called hanging [ADM-1].
+        """
+        asker = self._asker()
+        partitions = await self._partitions(asker, topic, partition, broker)
+        first, failures = await self._look(asker, partitions, broker)
+        cases = judge(first, limit_ms)
+        suspects = {c.transaction.partition for c in cases if c.verdict is Verdict.SUSPECTED}
+        complete = first.complete
+        if suspects:
+            second, more = await self._look(asker, suspects, broker)
+            again = judge(second, limit_ms, cases)
+            cases = (*(c for c in cases if c.transaction.partition not in suspects), *again)
+            failures, complete = failures | more, second.complete
+        late = tuple(c for c in cases if is_late(c, limit_ms) or c.verdict is Verdict.CONTRADICTION)
+        return HangingReport(cases=late, failures=failures, complete=complete and not failures)
+
+    async def _partitions(
+        self, asker: Asker, topic: str | None, partition: int | None, broker: int | None
+    ) -> tuple[TopicPartition, ...]:
+        cluster = self._cluster
+        if broker is not None:
+            await asker.brokers((broker,))
+        if topic is None:
+            image = await cluster.retrying("Metadata", "", lambda: cluster.refresh(None), asker.deadline)
+            cluster.forget_topics(None)
+            topics = tuple(image.topics.values())
+        else:
+            topics = (await cluster.topic(topic),)
+        return tuple(
+            TopicPartition(each.name, index)
+            for each in topics
+            for index, info in sorted(each.partitions.items())
+            if (partition is None or index == partition) and (broker is None or broker in info.replicas)
+        )
+
+    async def _look(
+        self, asker: Asker, partitions: Collection[TopicPartition], broker: int | None
+    ) -> tuple[Look, dict[str, ClientError]]:
+        """Partitions first, then their coordinators: the proof of [ADM-1] rests on that order."""
+        producers = await _producers(asker, partitions, broker)
+        failures = {str(at): failure for at, failure in producers.failures.items()}
+        opened = tuple(
+            one for at, states in producers.found.items() for state in states if (one := _opened(at, state))
+        )
+        if not opened:
+            return self._seen((), Answers({}, {}), Answers({}, {}), complete=True), failures
+        leaders = await self._coordinators(asker)
+        request = ListTransactionsRequest(producer_id_filters=tuple({o.writer.producer_id for o in opened}))
+        listed = await gather(await asker.brokers(), lambda node_id: _list_of(asker, node_id, request))
+        names = {one.transactional_id for each in listed.found.values() for one in each}
+        described = await gather(names, lambda name: _describe(asker, name))
+        failures |= {f"broker {node_id}": failure for node_id, failure in listed.failures.items()}
+        settled = leaders == await self._coordinators(asker) and all(n in listed.found for n in leaders)
+        return self._seen(opened, listed, described, complete=settled and listed.complete), failures
+
+    def _seen(
+        self,
+        opened: tuple[OpenTransaction, ...],
+        listed: Answers[int, tuple[ListedTransaction, ...]],
+        described: Answers[str, TransactionDescription],
+        *,
+        complete: bool,
+    ) -> Look:
+        by_producer: dict[ProducerId, tuple[str, ...]] = {}
+        for each in (one for some in listed.found.values() for one in some):
+            key = ProducerId(each.producer_id)
+            names = by_producer.get(key, ())
+            by_producer[key] = names if each.transactional_id in names else (*names, each.transactional_id)
+        return Look(
+            at_ms=self._clock.now_ms(),
+            opened=opened,
+            listed=by_producer,
+            described=described.found,
+            forgotten=frozenset(
+                name
+                for name, failure in described.failures.items()
+                if isinstance(failure, BrokerRefused) and failure.code == ErrorCode.TRANSACTIONAL_ID_NOT_FOUND
+            ),
+            complete=complete,
+        )
+
+    async def _coordinators(self, asker: Asker) -> tuple[int | None, ...]:
+        """Who leads each partition of the coordinators' log: where one has no leader, ids are unheard of."""
+        cluster = self._cluster
+        image = await cluster.retrying(
+            "Metadata", TRANSACTION_STATE, lambda: cluster.refresh((TRANSACTION_STATE,)), asker.deadline
+        )
+        topic = image.topics.get(TRANSACTION_STATE)
+        if topic is None:
+            return ()
+        return tuple(image.leader(TopicPartition(topic.name, index)) for index in sorted(topic.partitions))
+
+    # ------------------------------------------------------------------------------ ending it
+
+    async def plan_abort(self, spec: AbortSpec) -> AbortPlan:
+        """Find the transaction to abort, and what aborting it would break. Nothing is sent yet.
+
+        Raises: NothingOpen; UnknownTopic, NotAuthorized, and what else asking may end with.
+        """
+        asker = self._asker()
+        look, failures = await self._look(asker, (spec.partition,), None)
+        if str(spec.partition) in failures:
+            raise failures[str(spec.partition)]
+        case = next((c for c in judge(look, 0) if spec.fits(c.transaction)), None)
+        if case is None:
+            raise NothingOpen(str(spec.partition), str(spec), _what_is_open(look.opened))
+        leader = await self._cluster.node_for(spec.partition)
+        known = spec.coordinator_epoch
+        if known is None:
+            known = case.transaction.coordinator_epoch
+        return AbortPlan(
+            case=case,
+            guarded=await self._guards(asker, leader, case.transaction),
+            coordinator_epoch=max(known or 0, 0),
+        )
+
+    async def abort(self, plan: AbortPlan, *, force: bool = False) -> bool:
+        """Write an ABORT marker into one partition, for exactly the planned transaction [ADM-3].
+
+        Returns:
+            True: the marker was written. False: an answer was lost, and then the transaction was no longer
+            open: this marker or another one ended it.
+        Raises: NotSafe without `force`, when somebody else is to end it; NothingOpen when it has ended
+            meanwhile; BrokerRefused, TimedOut with what may have happened.
+        """
+        one = plan.transaction
+        if plan.breaks is not Breaks.NOTHING and not force:
+            raise NotSafe(f"{one.partition} at offset {one.start_offset}", plan.breaks.value)
+        said = f"abort {one.partition} offset {one.start_offset} producer {one.writer}"
+        _audit.warning(
+            "%s, %s, %s%s", said, plan.case.verdict.value, _of_id(plan), ", forced" if force else ""
+        )
+        asker = self._asker()
+        try:
+            await self._cluster.retrying(
+                "WriteTxnMarkers", one.partition, lambda: self._mark(asker, plan), asker.deadline
+            )
+        except NothingOpen as exc:
+            _audit.warning("%s: no longer open", said)
+            if exc.effect is Effect.UNKNOWN:
+                return False
+            raise
+        except ClientError as exc:
+            _audit.warning("%s: %s", said, exc)
+            raise
+        _audit.warning("%s: aborted", said)
+        return True
+
+    async def _mark(self, asker: Asker, plan: AbortPlan) -> None:
+        """One attempt. Whoever leads now may be another broker than when it was planned."""
+        one = plan.transaction
+        leader = await self._cluster.node_for(one.partition)
+        guarded = await self._guards(asker, leader, one)
+        if not guarded:
+            states = (await _producers(asker, (one.partition,), None)).one(one.partition)
+            now = [found for state in states if (found := _opened(one.partition, state))]
+            if one.key not in [each.key for each in now]:
+                raise NothingOpen(str(one.partition), f"at offset {one.start_offset}", _what_is_open(now))
+        epoch = NO_COORDINATOR if guarded else plan.coordinator_epoch
+        starts = (one.start_offset,) if guarded else ()
+        code = await self._write(leader, _marker(one, one.partition.partition, starts, epoch))
+        if guarded and code == ErrorCode.INVALID_TXN_STATE:
+            raise NothingOpen(str(one.partition), f"at offset {one.start_offset}", "its leader says so")
+        if code:
+            raise refused("WriteTxnMarkers", one.partition, code)
+
+    async def _guards(self, asker: Asker, leader: int, one: OpenTransaction) -> bool:
+        """Does this broker check the start offset of a marker?
+
+        Asked with a marker for a partition that cannot exist and two offsets for it: whoever reads them says
+        INVALID_REQUEST, and Kafka, which skips the tag, UNKNOWN_TOPIC_OR_PARTITION. Neither writes anything.
+        """
+        if leader not in self._guarding:
+
+            async def attempt() -> bool:
+                code = await self._write(leader, _marker(one, INT32_MAX, (0, 0), NO_COORDINATOR))
+                if code in (ErrorCode.INVALID_REQUEST, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION):
+                    return code == ErrorCode.INVALID_REQUEST
+                raise refused("WriteTxnMarkers", one.partition, code)
+
+            self._guarding[leader] = await self._cluster.retrying(
+                "WriteTxnMarkers", one.partition, attempt, asker.deadline
+            )
+        return self._guarding[leader]
+
+    async def _write(self, leader: int, marker: WritableTxnMarker) -> int:
+        """Send a marker for one partition; the code it is answered with."""
+        request = WriteTxnMarkersRequest(markers=(marker,))
+        answer = await self._cluster.send(leader, request, WriteTxnMarkersResponse)
+        codes = [p.error_code for m in answer.markers for t in m.topics for p in t.partitions]
+        return codes[0] if len(codes) == 1 else ErrorCode.UNKNOWN_SERVER_ERROR
+
+    async def force_terminate(self, transactional_id: str, *, force: bool = False) -> Identity:
+        """Abort whatever is open under a transactional id, and fence its producer (KIP-939).
+
+        It is InitProducerId without keep. That call replaces the id's timeout: it is given the present one.
+
+        Returns: the pair that the id has now.
+        Raises: NotSafe for a transaction of two-phase commit, without `force`: it may be prepared, and the
+            other system may have committed already. IdExpired when there is no such id, which asking for
+            it would make.
+        """
+        asker = self._asker()
+        found = await _describe(asker, transactional_id)
+        if found.in_doubt and not force:
+            raise NotSafe(transactional_id, Breaks.IN_DOUBT.value)
+        said = f"force-terminate {transactional_id!r} producer {found.writer} {found.state}"
+        _audit.warning("%s%s", said, ", forced" if force else "")
+        request = InitProducerIdRequest(
+            transactional_id=transactional_id,
+            transaction_timeout_ms=found.timeout_ms or DEFAULT_TIMEOUT_MS,
+        )
+        try:
+            _, answer = await asker.of_coordinator(
+                "transaction", transactional_id, request, InitProducerIdResponse, lambda a: a.error_code
+            )
+        except ClientError as exc:
+            _audit.warning("%s: %s", said, exc)
+            raise
+        _audit.warning("%s: terminated", said)
+        return Identity(ProducerId(answer.producer_id), ProducerEpoch(answer.producer_epoch))
+
+
+# ------------------------------------------------------------------------- requests and answers
+
+
+async def _list_of(
+    asker: Asker, node_id: int, request: ListTransactionsRequest
+) -> tuple[ListedTransaction, ...]:
+    answer = await asker.of_broker(node_id, request, ListTransactionsResponse, lambda a: a.error_code)
+    if answer.unknown_state_filters:
+        raise NotSupported("states to filter by", ", ".join(answer.unknown_state_filters))
+    return tuple(
+        ListedTransaction(
+            transactional_id=each.transactional_id,
+            coordinator=node_id,
+            producer_id=each.producer_id,
+            state=each.transaction_state,
+        )
+        for each in answer.transaction_states
+    )
+
+
+async def _describe(asker: Asker, name: str) -> TransactionDescription:
+    node_id, answer = await asker.of_coordinator(
+        "transaction",
+        name,
+        dt.DescribeTransactionsRequest(transactional_ids=(name,)),
+        dt.DescribeTransactionsResponse,
+        lambda a: next((each.error_code for each in a.transaction_states), ErrorCode.UNKNOWN_SERVER_ERROR),
+    )
+    found = answer.transaction_states[0]
+    return TransactionDescription(
+        transactional_id=found.transactional_id,
+        coordinator=node_id,
+        state=found.transaction_state,
+        writer=_pair(found.producer_id, found.producer_epoch),
+        timeout_ms=None if found.transaction_timeout_ms == INT32_MAX else found.transaction_timeout_ms,
+        started_ms=_known(found.transaction_start_time_ms),
+        partitions=frozenset(TopicPartition(t.topic, index) for t in found.topics for index in t.partitions),
+        superseded=None
+        if found.superseded is None
+        else _pair(found.superseded.producer_id, found.superseded.producer_epoch),
+        forced_outcomes=tuple(_forced(each) for each in found.forced_outcomes),
+    )
+
+
+def _forced(each: dt.ForcedOutcome) -> ForcedOutcome:
+    return ForcedOutcome(
+        writer=_pair(each.producer_id, each.producer_epoch),
+        cause=Cause(each.cause) if each.cause in set(Cause) else each.cause,
+        at_ms=each.timestamp_ms,
+        partition=None if each.topic is None else TopicPartition(each.topic, each.partition_id),
+    )
+
+
+async def _producers(
+    asker: Asker, partitions: Iterable[TopicPartition], broker: int | None
+) -> Answers[TopicPartition, tuple[ProducerState, ...]]:
+    api = "DescribeProducers"
+
+    async def ask(
+        node_id: int, some: Sequence[TopicPartition]
+    ) -> dict[TopicPartition, tuple[ProducerState, ...] | ClientError]:
+        topics = tuple(
+            dp.TopicRequest(name=name, partition_indexes=tuple(indexes))
+            for name, indexes in by_topic(some).items()
+        )
+        request = dp.DescribeProducersRequest(topics=topics)
+        answer = await asker.cluster.send(node_id, request, dp.DescribeProducersResponse)
+        told: dict[TopicPartition, tuple[ProducerState, ...] | ClientError] = {}
+        for at, each in (
+            (TopicPartition(t.name, p.partition_index), p) for t in answer.topics for p in t.partitions
+        ):
+            if each.error_code:
+                told[at] = refused(api, at, each.error_code, each.error_message)
+            else:
+                told[at] = tuple(_state(state) for state in each.active_producers)
+        return told
+
+    return await asker.of_leaders(partitions, ask, api, broker)
+
+
+def _state(state: dp.ProducerState) -> ProducerState:
+    return ProducerState(
+        identity=_pair(state.producer_id, state.producer_epoch),
+        last_sequence=_known(state.last_sequence),
+        last_timestamp_ms=_known(state.last_timestamp),
+        coordinator_epoch=_known(state.coordinator_epoch),
+        txn_start_offset=_known(state.current_txn_start_offset),
+    )
+
+
+def _opened(at: TopicPartition, state: ProducerState) -> OpenTransaction | None:
+    if state.txn_start_offset is None:
+        return None
+    return OpenTransaction(
+        partition=at,
+        writer=state.identity,
+        coordinator_epoch=state.coordinator_epoch,
+        start_offset=state.txn_start_offset,
+        last_timestamp_ms=state.last_timestamp_ms,
+    )
+
+
+def _marker(
+    one: OpenTransaction, index: int, starts: tuple[int, ...], coordinator_epoch: int
+) -> WritableTxnMarker:
+    topic = WritableTxnMarkerTopic(
+        name=one.partition.topic, partition_indexes=(index,), txn_start_offsets=starts
+    )
+    return WritableTxnMarker(
+        producer_id=one.writer.producer_id,
+        producer_epoch=one.writer.epoch,
+        transaction_result=False,
+        topics=(topic,),
+        coordinator_epoch=coordinator_epoch,
+    )
+
+
+def _pair(producer_id: int, epoch: int) -> Identity:
+    return Identity(ProducerId(producer_id), ProducerEpoch(epoch))
+
+
+def _known(value: int) -> int | None:
+    return None if value < 0 else value
+
+
+def _what_is_open(opened: Iterable[OpenTransaction]) -> str:
+    told = ", ".join(f"offset {one.start_offset} by producer {one.writer}" for one in opened)
+    return f"open there: {told}" if told else "nothing is open there"
+
+
+def _of_id(plan: AbortPlan) -> str:
+    known = plan.case.description
+    return "of no known id" if known is None else f"of {known.transactional_id!r} {known.state}"
