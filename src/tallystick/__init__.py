@@ -11,11 +11,13 @@ from tallystick import _lazy
 
 if TYPE_CHECKING:
     from tallystick import aio, errors
+    from tallystick.client.blocking.consumer import Consumer, RebalanceListener
     from tallystick.client.blocking.producer import Producer
     from tallystick.client.delivery import BatchDelivery, BatchMetadata, Delivery, RecordMetadata
     from tallystick.client.modes import Mode
-    from tallystick.client.offsets import GroupMetadata, OffsetAndMetadata
+    from tallystick.client.offsets import GroupMetadata, OffsetAndMetadata, OffsetAndTimestamp
     from tallystick.client.prepared import PreparedTxnState
+    from tallystick.client.reading import ConsumerRecord
     from tallystick.client.transactions import Completion
     from tallystick.kernel.ids import TopicPartition
 
@@ -25,12 +27,16 @@ __all__ = [
     "BatchDelivery",
     "BatchMetadata",
     "Completion",
+    "Consumer",
+    "ConsumerRecord",
     "Delivery",
     "GroupMetadata",
     "Mode",
     "OffsetAndMetadata",
+    "OffsetAndTimestamp",
     "PreparedTxnState",
     "Producer",
+    "RebalanceListener",
     "RecordMetadata",
     "TopicPartition",
     "__version__",
@@ -45,12 +51,16 @@ if not TYPE_CHECKING:
             "BatchDelivery": "tallystick.client.delivery:BatchDelivery",
             "BatchMetadata": "tallystick.client.delivery:BatchMetadata",
             "Completion": "tallystick.client.transactions:Completion",
+            "Consumer": "tallystick.client.blocking.consumer:Consumer",
+            "ConsumerRecord": "tallystick.client.reading:ConsumerRecord",
             "Delivery": "tallystick.client.delivery:Delivery",
             "GroupMetadata": "tallystick.client.offsets:GroupMetadata",
             "Mode": "tallystick.client.modes:Mode",
             "OffsetAndMetadata": "tallystick.client.offsets:OffsetAndMetadata",
+            "OffsetAndTimestamp": "tallystick.client.offsets:OffsetAndTimestamp",
             "PreparedTxnState": "tallystick.client.prepared:PreparedTxnState",
             "Producer": "tallystick.client.blocking.producer:Producer",
+            "RebalanceListener": "tallystick.client.blocking.consumer:RebalanceListener",
             "RecordMetadata": "tallystick.client.delivery:RecordMetadata",
             "TopicPartition": "tallystick.kernel.ids:TopicPartition",
             "aio": "tallystick.aio",

@@ -1,5 +1,7 @@
-"""The same clients under asyncio, on the caller's own loop: methods have the same names, and are awaited."""
+"""The same clients under asyncio, on the caller's own loop. Methods have the same names; some are awaited."""
 
+from tallystick.client.aio.consumer import Consumer
 from tallystick.client.aio.producer import Producer
+from tallystick.client.consuming import RebalanceListener
 
-__all__ = ["Producer"]
+__all__ = ["Consumer", "Producer", "RebalanceListener"]

@@ -165,6 +165,11 @@ class EngineThread:
 
         return self.run(once(), _GRACE_S, doing)
 
+    def soon(self, function: Callable[[], object]) -> None:
+        """Call a function on the loop, and do not wait for it; from any thread and any signal handler."""
+        with suppress(RuntimeError):  # the loop is closed, and all that was on it
+            self._loop.call_soon_threadsafe(function)
+
     def abandon(self, close: Callable[[float], Coroutine[object, object, None]]) -> None:
         """Nobody has closed this client, and nobody can any more: do it, without waiting."""
 
@@ -173,8 +178,7 @@ class EngineThread:
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)
 
-        with suppress(RuntimeError):  # the loop is closed, and all that was on it
-            self._loop.call_soon_threadsafe(begin)
+        self.soon(begin)
 
     def opened(self, client: Opened) -> None:
         """A client that the interpreter's exit is to close, and a fork to leave behind."""
@@ -187,7 +191,7 @@ class EngineThread:
         """Close what is open, and the thread. Takes `limit_s` at most; never raises."""
         until = monotonic() + limit_s
         for client in list(self._clients):
-            with suppress(ClientError):  # nobody is left to hear of it
+            with suppress(Exception):  # nobody is left to hear of it
                 client.close(timeout_s=max(until - monotonic(), 0))
         try:
             self._loop.call_soon_threadsafe(self._ending.set)

@@ -1,0 +1,313 @@
+"""`tallystick.Consumer`: reading, alone or in a group, for programs without an event loop.
+
+It is the asynchronous consumer on the engine thread of the process, which keeps up the membership and
+fetches while nobody polls. The callbacks of a rebalance run in the thread that polls.
+"""
+
+import asyncio
+import re
+import threading
+import warnings
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from functools import partial
+from types import TracebackType
+from typing import Final, Protocol, Self, TypeVar
+
+from tallystick.client.aio import consumer as aio
+from tallystick.client.aio.consumer import CLOSE_S
+from tallystick.client.blocking.thread import engine_thread, hand_back
+from tallystick.client.consuming import Offsets
+from tallystick.client.errors import IllegalState
+from tallystick.client.offsets import GroupMetadata, OffsetAndMetadata, OffsetAndTimestamp
+from tallystick.client.reading import ConsumerRecord
+from tallystick.kernel.ids import TopicPartition
+
+T = TypeVar("T")
+
+_GRACE_S: Final = 5.0
+# An endless `for` looks up this often whether it is to end.
+_POLL_S: Final = 1.0
+
+Partitions = frozenset[TopicPartition]
+CommitCallback = Callable[[BaseException | None], object]
+
+
+class RebalanceListener(Protocol):
+    """What a user wants to hear of; called in the thread that polls, unsubscribes or closes.
+
+    Revoked partitions may still be committed in the callback; lost ones may be others' already. Assigned ones
+    are told once they are, and an empty assignment is told, too. Inherit, and leave out what is not wanted.
+    """
+
+    def on_partitions_assigned(self, partitions: Partitions) -> None:
+        """These are read from now on, in addition."""
+
+    def on_partitions_revoked(self, partitions: Partitions) -> None:
+        """These go to others when this returns."""
+
+    def on_partitions_lost(self, partitions: Partitions) -> None:
+        """These went to others, unasked."""
+
+
+class Consumer:
+    """Reads records, alone (`assign`) or with a group (`subscribe`).
+
+        with Consumer({"bootstrap.servers": "localhost:9092", "group.id": "billing"}) as consumer:
+            consumer.subscribe(["orders"])
+            for record in consumer:
+                ...
+
+    Life: made, used, closed; `with` closes it. For one thread at a time, as in Kafka: a second one is
+    refused; only `wakeup` may be called by any. It does not survive a fork: the child opens its own.
+    """
+
+    def __init__(self, config: Mapping[str, object]) -> None:
+        """Connects to nothing yet.
+
+        Args:
+            config: Kafka's dotted names and their values, as texts, numbers or booleans: docs/config.md.
+        Raises: BadConfig with all problems at once.
+        """
+        self._open = False
+        self._thread = engine_thread()
+        self._on_loop = self._thread.do(lambda: aio.Consumer(config), "Consumer")
+        self._open = True
+        self._api_s = self._on_loop.config.default_api_timeout_ms / 1000
+        self._user = threading.RLock()  # a callback of a rebalance may call again
+        self._thread.opened(self)
+
+    # ------------------------------------------------------------------------ what to read
+
+    def subscribe(
+        self, topics: Iterable[str] | re.Pattern[str], listener: RebalanceListener | None = None
+    ) -> None:
+        """Share these topics with the group; the partitions come while polling.
+
+        Args:
+            topics: names; or a pattern, matched against the whole name of every topic there is or will be.
+        Raises: IllegalState without `group.id` or after `assign`.
+        """
+        handed = None if listener is None else _InCallersThread(listener)
+        self._do(partial(self._on_loop.subscribe, topics, handed), "subscribe")
+
+    def assign(self, partitions: Iterable[TopicPartition]) -> None:
+        """Read exactly these, without a group's help. Positions of those that were read already stay.
+
+        Raises: IllegalState while subscribed.
+        """
+        self._do(partial(self._on_loop.assign, list(partitions)), "assign")
+
+    def unsubscribe(self) -> None:
+        """Read nothing, and leave the group. Callbacks run; positions are not committed."""
+        self._run(self._on_loop.unsubscribe(), None, "unsubscribe")
+
+    @property
+    def assignment(self) -> Partitions:
+        """The partitions that are read."""
+        return self._do(lambda: self._on_loop.assignment, "assignment")
+
+    @property
+    def subscription(self) -> frozenset[str]:
+        """The topics that are shared with the group."""
+        return self._do(lambda: self._on_loop.subscription, "subscription")
+
+    @property
+    def paused(self) -> Partitions:
+        """The partitions of which nothing is returned for now."""
+        return self._do(lambda: self._on_loop.paused, "paused")
+
+    def pause(self, partitions: Iterable[TopicPartition]) -> None:
+        """Return no records of these until `resume`; what was fetched is kept."""
+        self._do(partial(self._on_loop.pause, list(partitions)), "pause")
+
+    def resume(self, partitions: Iterable[TopicPartition]) -> None:
+        """Return records of these again."""
+        self._do(partial(self._on_loop.resume, list(partitions)), "resume")
+
+    # --------------------------------------------------------------------------- positions
+
+    def seek(self, partition: TopicPartition, offset: int, leader_epoch: int | None = None) -> None:
+        """The next record is that at `offset`, or the first one after it.
+
+        Raises: IllegalState for a partition that is not assigned.
+        """
+        self._do(partial(self._on_loop.seek, partition, offset, leader_epoch), "seek")
+
+    def seek_to_beginning(self, partitions: Iterable[TopicPartition] = ()) -> None:
+        """To the first record there is; of all assigned partitions where none are given."""
+        self._do(partial(self._on_loop.seek_to_beginning, list(partitions)), "seek_to_beginning")
+
+    def seek_to_end(self, partitions: Iterable[TopicPartition] = ()) -> None:
+        """Behind the last record, of committed ones where only those are read."""
+        self._do(partial(self._on_loop.seek_to_end, list(partitions)), "seek_to_end")
+
+    def position(self, partition: TopicPartition, timeout_s: float | None = None) -> int:
+        """The offset of the next record that `poll` would return. Raises: TimedOut, PositionUnknown."""
+        return self._run(self._on_loop.position(partition, timeout_s), timeout_s, "position")
+
+    def beginning_offsets(
+        self, partitions: Iterable[TopicPartition], timeout_s: float | None = None
+    ) -> dict[TopicPartition, int]:
+        """Where each log begins. Raises: TimedOut, BrokerRefused."""
+        asked = self._on_loop.beginning_offsets(list(partitions), timeout_s)
+        return self._run(asked, timeout_s, "beginning_offsets")
+
+    def end_offsets(
+        self, partitions: Iterable[TopicPartition], timeout_s: float | None = None
+    ) -> dict[TopicPartition, int]:
+        """Where each log ends; for a reader of committed records, where the first open transaction begins."""
+        asked = self._on_loop.end_offsets(list(partitions), timeout_s)
+        return self._run(asked, timeout_s, "end_offsets")
+
+    def offsets_for_times(
+        self, times_ms: Mapping[TopicPartition, int], timeout_s: float | None = None
+    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
+        """The first record of each time (milliseconds since the epoch) or later; None where there is none."""
+        asked = self._on_loop.offsets_for_times(dict(times_ms), timeout_s)
+        return self._run(asked, timeout_s, "offsets_for_times")
+
+    # ------------------------------------------------------------------------------ reading
+
+    def poll(self, timeout_s: float, most: int | None = None) -> list[ConsumerRecord]:
+        """Records, as soon as there are any; none when `timeout_s` has passed.
+
+        Callbacks of a rebalance run in here. Polling again says that what was returned has been processed:
+        with `enable.auto.commit` it may then be committed.
+
+        Args:
+            timeout_s: seconds; 0 returns what is at hand.
+            most: records to return; `max.poll.records` unless given.
+        Raises: WokenUp; BrokerRefused (a grant is missing, a topic is invalid, this member was fenced);
+            PositionUnknown, RecordUnreadable; Closed; whatever a callback raises.
+        """
+        return self._run(self._on_loop.poll(timeout_s, most), timeout_s + self._api_s, "poll")
+
+    def __iter__(self) -> Iterator[ConsumerRecord]:
+        """Records one by one, for ever."""
+        while True:
+            yield from self.poll(_POLL_S)
+
+    def wakeup(self) -> None:
+        """End the wait of `poll`, or of the next one, with WokenUp. From any thread, and a signal handler."""
+        self._thread.soon(self._on_loop.wakeup)
+
+    # ------------------------------------------------------------------------------ commits
+
+    def commit(self, offsets: Offsets | None = None, timeout_s: float | None = None) -> None:
+        """Commit these offsets for the group; the positions of all partitions where none are given.
+
+        Args:
+            offsets: the next offset to read of each partition, or OffsetAndMetadata.
+        Raises: CommitRefused when the partitions are others' by now; BrokerRefused, TimedOut.
+        """
+        self._run(self._on_loop.commit(offsets, timeout_s), timeout_s, "commit")
+
+    def commit_soon(self, offsets: Offsets | None = None, on_done: CommitCallback | None = None) -> None:
+        """`commit`, under way when this returns. Commits are made in the order of these calls.
+
+        Args:
+            on_done: called with None or the error, on the engine thread. A failure is logged, too.
+        """
+
+        def begin() -> None:
+            task = self._on_loop.commit_soon(offsets)
+            if on_done is not None:
+                task.add_done_callback(partial(_tell, on_done))
+
+        self._do(begin, "commit_soon")
+
+    def committed(
+        self, partitions: Iterable[TopicPartition], timeout_s: float | None = None
+    ) -> dict[TopicPartition, OffsetAndMetadata | None]:
+        """What the group has committed; None for nothing. Raises: TimedOut, BrokerRefused."""
+        asked = self._on_loop.committed(list(partitions), timeout_s)
+        return self._run(asked, timeout_s, "committed")
+
+    def group_metadata(self) -> GroupMetadata:
+        """What a producer needs to commit this consumer's offsets in its transaction (KIP-447)."""
+        return self._do(self._on_loop.group_metadata, "group_metadata")
+
+    # ------------------------------------------------------------------------- the whole of it
+
+    def metrics(self) -> dict[str, float]:
+        """Measurements by Kafka's names: what the network did, how far behind each partition is."""
+        return self._do(self._on_loop.metrics, "metrics")
+
+    def close(self, timeout_s: float = CLOSE_S) -> None:
+        """Commit if that is automatic, leave the group, end the connections; again is harmless.
+
+        Args:
+            timeout_s: the most it takes, in seconds, the time of callbacks apart.
+        Raises: whatever a callback raises, when all is closed.
+        """
+        if self._open:
+            try:
+                self._run(self._on_loop.close(timeout_s), timeout_s, "close")
+            finally:
+                self._open = False
+                self._thread.closed(self)
+
+    def left_behind(self) -> None:
+        """In a forked child: nothing is to be closed here. Called by the engine thread's fork hook."""
+        self._open = False
+
+    def _enter(self, doing: str) -> None:
+        if not self._user.acquire(blocking=False):
+            raise IllegalState(f"{doing}: another thread uses this consumer, which is for one at a time")
+
+    def _run(self, coroutine: Coroutine[object, object, T], timeout_s: float | None, doing: str) -> T:
+        limit_s = (self._api_s if timeout_s is None else timeout_s) + _GRACE_S
+        try:
+            self._enter(doing)
+        except IllegalState:
+            coroutine.close()
+            raise
+        try:
+            return self._thread.run(coroutine, limit_s, doing)
+        finally:
+            self._user.release()
+
+    def _do(self, function: Callable[[], T], doing: str) -> T:
+        self._enter(doing)
+        try:
+            return self._thread.do(function, doing)
+        finally:
+            self._user.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if self._open:
+            warnings.warn(f"unclosed {self!r}", ResourceWarning, source=self, stacklevel=2)
+            self._thread.abandon(self._on_loop.close)
+
+    def __repr__(self) -> str:
+        config = self._on_loop.config
+        group = "" if config.group_id is None else f" in {config.group_id!r}"
+        return f"<Consumer {config.client.client_id!r}{group}{'' if self._open else ', closed'}>"
+
+
+class _InCallersThread:
+    """A listener whose callbacks run in the thread that waits for `poll`, `unsubscribe` or `close`."""
+
+    def __init__(self, listener: RebalanceListener) -> None:
+        self._listener = listener
+
+    async def on_partitions_assigned(self, partitions: Partitions) -> None:
+        await hand_back(partial(self._listener.on_partitions_assigned, partitions))
+
+    async def on_partitions_revoked(self, partitions: Partitions) -> None:
+        await hand_back(partial(self._listener.on_partitions_revoked, partitions))
+
+    async def on_partitions_lost(self, partitions: Partitions) -> None:
+        await hand_back(partial(self._listener.on_partitions_lost, partitions))
+
+
+def _tell(on_done: CommitCallback, task: "asyncio.Task[None]") -> None:
+    on_done(asyncio.CancelledError() if task.cancelled() else task.exception())
