@@ -277,7 +277,7 @@ def read(
                 topics=(FetchTopic(topic=topic, partitions=(wanted,)),),
             )
             (found,) = connection.ask(request, FetchResponse, 12).responses[0].partitions
-            assert found.error_code == 0
+            assert found.error_code == 0, (topic, at, found.error_code)
             data = bytes(found.records or b"")
             if not data:
                 return batches, sorted(aborted)
