@@ -20,7 +20,7 @@ Source: Kafka RecordAccumulator; KIP-794.
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from itertools import count as tickets
 from typing import cast
@@ -513,15 +513,17 @@ class Accumulator:
             for queues in self._topics.values():
                 self._stick(queues)
 
-    def drain(self) -> Iterator[Batch]:
+    def drain(self) -> list[Batch]:
         """Everything that waits, for one who will not send it."""
+        drained: list[Batch] = []
         with self._lock:
             for queue in list(self.active):
                 if queue.open.opened_ms >= 0:
                     self._seal_open(queue)
-                yield from queue.sealed
+                drained += queue.sealed
                 queue.sealed.clear()
                 del self.active[queue]
+        return drained
 
 
 # ---------------------------------------------------------------------------------- records

@@ -6,6 +6,7 @@ awaited in any event loop.
 """
 
 import asyncio
+import logging
 import threading
 from bisect import bisect_right
 from collections import deque
@@ -17,6 +18,8 @@ from tallystick.client.batching import Run, time_at
 from tallystick.client.errors import ClientError, TimedOut
 from tallystick.kernel.ids import Offset, TimestampMs
 from tallystick.kernel.value import frozen
+
+_log = logging.getLogger("tallystick.client")
 
 DeliveryCallback = Callable[["Delivery"], object]
 
@@ -154,10 +157,9 @@ def _begin(part: tuple[int, Outcome]) -> int:
 def _call(callback: DeliveryCallback, delivery: "Delivery") -> None:
     try:
         callback(delivery)
-    except Exception as exc:
+    except Exception:
         # A callback's mistake is its author's to see, and must not stop the records of others.
-        hook = threading.excepthook
-        hook(threading.ExceptHookArgs((type(exc), exc, exc.__traceback__, threading.current_thread())))
+        _log.exception("a delivery callback failed: %r", delivery)
 
 
 class Delivery:

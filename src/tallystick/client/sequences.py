@@ -27,10 +27,6 @@ from tallystick.kernel.ids import INT16_MAX, INT32_MAX, Identity, ProducerEpoch
 OUTSTANDING_MAX: Final = 5
 
 
-# Room between two batches for the pieces that one of them may be divided into.
-_SERIAL_STEP: Final = 1 << 32
-
-
 def after(sequence: int, count: int) -> int:
     """The number `count` records later: past INT32_MAX comes 0 [REC-3]."""
     return (sequence + count) & INT32_MAX
@@ -48,7 +44,7 @@ def bumped(identity: Identity) -> Identity | None:
 
 
 class Numbered(Protocol):
-    """A batch as this module sees it. `serial` is its place among all that were sent to its partition."""
+    """A batch as this module sees it. `serial`: how many records were signed for its partition before."""
 
     signature: Identity | None
     base_sequence: int
@@ -114,7 +110,7 @@ class Lane(Generic[B]):
             self.identity, self.next_sequence, self.gap = identity, 0, False
         check(identity is None or self.outstanding < OUTSTANDING_MAX, "five outstanding batches [CLI-22]")
         batch.signature, batch.serial = identity, self._serial
-        self._serial += _SERIAL_STEP
+        self._serial += batch.count
         if identity is not None:
             batch.base_sequence = self.next_sequence
             self.next_sequence = after(self.next_sequence, batch.count)
@@ -159,12 +155,12 @@ class Lane(Generic[B]):
     def divided(self, batch: B, pieces: Sequence[B]) -> None:
         """A batch that was refused as too large is sent again in pieces, under its own numbers."""
         self.in_flight.remove(batch)
-        sequence = batch.base_sequence
-        for place, piece in enumerate(pieces):
-            piece.signature, piece.serial = batch.signature, batch.serial + place
+        before = 0
+        for piece in pieces:
+            piece.signature, piece.serial = batch.signature, batch.serial + before
             if batch.signature is not None:
-                piece.base_sequence = sequence
-                sequence = after(sequence, piece.count)
+                piece.base_sequence = after(batch.base_sequence, before)
+            before += piece.count
             insort(self.again, piece, key=_serial_of)
 
     def restart(self) -> None:

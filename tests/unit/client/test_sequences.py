@@ -105,6 +105,9 @@ def test_a_batch_in_pieces_keeps_its_numbers() -> None:
     lane.divided(whole, [Made(2, 6), Made(3, 4)])
     lane.retry(last)
     assert [(b.name, b.base_sequence) for b in lane.again] == [(2, 0), (3, 6), (1, 10)]
+    lane.sent(half := lane.again[0])
+    lane.divided(half, [Made(4, 3), Made(5, 3)])
+    assert [(b.name, b.base_sequence) for b in lane.again] == [(4, 0), (5, 3), (3, 6), (1, 10)]
 
 
 @dataclass
