@@ -1,8 +1,8 @@
 """The consumer, on one loop. The facades call it; everything that decides is pure and elsewhere.
 
-    membership     a group member's phases           group_runner   carries them out
-    fetching       positions, what an answer means   fetcher        fetches, holds what came
-    reading        bytes to records, isolation       offsets        requests about offsets
+    membership    a group member's phases             group_runner     carries them out
+    fetching      positions, what answers mean        fetcher          fetches, holds what came
+    reading       bytes to records, isolation         offset_requests  asks about offsets, commits them
 
 `poll` is where things happen to the user: callbacks run in it, errors are raised by it, and it returns
 records. In between a task keeps up the membership, and fetches go on until something is at hand.
@@ -15,14 +15,15 @@ import asyncio
 import logging
 import re
 from collections.abc import Iterable, Mapping
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
+from tallystick.client.arrow import arrow_batch
 from tallystick.client.assignors import ASSIGNORS
 from tallystick.client.cluster import Cluster
 from tallystick.client.config import ConsumerConfig
 from tallystick.client.consumer_errors import CommitRefused, PositionUnknown, WokenUp
 from tallystick.client.errors import BrokerRefused, ClientError, Closed, IllegalState, TimedOut
-from tallystick.client.fetcher import ISOLATION, Fetcher
+from tallystick.client.fetcher import Fetcher
 from tallystick.client.fetching import EARLIEST_MS, LATEST_MS, Position, Seeking, Tracks
 from tallystick.client.group_runner import GroupRunner
 from tallystick.client.membership import (
@@ -40,25 +41,14 @@ from tallystick.client.membership import (
     subscribe,
     to_settle,
 )
-from tallystick.client.offsets import (
-    COMMIT_VERSION_MAX,
-    FETCH_VERSION_MAX,
-    GroupMetadata,
-    OffsetAndMetadata,
-    OffsetAndTimestamp,
-    commit_refusals,
-    commit_request,
-    committed_of,
-    committed_request,
-    list_request,
-    listed_of,
-)
+from tallystick.client.offset_requests import OffsetRequests
+from tallystick.client.offsets import GroupMetadata, OffsetAndMetadata, OffsetAndTimestamp
 from tallystick.client.reading import ConsumerRecord
 from tallystick.client.retry import Deadline
 from tallystick.kernel.ids import GroupId, TopicPartition
-from tallystick.protocol.messages.list_offsets import ListOffsetsResponse
-from tallystick.protocol.messages.offset_commit import OffsetCommitResponse
-from tallystick.protocol.messages.offset_fetch import OffsetFetchResponse
+
+if TYPE_CHECKING:
+    from pyarrow import RecordBatch
 
 _log = logging.getLogger("tallystick.consumer")
 
@@ -89,6 +79,7 @@ class ConsumerEngine:
         self._cluster = Cluster(config.client, auto_create_topics=config.allow_auto_create_topics)
         self._news = asyncio.Event()
         self._tracks = Tracks(_RESETS[config.auto_offset_reset])
+        self._offsets = OffsetRequests(self._cluster, config.isolation_level)
         self._fetcher = Fetcher(config, self._cluster, self._tracks, self._news.set)
         self._group = self._make_group()
         self._listener: RebalanceListener | None = None
@@ -228,6 +219,13 @@ class ConsumerEngine:
             except TimeoutError:
                 pass
 
+    async def poll_arrow(self, timeout_ms: int, most: int | None = None) -> "RecordBatch":
+        """`poll`, as an Arrow batch with the columns of `client.arrow`; it may have no rows.
+
+        Raises: as `poll`, and NotSupported without pyarrow.
+        """
+        return arrow_batch(await self.poll(timeout_ms, most))
+
     def wakeup(self) -> None:
         """End the wait of `poll`, or of the next one, with WokenUp."""
         self._woken = True
@@ -322,12 +320,15 @@ class ConsumerEngine:
         try:
             asked = self._tracks.sought(Seeking.COMMITTED)
             if asked:
-                committed = {} if self._group is None else await self._committed(asked, deadline)
+                committed: Mapping[TopicPartition, OffsetAndMetadata | None] = {}
+                if self._group is not None:
+                    group_id = self._group.settings.group_id
+                    committed = await self._offsets.of_group(group_id, asked, deadline)
                 self._place(asked, {at: _place_of(found) for at, found in committed.items()})
             for where, time in _TIMES.items():
                 asked = self._tracks.sought(where)
                 if asked:
-                    found = await self._list(dict.fromkeys(asked, time), deadline)
+                    found = await self._offsets.of_logs(dict.fromkeys(asked, time), deadline)
                     self._place(asked, {at: _place_of(found.get(at)) for at in asked})
         except TimedOut as exc:
             # An open transaction may hold back a group's offsets for as long as it is open.
@@ -360,48 +361,21 @@ class ConsumerEngine:
         self, partitions: Iterable[TopicPartition], timeout_ms: int | None = None
     ) -> dict[TopicPartition, int]:
         """Where each log begins."""
-        found = await self._list(dict.fromkeys(partitions, EARLIEST_MS), self._limit(timeout_ms))
+        found = await self._offsets.of_logs(dict.fromkeys(partitions, EARLIEST_MS), self._limit(timeout_ms))
         return {at: place.offset for at, place in found.items() if place is not None}
 
     async def end_offsets(
         self, partitions: Iterable[TopicPartition], timeout_ms: int | None = None
     ) -> dict[TopicPartition, int]:
         """Where each log ends; for a reader of committed records, where the first open transaction begins."""
-        found = await self._list(dict.fromkeys(partitions, LATEST_MS), self._limit(timeout_ms))
+        found = await self._offsets.of_logs(dict.fromkeys(partitions, LATEST_MS), self._limit(timeout_ms))
         return {at: place.offset for at, place in found.items() if place is not None}
 
     async def offsets_for_times(
         self, times_ms: Mapping[TopicPartition, int], timeout_ms: int | None = None
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
         """The first record of each time or later; None where there is none."""
-        return await self._list(times_ms, self._limit(timeout_ms))
-
-    async def _list(
-        self, times: Mapping[TopicPartition, int], deadline: Deadline
-    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-        found: dict[TopicPartition, OffsetAndTimestamp | None] = {}
-
-        async def ask(node: int, there: dict[TopicPartition, int]) -> None:
-            epochs = {at: p.leader_epoch for at in there if (p := self._cluster.image.partition(at))}
-            request = list_request(there, epochs, ISOLATION[self._config.isolation_level])
-            told, errors = listed_of(await self._cluster.send(node, request, ListOffsetsResponse))
-            found.update(told)
-            if errors:
-                raise next(iter(errors.values()))
-
-        async def attempt() -> None:
-            nodes: dict[int, dict[TopicPartition, int]] = {}
-            for at, time in times.items():
-                if at not in found:
-                    nodes.setdefault(await self._cluster.node_for(at), {})[at] = time
-            asks = [ask(node, there) for node, there in nodes.items()]
-            failures = await asyncio.gather(*asks, return_exceptions=True)
-            for failure in failures:
-                if failure is not None:
-                    raise failure
-
-        await self._cluster.retrying("ListOffsets", ", ".join(map(str, times)), attempt, deadline)
-        return found
+        return await self._offsets.of_logs(times_ms, self._limit(timeout_ms))
 
     # ----------------------------------------------------------------------------- commits
 
@@ -444,19 +418,8 @@ class ConsumerEngine:
         member = group.member
         if member.phase is not Phase.OUT and member.generation is None:
             raise CommitRefused("this consumer is not a member of its group now")
-        sent_by = group.metadata()
-        request = commit_request(sent_by, offsets)
-
-        async def attempt() -> None:
-            node = await self._cluster.coordinator("group", sent_by.group_id)
-            answer = await self._cluster.send(
-                node, request, OffsetCommitResponse, max_version=COMMIT_VERSION_MAX, lane="group"
-            )
-            for refusal in commit_refusals(answer).values():
-                raise refusal
-
         try:
-            await self._cluster.retrying("OffsetCommit", sent_by.group_id, attempt, deadline)
+            await self._offsets.commit(group.metadata(), offsets, deadline)
         except BrokerRefused as exc:
             reaction = reaction_to("OffsetCommit", exc.code)
             if reaction not in (Reaction.REJOIN, Reaction.NEW_GENERATION, Reaction.NEW_MEMBER):
@@ -494,24 +457,8 @@ class ConsumerEngine:
         self, partitions: Iterable[TopicPartition], timeout_ms: int | None = None
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
         """What the group has committed; None for nothing. Raises: TimedOut, BrokerRefused."""
-        self._of_group("committed")
-        return await self._committed(partitions, self._limit(timeout_ms))
-
-    async def _committed(
-        self, partitions: Iterable[TopicPartition], deadline: Deadline
-    ) -> dict[TopicPartition, OffsetAndMetadata | None]:
-        group_id = self._config.group_id or ""
-        stable = self._config.isolation_level == "read_committed"
-        request = committed_request(group_id, partitions, require_stable=stable)
-
-        async def attempt() -> dict[TopicPartition, OffsetAndMetadata | None]:
-            node = await self._cluster.coordinator("group", group_id)
-            answer = await self._cluster.send(
-                node, request, OffsetFetchResponse, max_version=FETCH_VERSION_MAX
-            )
-            return committed_of(answer, group_id)
-
-        return await self._cluster.retrying("OffsetFetch", group_id, attempt, deadline)
+        group = self._of_group("committed")
+        return await self._offsets.of_group(group.settings.group_id, partitions, self._limit(timeout_ms))
 
     def group_metadata(self) -> GroupMetadata:
         """What a producer needs to commit this consumer's offsets in its transaction (KIP-447)."""

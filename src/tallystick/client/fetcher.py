@@ -24,6 +24,7 @@ from tallystick.client.fetching import (
     Wanted,
     verdict_of,
 )
+from tallystick.client.offset_requests import ISOLATION
 from tallystick.client.offsets import by_topic
 from tallystick.client.reading import ConsumerRecord, Fetched
 from tallystick.kernel.ids import TopicPartition
@@ -43,7 +44,6 @@ _log = logging.getLogger("tallystick.consumer")
 
 LANE: Final = "fetch"
 _BY_NAME_MAX: Final = 12
-ISOLATION: Final = {"read_uncommitted": 0, "read_committed": 1}
 
 
 @frozen

@@ -35,6 +35,7 @@ from tallystick.client.membership import (
     refused as refuse,
 )
 from tallystick.client.metadata import MetadataImage
+from tallystick.client.offset_requests import GROUP_LANE
 from tallystick.client.offsets import GroupMetadata
 from tallystick.client.racks import Topics
 from tallystick.kernel.errors import TallystickError
@@ -46,7 +47,6 @@ from tallystick.protocol.messages.sync_group import SyncGroupResponse
 
 _log = logging.getLogger("tallystick.consumer")
 
-LANE: Final = "group"
 # A coordinator answers JoinGroup when the slowest member has come, which may take the rebalance timeout.
 JOIN_MARGIN_MS: Final = 5_000
 EXPIRED: Final = "consumer poll timeout has expired"
@@ -112,7 +112,7 @@ class GroupRunner:
             return
         try:
             node = await self._cluster.coordinator("group", self.settings.group_id)
-            await self._cluster.send(node, request, LeaveGroupResponse, lane=LANE)
+            await self._cluster.send(node, request, LeaveGroupResponse, lane=GROUP_LANE)
         except ClientError as exc:
             _log.info("group %s: left without a word: %s", self.settings.group_id, exc)
 
@@ -173,7 +173,7 @@ class GroupRunner:
         )
         node = await self._cluster.coordinator("group", self.settings.group_id)
         answer = await self._cluster.send(
-            node, join_request(member, self.settings), JoinGroupResponse, timeout_ms=limit, lane=LANE
+            node, join_request(member, self.settings), JoinGroupResponse, timeout_ms=limit, lane=GROUP_LANE
         )
         if answer.error_code:
             return self._refuse("JoinGroup", answer.error_code, member.generation, answer.member_id)
@@ -190,7 +190,7 @@ class GroupRunner:
         _, request = lead(member, self.settings, topics)
         self.adopt(replace(self.member, watched=topics if member.leads else None))
         node = await self._cluster.coordinator("group", self.settings.group_id)
-        answer = await self._cluster.send(node, request, SyncGroupResponse, lane=LANE)
+        answer = await self._cluster.send(node, request, SyncGroupResponse, lane=GROUP_LANE)
         if answer.error_code:
             return self._refuse("SyncGroup", answer.error_code, member.generation)
         self.adopt(synced(self.member, answer))
@@ -210,7 +210,7 @@ class GroupRunner:
         member = self.member
         node = await self._cluster.coordinator("group", self.settings.group_id)
         answer = await self._cluster.send(
-            node, heartbeat_request(member, self.settings), HeartbeatResponse, lane=LANE
+            node, heartbeat_request(member, self.settings), HeartbeatResponse, lane=GROUP_LANE
         )
         if answer.error_code:
             return self._refuse("Heartbeat", answer.error_code, member.generation)
@@ -227,7 +227,7 @@ class GroupRunner:
         self.adopt(expire(self.member))
         if request is not None:
             node = await self._cluster.coordinator("group", self.settings.group_id)
-            await self._cluster.send(node, request, LeaveGroupResponse, lane=LANE)
+            await self._cluster.send(node, request, LeaveGroupResponse, lane=GROUP_LANE)
         return False
 
     def _look_at_topics(self) -> None:
