@@ -11,6 +11,7 @@ from tallystick import _lazy
 
 if TYPE_CHECKING:
     from tallystick import aio, errors
+    from tallystick.admin.client import Admin
     from tallystick.client.blocking.consumer import Consumer, RebalanceListener
     from tallystick.client.blocking.producer import Producer
     from tallystick.client.delivery import BatchDelivery, BatchMetadata, Delivery, RecordMetadata
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0.dev0"
 
 __all__ = [
+    "Admin",
     "BatchDelivery",
     "BatchMetadata",
     "Completion",
@@ -48,6 +50,7 @@ if not TYPE_CHECKING:
     __getattr__ = _lazy.attributes(
         __name__,
         {
+            "Admin": "tallystick.admin.client:Admin",
             "BatchDelivery": "tallystick.client.delivery:BatchDelivery",
             "BatchMetadata": "tallystick.client.delivery:BatchMetadata",
             "Completion": "tallystick.client.transactions:Completion",

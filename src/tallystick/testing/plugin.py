@@ -1,0 +1,86 @@
+"""A broker for every test that asks for one: a pytest plugin, there as soon as tallystick is installed.
+
+    def test_orders(tallystick_broker):
+        producer = Producer({"bootstrap.servers": tallystick_broker.bootstrap_servers})
+
+`tallystick_broker` is the test's own: empty, and gone afterwards. It is a child process, so that a test may
+`kill` and `restart` it. Settings are given by a marker, by Kafka's names with underscores for dots, or as a
+dict; `in_process=True` runs it in a thread instead, which starts sooner and cannot be killed.
+
+    @pytest.mark.tallystick_broker(num_partitions=3, in_process=True)
+    @pytest.mark.tallystick_broker({"log.retention.ms": 1000})
+
+Markers of a function add to those of its class and module, and win over them.
+
+`tallystick_session_broker` is started once for all tests that ask for it; they see each other's topics. Its
+settings are lines of the ini option `tallystick_settings`:
+
+    [tool.pytest.ini_options]
+    tallystick_settings = ["num.partitions=3"]
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+from tallystick import _lazy
+
+if TYPE_CHECKING:
+    from tallystick.broker.embedded import EmbeddedBroker
+
+MARKER = "tallystick_broker"
+INI = "tallystick_settings"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addini(INI, "settings of tallystick_session_broker, a line each: name=value", type="linelist")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers", f"{MARKER}(config=None, *, in_process=False, **settings): settings of `tallystick_broker`"
+    )
+
+
+@pytest.fixture
+def tallystick_broker(request: pytest.FixtureRequest) -> Iterator["EmbeddedBroker"]:
+    """An empty broker for this test alone."""
+    settings: dict[str, object] = {}
+    for marker in reversed(list(request.node.iter_markers(MARKER))):
+        settings |= _settings_of(marker)
+    in_process = bool(settings.pop("in.process", False))
+    with _embedded_broker(settings, in_process) as broker:
+        yield broker
+
+
+@pytest.fixture(scope="session")
+def tallystick_session_broker(pytestconfig: pytest.Config) -> Iterator["EmbeddedBroker"]:
+    """A broker that all tests of the run share."""
+    with _embedded_broker(_settings_in(pytestconfig.getini(INI)), in_process=False) as broker:
+        yield broker
+
+
+def _settings_of(marker: pytest.Mark) -> dict[str, object]:
+    given: dict[str, object] = {}
+    for config in marker.args:
+        if not isinstance(config, Mapping):
+            raise pytest.UsageError(f"{MARKER}: settings are a dict or keywords, not {config!r}")
+        given |= config
+    return given | {name.replace("_", "."): value for name, value in marker.kwargs.items()}
+
+
+def _settings_in(lines: list[str]) -> dict[str, object]:
+    settings: dict[str, object] = {}
+    for line in lines:
+        name, found, value = line.partition("=")
+        if not found:
+            raise pytest.UsageError(f"{INI}: {line!r} is not name=value")
+        settings[name.strip()] = value.strip()
+    return settings
+
+
+def _embedded_broker(config: Mapping[str, object], in_process: bool) -> "EmbeddedBroker":
+    # Loaded when a test wants one: this module is imported in every run of pytest.
+    made = _lazy.load("tallystick.broker.embedded").EmbeddedBroker(in_process=in_process, config=config)
+    return cast("EmbeddedBroker", made)
