@@ -55,7 +55,29 @@ T = TypeVar("T")
 _log = logging.getLogger("tallystick.client")
 
 _SPECS: Final[Mapping[type, ApiSpec]] = {spec.request: spec for spec in API.values()}
-_DEADLINE: ContextVar[Deadline | None] = ContextVar("tallystick.deadline", default=None)
+
+
+class _Scope:
+    """The time that one `retrying` has. Tasks begun inside inherit it, and are free of it when that ends."""
+
+    __slots__ = ("deadline", "ended", "outer")
+
+    def __init__(self, deadline: Deadline, outer: "_Scope | None") -> None:
+        self.outer = outer
+        earlier = outer is not None and outer.deadline.at_ms < deadline.at_ms
+        self.deadline: Deadline = outer.deadline if outer is not None and earlier else deadline
+        self.ended = False
+
+
+_SCOPE: ContextVar[_Scope | None] = ContextVar("tallystick.scope", default=None)
+
+
+def _scope() -> _Scope | None:
+    """The innermost scope that has not ended."""
+    scope = _SCOPE.get()
+    while scope is not None and scope.ended:
+        scope = scope.outer
+    return scope
 
 
 class Cluster:
@@ -118,12 +140,13 @@ class Cluster:
             if timeout_ms is None
             else self.deadline("timeout_ms", timeout_ms)
         )
-        outer = _DEADLINE.get()
-        return outer if outer is not None and outer.at_ms < own.at_ms else own
+        outer = _scope()
+        return outer.deadline if outer is not None and outer.deadline.at_ms < own.at_ms else own
 
     async def _within(self, waited: "asyncio.Future[T]", doing: str) -> T:
         """Wait for what others wait for as well: a limit ends the wait and not the work."""
-        limit = _DEADLINE.get()
+        scope = _scope()
+        limit = None if scope is None else scope.deadline
         left_s = None if limit is None else limit.left_ms(self.now_ms()) / 1000
         await asyncio.wait((waited,), timeout=left_s)
         if limit is not None and not waited.done():
@@ -229,7 +252,7 @@ class Cluster:
             try:
                 found = await self.submit(node_id, request, max_version=max_version)
             except ClientError as exc:
-                late = isinstance(exc, TimedOut) and _DEADLINE.get() is not None
+                late = isinstance(exc, TimedOut) and _scope() is not None
                 if late or isinstance(exc, Closed) or exc.effect is not Effect.NONE:
                     raise
                 failures.append(exc)
@@ -257,10 +280,9 @@ class Cluster:
 
         Raises: what the last attempt raised, or TimedOut; its `effect` is the worst of all attempts [CLI-1].
         """
-        outer = _DEADLINE.get()
-        if outer is not None and outer.at_ms < deadline.at_ms:
-            deadline = outer
-        token = _DEADLINE.set(deadline)
+        scope = _Scope(deadline, _scope())
+        deadline = scope.deadline
+        token = _SCOPE.set(scope)
         effect, failures, last = Effect.NONE, 0, ""
         try:
             while True:
@@ -280,7 +302,8 @@ class Cluster:
                     failures += 1
                     await self._mend(exc, str(subject))
         finally:
-            _DEADLINE.reset(token)
+            scope.ended = True
+            _SCOPE.reset(token)
 
     async def _pause(self, failures: int, deadline: Deadline) -> None:
         wait_ms = backoff_ms(

@@ -523,6 +523,31 @@ def test_a_limit_inside_another_is_the_earlier_of_the_two() -> None:
     run(story)
 
 
+def test_what_was_begun_inside_a_limit_outlives_it() -> None:
+    """A background task begun by an attempt is not bound by that attempt's limit for the rest of its life."""
+
+    async def story(broker: ScriptedBroker, cluster: Cluster) -> None:
+        broker.scripts[ApiKey.HEARTBEAT] = lambda _: HeartbeatResponse()
+        over = asyncio.Event()
+
+        async def beat() -> HeartbeatResponse:
+            await over.wait()
+            request = HeartbeatRequest(group_id="g", generation_id=1, member_id="m")
+            return await cluster.send(1, request, HeartbeatResponse)
+
+        async def attempt() -> "asyncio.Task[HeartbeatResponse]":
+            await cluster.refresh()
+            return asyncio.create_task(beat())
+
+        begun = await cluster.retrying("JoinGroup", "g", attempt, cluster.deadline("timeout_ms", 200))
+        passed = cluster.deadline("passed", 201)
+        await until(lambda: not passed.left_ms(cluster.now_ms()))
+        over.set()
+        assert await begun == HeartbeatResponse()
+
+    run(story)
+
+
 # ------------------------------------------------------------------------- effects and the end
 
 
