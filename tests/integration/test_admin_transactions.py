@@ -2,12 +2,11 @@
 
 import logging
 import multiprocessing
-import time
 from collections.abc import Iterator
 
 import pytest
+from tests.support.hanging import HOUR_MS, hang
 from tests.support.raw_producer import RawProducer, make_topic
-from tests.support.raw_wire import RawConnection
 
 from tallystick.admin.client import Admin
 from tallystick.admin.errors import NothingOpen, NotSafe
@@ -17,13 +16,10 @@ from tallystick.admin.transactions import AbortSpec
 from tallystick.client.errors import IdExpired, IllegalState, NotSupported, UnknownTopic
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import Identity, ProducerEpoch, ProducerId, TopicPartition
-from tallystick.protocol.messages import produce
-from tallystick.protocol.records import BatchMeta, Record, encode_batch
 from tallystick.testing import EmbeddedBroker, eventually
 
 pytestmark = pytest.mark.server
 
-HOUR_MS = 3_600_000
 AT = TopicPartition("orders", 0)
 
 
@@ -56,23 +52,6 @@ def at(running: EmbeddedBroker, request: pytest.FixtureRequest) -> TopicPartitio
 def admin(running: EmbeddedBroker) -> Iterator[Admin]:
     with Admin({"bootstrap.servers": running.bootstrap_servers}) as opened:
         yield opened
-
-
-def hang(broker: EmbeddedBroker, at: TopicPartition, producer_id: int, epoch: int = 0) -> int:
-    """Open a transaction that no coordinator knows, an hour ago; the offset it starts at."""
-    record = Record(offset=0, timestamp_ms=int(time.time() * 1000) - HOUR_MS, key=None, value=b"hanging")
-    meta = BatchMeta(producer_id=producer_id, epoch=epoch, base_sequence=0, transactional=True)
-    part = produce.PartitionProduceData(index=at.partition, records=encode_batch([record], meta))
-    request = produce.ProduceRequest(
-        transactional_id="hanging",
-        acks=-1,
-        timeout_ms=10_000,
-        topic_data=(produce.TopicProduceData(name=at.topic, partition_data=(part,)),),
-    )
-    with RawConnection(broker.bootstrap_servers) as wire:
-        (told,) = wire.ask(request, produce.ProduceResponse, 11).responses[0].partition_responses
-    assert told.error_code == ErrorCode.NONE
-    return told.base_offset
 
 
 def test_list_and_describe(broker: EmbeddedBroker, admin: Admin, at: TopicPartition) -> None:

@@ -1,4 +1,4 @@
-"""Every command but `broker`, whose parser is its own: here it is only named for `--help`."""
+"""Commands by name, for `--help`: each has a parser of its own, which is loaded when it is used."""
 
 from typing import Annotated
 
@@ -27,6 +27,11 @@ def tallystick(
 @app.command(add_help_option=False)
 def broker() -> None:
     """Run a broker; `tallystick broker --help` says more."""
+
+
+@app.command(add_help_option=False)
+def transactions() -> None:
+    """List, describe, find hanging and end transactions, on any Kafka cluster."""
 
 
 def main(words: list[str]) -> int:

@@ -6,10 +6,13 @@ libraries of the other commands would take.
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import Final, cast
 
 from tallystick import _lazy
 from tallystick.cli import broker
+
+# Commands with a parser of their own, by the module whose `main` runs them.
+OWN: Final = {"transactions": "tallystick.cli.transactions"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -17,8 +20,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words[:1] == ["broker"]:
         return broker.main(words[1:])
-    others = cast(Callable[[list[str]], int], _lazy.load("tallystick.cli.app").main)
-    return others(words)
+    own = OWN.get(words[0]) if words else None
+    command = cast(Callable[[list[str]], int], _lazy.load(own or "tallystick.cli.app").main)
+    return command(words if own is None else words[1:])
 
 
 if __name__ == "__main__":

@@ -1,0 +1,141 @@
+"""What every command that talks to a cluster has: where it is, how to print, and how it ends.
+
+Exit codes, so that scripts can tell (docs/adr/0120):
+
+    0  done; for find-hanging also: nothing hangs, and everything was asked
+    1  it failed: the line on stderr says what may have happened
+    2  wrong usage or settings; nothing was sent
+    3  find-hanging: something hangs, or partition and coordinator contradict each other
+    4  the answer is incomplete: stderr says which brokers or partitions could not be asked
+    5  refused: it would break something and --force was not given, or it was not confirmed
+    6  there is no such open transaction (any more)
+"""
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from enum import IntEnum
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from tallystick.admin.client import Admin
+from tallystick.admin.errors import NothingOpen, NotSafe
+from tallystick.cli.tables import Output, Row, show
+from tallystick.client.errors import ClientError
+from tallystick.kernel.errors import TallystickError
+from tallystick.kernel.settings import BadConfig, read_properties
+from tallystick.kernel.value import frozen
+
+
+class Exit(IntEnum):
+    """How a command ended."""
+
+    DONE = 0
+    FAILED = 1
+    USAGE = 2
+    HANGING = 3
+    INCOMPLETE = 4
+    REFUSED = 5
+    NOTHING_OPEN = 6
+
+
+@frozen
+class Target:
+    """The cluster, and how to print."""
+
+    config: Mapping[str, object]
+    output: Output
+
+    def admin(self) -> Admin:
+        return Admin(self.config)
+
+    def show(self, columns: Sequence[str], rows: Sequence[Row]) -> None:
+        show(columns, rows, self.output)
+
+
+BOOTSTRAP: Final = typer.Option(
+    "--bootstrap-server", "--bootstrap-servers", metavar="HOST:PORT", help="Brokers to ask first."
+)
+COMMAND_CONFIG: Final = typer.Option("--command-config", metavar="FILE", help="Settings of the client.")
+OPTIONS: Final = ("--bootstrap-server", "--bootstrap-servers", "--command-config", "--output", "--timeout-ms")
+
+
+def target(
+    context: typer.Context,
+    bootstrap_server: Annotated[str | None, BOOTSTRAP] = None,
+    command_config: Annotated[Path | None, COMMAND_CONFIG] = None,
+    output: Annotated[Output, typer.Option("--output", help="For people or for programs.")] = Output.TABLE,
+    timeout_ms: Annotated[
+        int | None, typer.Option("--timeout-ms", help="Instead of default.api.timeout.ms.")
+    ] = None,
+) -> None:
+    """The options before (or after) every subcommand."""
+    config: dict[str, object] = {"client.id": "tallystick-cli"}
+    if command_config is not None:
+        try:
+            config |= read_properties(command_config.read_text(), str(command_config))
+        except OSError as exc:
+            raise BadConfig(f"--command-config: {exc}") from exc
+    if bootstrap_server is not None:
+        config["bootstrap.servers"] = bootstrap_server
+    if timeout_ms is not None:
+        config["default.api.timeout.ms"] = timeout_ms
+        config["request.timeout.ms"] = min(timeout_ms, int(str(config.get("request.timeout.ms", 30_000))))
+    context.obj = Target(config, output)
+
+
+def run(app: typer.Typer, name: str, words: Sequence[str]) -> int:
+    """Run a command of `app`; its exit code. What goes wrong is one line on stderr."""
+    try:
+        app(_shared_first(words), prog_name=f"tallystick {name}")
+    except SystemExit as done:
+        return done.code if isinstance(done.code, int) else int(done.code is not None)
+    except BadConfig as exc:
+        return complain(str(exc).replace("\n", "\n  "), Exit.USAGE)
+    except NotSafe as exc:
+        return complain(f"refused, {exc.subject}: {exc.why} (--force does it)", Exit.REFUSED)
+    except NothingOpen as exc:
+        return complain(exc.what(), Exit.NOTHING_OPEN)
+    except TallystickError as exc:
+        return complain(str(exc), Exit.FAILED)
+    return Exit.DONE
+
+
+def _shared_first(words: Sequence[str]) -> list[str]:
+    """Kafka's tools want the shared options before the subcommand; people write them anywhere."""
+    shared, others = [], []
+    rest = iter(words)
+    for word in rest:
+        name, equals, _ = word.partition("=")
+        if word == "--":
+            others += [word, *rest]
+        elif name not in OPTIONS:
+            others.append(word)
+        else:
+            shared += [word] if equals else [word, *(value for value in (next(rest, None),) if value)]
+    return [*shared, *others]
+
+
+def complain(text: str, code: Exit) -> Exit:
+    """One line on stderr."""
+    print(f"tallystick: {text}", file=sys.stderr)
+    return code
+
+
+def incomplete(failures: Mapping[str, ClientError]) -> Exit:
+    """Say what could not be asked; how the command ends [ADM-2]."""
+    for what, failure in failures.items():
+        complain(f"not asked: {what}: {failure.what()}", Exit.INCOMPLETE)
+    return Exit.INCOMPLETE if failures else Exit.DONE
+
+
+def confirm(question: str, *, yes: bool, ask: Callable[[str], bool] = typer.confirm) -> None:
+    """Go on only if somebody says so. Without a terminal nobody can: then `--yes` is needed."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        complain("not confirmed: there is no terminal to ask; --yes does it", Exit.REFUSED)
+        raise typer.Exit(Exit.REFUSED)
+    if not ask(question):
+        raise typer.Exit(complain("not confirmed", Exit.REFUSED))

@@ -1,0 +1,340 @@
+"""`tallystick transactions`: what is open in a cluster, what hangs, and how to end it (KIP-664, KIP-939).
+
+Subcommands, options and columns are those of Kafka's `kafka-transactions.sh`, with the spellings of the KIPs
+as aliases, and more: see docs/adr/0120. Works on any Kafka cluster.
+"""
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from getpass import getuser
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from tallystick.admin.hanging import Case, Verdict, idle_ms
+from tallystick.admin.model import Cause, ForcedOutcome, TransactionDescription
+from tallystick.admin.transactions import AbortPlan, AbortSpec
+from tallystick.cli.connecting import Exit, Target, complain, confirm, incomplete, run, target
+from tallystick.cli.tables import Output, Row
+from tallystick.kernel.clock import SystemClock
+from tallystick.kernel.ids import INT16_MAX, Identity, ProducerEpoch, ProducerId, TopicPartition
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, callback=target)
+app.info.help = "List, describe, find hanging and end transactions."
+
+_MINUTE_MS: Final = 60_000
+
+_LIST: Final = ("TransactionalId", "Coordinator", "ProducerId", "TransactionState")
+_DESCRIBE: Final = (
+    "CoordinatorId", "TransactionalId", "ProducerId", "ProducerEpoch", "TransactionState",
+    "TransactionTimeoutMs", "CurrentTransactionStartTimeMs", "TransactionDurationMs", "TopicPartitions",
+)  # fmt: skip
+_PRODUCERS: Final = (
+    "ProducerId", "ProducerEpoch", "LatestCoordinatorEpoch", "LastSequence", "LastTimestamp",
+    "CurrentTransactionStartOffset",
+)  # fmt: skip
+_HANGING: Final = (
+    "Verdict", "Topic", "Partition", "ProducerId", "ProducerEpoch", "CoordinatorEpoch", "StartOffset",
+    "LastTimestamp", "Duration(min)", "TransactionalId", "Why",
+)  # fmt: skip
+_FORCED: Final = ("ProducerId", "ProducerEpoch", "Cause", "TimestampMs", "TopicPartition")
+
+Topic = Annotated[str, typer.Option("--topic")]
+Partition = Annotated[int, typer.Option("--partition", min=0)]
+TransactionalId = Annotated[str, typer.Option("--transactional-id", "--transactionalId")]
+Broker = Annotated[int | None, typer.Option("--broker", "--broker-id", help="Ask this broker's replicas.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+Force = Annotated[bool, typer.Option("--force", help="Even if it breaks what others rely on.")]
+AuditLog = Annotated[Path | None, typer.Option("--audit-log", help="Append the audit lines here, too.")]
+
+
+@app.command("list")
+def list_(
+    context: typer.Context,
+    *,
+    coordinator: Annotated[list[int] | None, typer.Option(help="Only of this broker; repeatable.")] = None,
+    longer_than_ms: Annotated[
+        int | None,
+        typer.Option(
+            "--duration-filter", "--runningLongerThanMs", "--running-longer-than-ms", min=0,
+            help="Open for longer than this many milliseconds.",
+        ),
+    ] = None,
+    pattern: Annotated[
+        str | None, typer.Option("--transactional-id-pattern", help="Of whole ids, in RE2's dialect.")
+    ] = None,
+    state: Annotated[list[str] | None, typer.Option(help="Only in this state; repeatable.")] = None,
+    producer_id: Annotated[list[int] | None, typer.Option(help="Only of this producer; repeatable.")] = None,
+) -> None:  # fmt: skip
+    """Transactional ids and the state they are in."""
+    at: Target = context.obj
+    with at.admin() as admin:
+        answers = admin.list_transactions(
+            states=state or (),
+            producer_ids=producer_id or (),
+            longer_than_ms=longer_than_ms,
+            transactional_id_pattern=pattern,
+            coordinators=coordinator,
+        )
+    rows: list[Row] = [
+        {
+            "TransactionalId": each.transactional_id,
+            "Coordinator": each.coordinator,
+            "ProducerId": each.producer_id,
+            "TransactionState": each.state,
+        }
+        for some in answers.found.values()
+        for each in some
+    ]
+    at.show(_LIST, rows)
+    raise typer.Exit(incomplete({f"broker {node}": why for node, why in answers.failures.items()}))
+
+
+@app.command()
+def describe(
+    context: typer.Context,
+    transactional_id: Annotated[
+        list[str], typer.Option("--transactional-id", "--transactionalId", help="Repeatable.")
+    ],
+) -> None:
+    """What the coordinator knows of a transactional id; on tallystick's broker also what was forced on it."""
+    at: Target = context.obj
+    with at.admin() as admin:
+        answers = admin.describe_transactions(transactional_id)
+    now_ms = SystemClock().now_ms()
+    if answers.found:
+        at.show(_DESCRIBE, [_described(each, now_ms) for each in answers.found.values()])
+    if at.output is Output.TABLE:
+        for each in answers.found.values():
+            if each.forced_outcomes:
+                print(f"\nEnded without its client's decision, under {each.transactional_id}:")
+                at.show(_FORCED, [_forced(one) for one in each.forced_outcomes])
+    for name, failure in answers.failures.items():
+        complain(f"{name}: {failure.what()}", Exit.FAILED)
+    raise typer.Exit(Exit.FAILED if answers.failures else Exit.DONE)
+
+
+@app.command()
+def describe_producers(
+    context: typer.Context, topic: Topic, partition: Partition, broker: Broker = None
+) -> None:
+    """The producers a partition remembers, and where their open transactions begin."""
+    at: Target = context.obj
+    where = TopicPartition(topic, partition)
+    with at.admin() as admin:
+        states = admin.describe_producers([where], broker=broker).one(where)
+    rows: list[Row] = [
+        {
+            "ProducerId": state.identity.producer_id,
+            "ProducerEpoch": state.identity.epoch,
+            "LatestCoordinatorEpoch": -1 if state.coordinator_epoch is None else state.coordinator_epoch,
+            "LastSequence": -1 if state.last_sequence is None else state.last_sequence,
+            "LastTimestamp": -1 if state.last_timestamp_ms is None else state.last_timestamp_ms,
+            "CurrentTransactionStartOffset": state.txn_start_offset,
+        }
+        for state in states
+    ]
+    at.show(_PRODUCERS, rows)
+
+
+@app.command()
+def find_hanging(
+    context: typer.Context,
+    *,
+    topic: Annotated[str | None, typer.Option("--topic")] = None,
+    partition: Annotated[int | None, typer.Option("--partition", min=0)] = None,
+    broker: Broker = None,
+    limit_min: Annotated[
+        int, typer.Option("--max-transaction-timeout", min=0, help="Minutes a transaction may be open.")
+    ] = 15,
+) -> None:
+    """Transactions open for too long, and whether anybody will end them: exit code 3 if one hangs."""
+    if partition is not None and topic is None:
+        raise typer.BadParameter("--partition needs --topic")
+    at: Target = context.obj
+    with at.admin() as admin:
+        report = admin.find_hanging_transactions(
+            topic=topic, partition=partition, broker=broker, limit_ms=limit_min * _MINUTE_MS
+        )
+    now_ms = SystemClock().now_ms()
+    at.show(_HANGING, [_case(each, now_ms) for each in report.cases])
+    code = incomplete(report.failures)
+    if not report.complete and code is Exit.DONE:
+        code = complain("coordinators moved while they were asked: ask again", Exit.INCOMPLETE)
+    if any(case.verdict in (Verdict.HANGING, Verdict.CONTRADICTION) for case in report.cases):
+        code = Exit.HANGING
+    raise typer.Exit(code)
+
+
+@app.command()
+def abort(
+    context: typer.Context,
+    topic: Topic,
+    partition: Partition,
+    *,
+    start_offset: Annotated[int | None, typer.Option(min=0, help="Where the transaction begins.")] = None,
+    producer_id: Annotated[int | None, typer.Option(min=0)] = None,
+    producer_epoch: Annotated[int | None, typer.Option(min=0, max=INT16_MAX)] = None,
+    coordinator_epoch: Annotated[int | None, typer.Option(help="As describe-producers told.")] = None,
+    yes: Yes = False,
+    force: Force = False,
+    audit_log: AuditLog = None,
+) -> None:
+    """End one transaction in one partition, past its coordinator: for one that hangs."""
+    given = (producer_id, producer_epoch, coordinator_epoch)
+    if (start_offset is None) == (None in given) or (start_offset is not None and given != (None,) * 3):
+        raise typer.BadParameter(
+            "give either --start-offset, or --producer-id, --producer-epoch and --coordinator-epoch"
+        )
+    at: Target = context.obj
+    spec = AbortSpec(
+        partition=TopicPartition(topic, partition),
+        start_offset=start_offset,
+        producer=None if producer_id is None else _pair(producer_id, producer_epoch or 0),
+        coordinator_epoch=coordinator_epoch,
+    )
+    with _audited(audit_log), at.admin() as admin:
+        plan = admin.plan_abort(spec)
+        one = plan.transaction
+        typer.echo(_warning(plan), err=True)
+        if force or plan.breaks.name == "NOTHING":
+            confirm(f"Abort it in {one.partition}?", yes=yes)
+        written = admin.abort_transaction(plan, force=force)
+    row: Row = {
+        "Topic": topic,
+        "Partition": partition,
+        "ProducerId": one.writer.producer_id,
+        "ProducerEpoch": one.writer.epoch,
+        "StartOffset": one.start_offset,
+        "Guarded": plan.guarded,
+        "Result": "aborted" if written else "ended: an answer was lost, and it is no longer open",
+    }
+    at.show(tuple(row), [row])
+
+
+@app.command("forceTerminateTransaction", hidden=True)
+@app.command()
+def force_terminate(
+    context: typer.Context,
+    transactional_id: TransactionalId,
+    *,
+    yes: Yes = False,
+    force: Force = False,
+    audit_log: AuditLog = None,
+) -> None:
+    """Abort what is open under a transactional id, everywhere, and fence its producer (KIP-939)."""
+    at: Target = context.obj
+    with _audited(audit_log), at.admin() as admin:
+        found = admin.describe_transactions([transactional_id]).one(transactional_id)
+        where = ", ".join(sorted(map(str, found.partitions))) or "nowhere"
+        typer.echo(
+            f"{transactional_id!r} is {found.state}, open in: {where}. What it wrote there will never be "
+            "read by read_committed consumers, and its producer is fenced until it is initialised again.",
+            err=True,
+        )
+        if force or not found.in_doubt:
+            confirm(f"Terminate {transactional_id!r}?", yes=yes)
+        now = admin.force_terminate_transaction(transactional_id, force=force)
+    row: Row = {
+        "TransactionalId": transactional_id,
+        "ProducerId": now.producer_id,
+        "ProducerEpoch": now.epoch,
+        "Result": "terminated",
+    }
+    at.show(tuple(row), [row])
+
+
+def main(words: Sequence[str]) -> int:
+    """Run `tallystick transactions WORDS`; the exit code."""
+    return run(app, "transactions", words)
+
+
+# -------------------------------------------------------------------------------- as rows
+
+
+def _described(each: TransactionDescription, now_ms: int) -> Row:
+    open_ms = None if each.started_ms is None or not each.partitions else now_ms - each.started_ms
+    return {
+        "CoordinatorId": each.coordinator,
+        "TransactionalId": each.transactional_id,
+        "ProducerId": each.writer.producer_id,
+        "ProducerEpoch": each.writer.epoch,
+        "TransactionState": each.state,
+        "TransactionTimeoutMs": each.timeout_ms,
+        "CurrentTransactionStartTimeMs": each.started_ms,
+        "TransactionDurationMs": open_ms,
+        "TopicPartitions": sorted(map(str, each.partitions)),
+        "Superseded": None if each.superseded is None else str(each.superseded),
+        "ForcedOutcomes": [_forced(one) for one in each.forced_outcomes],
+    }
+
+
+def _forced(each: ForcedOutcome) -> Row:
+    return {
+        "ProducerId": each.writer.producer_id,
+        "ProducerEpoch": each.writer.epoch,
+        "Cause": each.cause.name.lower() if isinstance(each.cause, Cause) else each.cause,
+        "TimestampMs": each.at_ms,
+        "TopicPartition": None if each.partition is None else str(each.partition),
+    }
+
+
+def _case(case: Case, now_ms: int) -> Row:
+    one, known = case.transaction, case.description
+    since = case.open_ms if case.open_ms is not None else idle_ms(one, now_ms)
+    return {
+        "Verdict": case.verdict.value,
+        "Topic": one.partition.topic,
+        "Partition": one.partition.partition,
+        "ProducerId": one.writer.producer_id,
+        "ProducerEpoch": one.writer.epoch,
+        "CoordinatorEpoch": -1 if one.coordinator_epoch is None else one.coordinator_epoch,
+        "StartOffset": one.start_offset,
+        "LastTimestamp": one.last_timestamp_ms,
+        "Duration(min)": None if since is None else since // _MINUTE_MS,
+        "TransactionalId": None if known is None else known.transactional_id,
+        "Why": case.finding.value,
+    }
+
+
+def _warning(plan: AbortPlan) -> str:
+    one, known = plan.transaction, plan.case.description
+    whose = "no coordinator knows it" if known is None else f"of {known.transactional_id!r}, {known.state}"
+    which = f"the transaction at offset {one.start_offset} of producer {one.writer}"
+    lines = [
+        f"{one.partition}: {which}, {whose}: {plan.case.verdict.value}.",
+        "What it wrote there will never be read by read_committed consumers.",
+    ]
+    if not plan.guarded:
+        lines.append(
+            "This broker does not check the start offset: it is read once more immediately before, and a "
+            "transaction that begins between the two would be ended in its place."
+        )
+    return "\n".join(lines)
+
+
+def _pair(producer_id: int, epoch: int) -> Identity:
+    return Identity(ProducerId(producer_id), ProducerEpoch(epoch))
+
+
+@contextmanager
+def _audited(path: Path | None) -> Iterator[None]:
+    """The audit lines go to stderr, and to a file if there is one."""
+    log = logging.getLogger("tallystick.audit")
+    handlers: list[logging.Handler] = [logging.StreamHandler()]
+    if path is not None:
+        try:
+            handlers.append(logging.FileHandler(path))
+        except OSError as exc:
+            raise typer.BadParameter(f"--audit-log: {exc}") from exc
+    for handler in handlers:
+        handler.setFormatter(logging.Formatter(f"%(asctime)s audit {getuser()}: %(message)s"))
+        log.addHandler(handler)
+    try:
+        yield
+    finally:
+        for handler in handlers:
+            log.removeHandler(handler)
+            handler.close()
