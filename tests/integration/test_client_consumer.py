@@ -600,6 +600,44 @@ def test_close_ends_a_wait(cluster: Cluster) -> None:
     run(test())
 
 
+def test_a_poll_that_is_cancelled_loses_nothing(cluster: Cluster) -> None:
+    topic = cluster.topic()
+
+    async def test() -> None:
+        async with cluster.consumer(group_id="cancelled") as consumer:
+            consumer.subscribe([topic])
+            await until([consumer], lambda: bool(consumer.assignment))
+            records: list[ConsumerRecord] = []
+            for i in range(30):
+                polling = asyncio.create_task(consumer.poll(30_000))
+                await asyncio.to_thread(cluster.write, topic, b"%d" % i)
+                polling.cancel()
+                await asyncio.wait([polling])
+                if not polling.cancelled():
+                    records += polling.result()
+            records += await read(consumer, 30 - len(records))
+            assert values(records) == [b"%d" % i for i in range(30)]
+
+    run(test())
+
+
+def test_a_topic_that_is_not_there_is_waited_for(cluster: Cluster) -> None:
+    """Without asking for metadata in a loop."""
+
+    async def test() -> None:
+        async with cluster.consumer(allow_auto_create_topics="false") as consumer:
+            consumer.assign([TopicPartition("nowhere", 0)])
+            consumer.seek(TopicPartition("nowhere", 0), 0)
+            assert await consumer.poll(1_000) == []
+            assert consumer.metrics()["request-total"] < 40
+            consumer.assign([TopicPartition("no such name!", 0)])
+            consumer.seek(TopicPartition("no such name!", 0), 0)
+            with pytest.raises(BrokerRefused, match="INVALID_TOPIC_EXCEPTION"):
+                await consumer.poll(5_000)
+
+    run(test())
+
+
 def test_misuse_is_said_at_once(cluster: Cluster) -> None:
     async def test() -> None:
         at = TopicPartition("t", 0)

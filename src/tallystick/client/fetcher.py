@@ -14,7 +14,7 @@ from uuid import UUID
 from tallystick.client.cluster import Cluster
 from tallystick.client.config import ConsumerConfig
 from tallystick.client.consumer_errors import PositionUnknown, RecordUnreadable
-from tallystick.client.errors import ClientError, refused
+from tallystick.client.errors import BrokerRefused, ClientError, refused
 from tallystick.client.fetching import (
     FetchSession,
     Position,
@@ -27,6 +27,8 @@ from tallystick.client.fetching import (
 from tallystick.client.offset_requests import ISOLATION
 from tallystick.client.offsets import by_topic
 from tallystick.client.reading import ConsumerRecord, Fetched
+from tallystick.client.retry import rule_for
+from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.ids import TopicPartition
 from tallystick.kernel.value import frozen
 from tallystick.protocol.messages.fetch import (
@@ -66,8 +68,9 @@ class Fetcher:
         self._sessions: dict[int, FetchSession] = {}
         self._under_way: dict[int, asyncio.Task[None]] = {}
         self._resting: set[asyncio.Task[None]] = set()
+        self._looked_for: set[str] = set()
         self._row: deque[_AtHand] = deque()
-        self._errors: deque[tuple[TopicPartition, int, ClientError]] = deque()
+        self._errors: deque[tuple[TopicPartition, int, TallystickError]] = deque()
 
     def close(self) -> None:
         """Stop asking, forget what is at hand."""
@@ -122,9 +125,12 @@ class Fetcher:
         self._tracks.advance(partition, at_hand.serial, Position(fetched.position, epoch))
         return None
 
-    def _fail(self, partition: TopicPartition, serial: int, error: ClientError) -> None:
+    def _fail(self, partition: TopicPartition, serial: int, error: TallystickError) -> None:
         """Not asked for again until the user has heard of it."""
-        self._tracks[partition].at_hand = True
+        track = self._tracks.get(partition)
+        if track is None:
+            return
+        track.at_hand = True
         self._errors.append((partition, serial, error))
         self._news()
 
@@ -158,7 +164,11 @@ class Fetcher:
             if track.replica is not None and track.replica in image.nodes:
                 node = track.replica
             if node is None or info is None:
-                unknown.append(partition)
+                code = image.why_not(partition)
+                if partition.topic in image.errors and not rule_for("Metadata", code).remedy.repeats:
+                    self._fail(partition, track.serial, refused("Metadata", partition, code))
+                else:
+                    unknown.append(partition)
             elif node not in self._under_way:
                 wanted = Wanted(
                     position.offset,
@@ -170,8 +180,7 @@ class Fetcher:
         for node, wanted_there in asking.items():
             for partition in wanted_there:
                 self._tracks[partition].at_hand = True
-            task = asyncio.get_running_loop().create_task(self._ask(node, wanted_there))
-            self._under_way[node] = task
+            self._under_way[node] = asyncio.get_running_loop().create_task(self._ask(node, wanted_there))
         if unknown:
             self._rest(dict.fromkeys(unknown), refresh=True)
 
@@ -190,15 +199,14 @@ class Fetcher:
                 timeout_ms=self._config.client.request_timeout_ms,
                 lane=LANE,
             )
-        except ClientError as exc:
+        except TallystickError as exc:
             session.lost()
-            if exc.remedy.repeats:
+            if isinstance(exc, ClientError) and exc.remedy.repeats:
                 _log.debug("fetch from broker %d: %s", node, exc)
                 again, refresh = dict.fromkeys(wanted), True
             else:
                 for partition, (_, serial) in wanted.items():
-                    if partition in self._tracks:
-                        self._fail(partition, serial, exc)
+                    self._fail(partition, serial, exc)
         else:
             session.answered(answer.error_code, answer.session_id)
             if answer.error_code:
@@ -330,13 +338,16 @@ class Fetcher:
                 serials[partition] = track.serial
 
         async def rest() -> None:
-            if all(partition.topic in self._cluster.image.topics for partition in serials):
+            if not {partition.topic for partition in serials} - self._looked_for:
                 await asyncio.sleep(self._config.client.retry_backoff_ms / 1000)
+            self._looked_for.update(partition.topic for partition in serials)
             try:
                 if refresh:
                     await self._cluster.refresh({partition.topic for partition in serials})
             except ClientError as exc:
                 _log.debug("no new metadata: %s", exc)
+                for partition in [p for p in serials if _names(exc, p.topic)]:
+                    self._fail(partition, serials.pop(partition), exc)
             for partition, serial in serials.items():
                 track = self._tracks.get(partition)
                 if track is not None and track.serial == serial:
@@ -346,6 +357,11 @@ class Fetcher:
         task = asyncio.get_running_loop().create_task(rest())
         self._resting.add(task)
         task.add_done_callback(self._resting.discard)
+
+
+def _names(exc: ClientError, topic: str) -> bool:
+    """Is it about this topic, and does asking again not help?"""
+    return isinstance(exc, BrokerRefused) and exc.subject == topic and not exc.remedy.repeats
 
 
 def _asked(at: TopicPartition, want: Wanted) -> FetchPartition:

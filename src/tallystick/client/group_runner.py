@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from tallystick.client.cluster import Cluster
-from tallystick.client.errors import ClientError, refused
+from tallystick.client.errors import BrokerRefused, ClientError, refused
 from tallystick.client.membership import (
     GroupSettings,
     Member,
@@ -63,7 +63,7 @@ class GroupRunner:
         """
         self.settings = settings
         self.member = Member()
-        self.error: TallystickError | None = None
+        self.error: BaseException | None = None
         self._cluster, self._heartbeat_ms, self._news = cluster, heartbeat_ms, news
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -77,6 +77,14 @@ class GroupRunner:
         self.polled()
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._run())
+            self._task.add_done_callback(self._ended)
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        """It only ends by being cancelled; whatever else ended it, the user is told."""
+        if not task.cancelled() and (exc := task.exception()) is not None:
+            _log.error("group %s: the member ended", self.settings.group_id, exc_info=exc)
+            self.error = exc
+            self.adopt(replace(self.member, phase=Phase.FAILED))
 
     def polled(self) -> None:
         """The user is alive."""
@@ -107,6 +115,7 @@ class GroupRunner:
         if self._task is not None:
             self._task.cancel()
             self._task = None
+        self.error = None
         self.adopt(member)
         if request is None:
             return
@@ -184,7 +193,7 @@ class GroupRunner:
         topics: Topics = {}
         if member.leads:
             names = topics_of(member)
-            image = await self._cluster.refresh(names)
+            image = await self._look_for(names)
             topics = racks_of(image, names)
             self._watched = (image, names)
         _, request = lead(member, self.settings, topics)
@@ -195,6 +204,16 @@ class GroupRunner:
             return self._refuse("SyncGroup", answer.error_code, member.generation)
         self.adopt(synced(self.member, answer))
         return False
+
+    async def _look_for(self, names: frozenset[str]) -> MetadataImage:
+        """Metadata of the group's topics; a name that cannot be a topic's is its member's problem."""
+        while True:
+            try:
+                return await self._cluster.refresh(names)
+            except BrokerRefused as exc:
+                if exc.remedy.repeats or exc.subject not in names:
+                    raise
+                names -= {exc.subject}
 
     async def _beat(self) -> bool:
         """Wait for the next heartbeat's time, send it. A change of the phase ends the wait."""
