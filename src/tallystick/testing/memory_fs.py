@@ -153,6 +153,7 @@ class MemoryFileSystem:
         self.truncate_failure: OSError | None = None
         self.effects: list[tuple[str, str]] = []
         self.life = 0
+        self.unplugged = False  # from the loss of power until `crash`: nothing has an effect any more
         self._dirs: dict[str, bool] = {"": True}  # path -> whether its name is on the disk
         self._names: dict[str, _Node] = {}
         self._durable: dict[str, _Node] = {}
@@ -163,9 +164,12 @@ class MemoryFileSystem:
 
     def effect(self, name: str, path: str, do: Callable[[], None]) -> None:
         """Do something to the disk, write it down, and lose power when its turn has come."""
+        if self.unplugged:
+            raise PowerLost(f"before {name} {path}: a dead process cleans nothing up")
         do()
         self.effects.append((name, path))
         if self.crash_after is not None and len(self.effects) > self.crash_after:
+            self.unplugged = True
             self.life += 1
             raise PowerLost(f"after {name} {path}")
 
@@ -174,6 +178,7 @@ class MemoryFileSystem:
         random = Random(seed)
         self.life += 1
         self.crash_after = None
+        self.unplugged = False
         self.effects.clear()
         self._locks.clear()
         for changes in self._changes.values():

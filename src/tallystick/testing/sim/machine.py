@@ -226,6 +226,7 @@ class Machine:
     def end(self, keep: Keep, seed: int) -> None:
         """The process is gone, at once; of what was not synced the disk keeps what `keep` and `seed` say."""
         self.running = False
+        self.fs.unplugged = True
         self.loop.kill()
         self.broker = self.dispatcher = None
         self.fs.crash(keep, seed)
