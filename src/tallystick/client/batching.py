@@ -9,10 +9,9 @@ where the second column is a slice of a table, and the first and third are one c
 one size, or looked up by size. That is four pointers a record and no bytecode. Whatever is different goes
 through `encode_records`. The result is the same bytes [CLI-26].
 
-From Arrow arrays, numpy lays out the varints of all records at once and Arrow's own kernel joins them with
-the values, so that no record becomes a Python object.
+From Arrow arrays: `arrow_rows.py`.
 
-Source: docs of the format: protocol/records/record.py; docs/adr/0107.
+Source: the format is in protocol/records/record.py; docs/adr/0107.
 """
 
 from bisect import bisect_right
@@ -56,8 +55,8 @@ class Rows(Protocol):
         """The record section, uncompressed."""
         ...
 
-    def sizes(self) -> Sequence[int]:
-        """The most bytes each record takes."""
+    def upto(self) -> Sequence[int]:
+        """The most bytes that all records before each place take, and all of them together."""
         ...
 
     def part(self, begin: int, end: int) -> "Rows":
@@ -97,13 +96,13 @@ class Columns:
         times = _times(self.runs, n)
         return map(Record, range(n), times, keys, self.values, headers)
 
-    def sizes(self) -> Sequence[int]:
-        values = [len(value or b"") + RECORD_OVERHEAD for value in self.values]
+    def upto(self) -> list[int]:
+        sizes = [len(value or b"") + RECORD_OVERHEAD for value in self.values]
         if self.keys is not None:
-            values = [size + len(key or b"") for size, key in zip(values, self.keys, strict=True)]
+            sizes = [size + len(key or b"") for size, key in zip(sizes, self.keys, strict=True)]
         if self.headers is not None:
-            return [size + headers_size(h) for size, h in zip(values, self.headers, strict=True)]
-        return values
+            sizes = [size + headers_size(h) for size, h in zip(sizes, self.headers, strict=True)]
+        return list(accumulate(sizes, initial=0))
 
     def part(self, begin: int, end: int) -> "Columns":
         return Columns(
@@ -151,11 +150,11 @@ def _times(runs: Sequence[Run], count: int) -> Iterator[int]:
 
 def cut(rows: Rows, room: int) -> Iterator[tuple[Rows, int]]:
     """Parts of at most `room` bytes, at least one record each, and their sizes."""
-    upto = list(accumulate(rows.sizes(), initial=0))
+    upto = rows.upto()
     begin, n = 0, rows.count
     while begin < n:
         end = max(bisect_right(upto, upto[begin] + room) - 1, begin + 1)
-        yield rows if end - begin == n else rows.part(begin, end), upto[end] - upto[begin]
+        yield rows if end - begin == n else rows.part(begin, end), int(upto[end] - upto[begin])
         begin = end
 
 

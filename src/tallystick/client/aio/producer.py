@@ -10,9 +10,10 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import repeat
 from types import TracebackType
-from typing import Final, Protocol, Self, runtime_checkable
+from typing import Final, Protocol, Self, cast, runtime_checkable
 
 from tallystick.client.accumulator import NotNow, all_bytes
+from tallystick.client.arrow_rows import Array, ArrowRows, is_arrow
 from tallystick.client.batching import Columns
 from tallystick.client.cluster import Cluster
 from tallystick.client.config import ProducerConfig
@@ -39,6 +40,7 @@ _UNDECIDED: Final = frozenset({State.IN_TRANSACTION, State.PREPARING, State.ABOR
 class ArrowColumn(Protocol):
     """An Arrow array of binaries or strings, or anything else that turns itself into a list."""
 
+    def __len__(self) -> int: ...
     def to_pylist(self) -> list[bytes | None]: ...
 
 
@@ -213,20 +215,22 @@ def columns(
     keys: Column | None,
     timestamp_ms: int | None,
     headers: Iterable[tuple[str, bytes | None]],
-) -> Columns:
+) -> Columns | ArrowRows:
     """The records of one `send_batch`. Raises: TypeError, ValueError when they do not fit together."""
-    values = all_bytes(_listed(values))
-    keys = None if keys is None else all_bytes(_listed(keys))
     if keys is not None and len(keys) != len(values):
         raise ValueError(f"{len(values)} values and {len(keys)} keys")
-    if not values:
+    if not len(values):
         raise ValueError("a batch of no records")
+    runs = [(0, int(time.time() * 1000) if timestamp_ms is None else timestamp_ms)]
     own = tuple(headers)
+    if not own and is_arrow(values) and (keys is None or is_arrow(keys)):
+        return ArrowRows.of(cast(Array, values), cast(Array | None, keys), runs)
+    values = all_bytes(_listed(values))
     return Columns(
         values=values,
-        keys=keys,
+        keys=None if keys is None else all_bytes(_listed(keys)),
         headers=list(repeat(own, len(values))) if own else None,
-        runs=[(0, int(time.time() * 1000) if timestamp_ms is None else timestamp_ms)],
+        runs=runs,
     )
 
 

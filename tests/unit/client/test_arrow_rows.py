@@ -1,0 +1,70 @@
+"""Sections joined by Arrow are those built record by record [CLI-26]."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tallystick.client.arrow_rows import ArrowRows, is_arrow
+from tallystick.client.batching import Columns, cut
+
+pa = pytest.importorskip("pyarrow", reason="the extra `arrow` is not installed")
+
+TEXTS = st.binary(max_size=200) | st.sampled_from([b"x" * 63, b"x" * 64, b"x" * 8191, b"x" * 70_000])
+RUN = [(0, 1_700_000_000_000)]
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> tuple[list[bytes | None], list[bytes | None] | None]:
+    n = draw(st.integers(1, 120))
+    values = draw(st.lists(st.none() | TEXTS, min_size=n, max_size=n))
+    return values, draw(st.none() | st.lists(st.none() | TEXTS, min_size=n, max_size=n))
+
+
+def _arrow(column: list[bytes | None] | None) -> object:
+    return None if column is None else pa.array(column, pa.binary())
+
+
+@given(tables())
+def test_sections_are_those_of_lists(table: tuple[list[bytes | None], list[bytes | None] | None]) -> None:
+    values, keys = table
+    rows = ArrowRows.of(_arrow(values), _arrow(keys), RUN)  # type: ignore[arg-type]
+    columns = Columns(values=values, keys=keys, runs=RUN)
+    assert rows.section() == columns.section()
+    assert list(rows.upto()) == columns.upto()
+    assert rows.keys == keys
+
+
+@given(tables(), st.integers(0, 100_000), st.data())
+def test_parts_and_picks_are_those_of_lists(
+    table: tuple[list[bytes | None], list[bytes | None] | None], room: int, data: st.DataObject
+) -> None:
+    values, keys = table
+    rows = ArrowRows.of(_arrow(values), _arrow(keys), RUN)  # type: ignore[arg-type]
+    columns = Columns(values=values, keys=keys, runs=RUN)
+    for (ours, size), (theirs, their_size) in zip(cut(rows, room), cut(columns, room), strict=True):
+        assert (ours.section(), size) == (theirs.section(), their_size)
+    places = data.draw(st.lists(st.integers(0, len(values) - 1), min_size=1, max_size=20))
+    for keyed in (False, True):
+        assert rows.pick(places, keyed=keyed).section() == columns.pick(places, keyed=keyed).section()
+
+
+def test_large_batches_cross_every_length_of_an_offset() -> None:
+    values: list[bytes | None] = [b"v" * (i % 90) for i in range(20_000)]
+    rows = ArrowRows.of(pa.array(values), None, RUN)
+    assert rows.section() == Columns(values=values, runs=RUN).section()
+
+
+@pytest.mark.parametrize("kind", ["string", "large_string", "binary", "large_binary"])
+def test_every_kind_of_text_and_chunks_will_do(kind: str) -> None:
+    texts = ["one", None, "three"]
+    chunked = pa.chunked_array([pa.array(texts[:1]), pa.array(texts[1:])]).cast(getattr(pa, kind)())
+    rows = ArrowRows.of(chunked, None, RUN)
+    assert is_arrow(chunked)
+    assert rows.section() == Columns(values=[b"one", None, b"three"], runs=RUN).section()
+    sliced = ArrowRows.of(pa.array(texts).cast(getattr(pa, kind)())[1:], None, RUN)
+    assert sliced.section() == Columns(values=[None, b"three"], runs=RUN).section()
+
+
+def test_numbers_are_refused() -> None:
+    with pytest.raises(TypeError, match="int64"):
+        ArrowRows.of(pa.array([1, 2]), None, RUN)
