@@ -10,10 +10,10 @@ compaction emptied, gaps [CLI-34].
 from collections import deque
 from collections.abc import Iterable
 from itertools import repeat
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from tallystick.client.isolation import AbortedData
-from tallystick.client.regular import read_regular
+from tallystick.client.regular import is_plain, read_regular
 from tallystick.kernel.ids import TopicPartition
 from tallystick.protocol.records import (
     HEADER_SIZE,
@@ -27,8 +27,11 @@ from tallystick.protocol.records import (
     check_batch,
     read_header,
 )
-from tallystick.protocol.records.record import decode_headers, walk
+from tallystick.protocol.records.record import decode_headers, iter_section, long_varint
 from tallystick.protocol.records.section import unpack_section
+
+# A time so far from the batch's that adding it may overflow.
+_TIME_MAX: Final = 2**60
 
 
 class ConsumerRecord(NamedTuple):
@@ -151,33 +154,98 @@ def decode_consumed(
     """All records of the batch at `at`.
 
     Raises: InvalidBatch, CorruptBatch.
-    Cost: about 250 ns a record of a regular batch, 700 ns of any other.
+    Cost: about 400 ns a record of a regular batch, 600 ns of a plain one, 1.1 us of any other.
     """
     section = unpack_section(buf, at, header)
-    topic, number = partition.topic, partition.partition
-    written_by = header.timestamp_type
     epoch = None if header.partition_leader_epoch < 0 else header.partition_leader_epoch
+    origin = _Origin(partition.topic, partition.partition, header.timestamp_type, epoch)
+    if is_plain(header):
+        columns = read_regular(section, header)
+        if columns is not None:
+            times, keys, values = columns
+            place = repeat(origin.topic), repeat(origin.partition)
+            offsets = range(header.base_offset, header.next_offset)
+            kind, last = repeat(origin.timestamp_type), (repeat(()), repeat(epoch))
+            rows = zip(*place, offsets, times, kind, keys, values, *last, strict=False)
+            return list(map(tuple.__new__, repeat(ConsumerRecord), rows))
+        records = _read_plain(section, header, origin)
+        if records is not None:
+            return records
+    return _read_thoroughly(section, header, origin)
+
+
+class _Origin(NamedTuple):
+    """What all records of a batch share."""
+
+    topic: str
+    partition: int
+    timestamp_type: TimestampType
+    epoch: int | None
+
+
+def _read_plain(section: bytes, header: BatchHeader, origin: _Origin) -> list[ConsumerRecord] | None:
+    """As `_read_thoroughly`, for short numbers and offsets that count up; None for anything else [CLI-37].
+
+    Written out, since nothing in a consumer runs more often.
+    """
+    topic, number, kind, epoch = origin
     new, here, none = tuple.__new__, ConsumerRecord, ()
-    columns = read_regular(section, header)
-    if columns is not None:
-        places = range(header.base_offset, header.next_offset)
-        same = repeat(topic), repeat(number), repeat(written_by), repeat(none), repeat(epoch)
-        rows = zip(
-            same[0], same[1], places, columns[0], same[2], *columns[1:], same[3], same[4], strict=False
-        )
-        return list(map(new, repeat(here), rows))
     records: list[ConsumerRecord] = []
     add = records.append
-    for offset, timestamp, key, _, begin, size, end in walk(section, header):
-        value = None
-        if size >= 0:
-            value = section[begin : begin + size]
-            begin += size
-        if section[begin]:
-            headers = decode_headers(section, begin, end)
-        elif begin + 1 == end:
-            headers = none
-        else:
-            raise InvalidBatch(f"a record without headers ends at byte {begin + 1}, its length says {end}")
-        add(new(here, (topic, number, offset, timestamp, written_by, key, value, headers, epoch)))
+    at, base, expected = 0, header.base_timestamp, 0
+    try:
+        for offset in range(header.base_offset, header.next_offset):
+            raw = section[at]
+            if raw > 0x7F:
+                raw += (section[at := at + 1] << 7) - 0x80
+            end = at + 1 + (raw >> 1)
+            if raw & 1 or raw > 0x3FFF:
+                return None
+            raw = section[at := at + 2]  # past the attributes
+            if raw > 0x7F:
+                raw += (section[at := at + 1] << 7) - 0x80
+                if raw > 0x3FFF:
+                    raw, at = long_varint(section, at - 1)
+                    if raw > _TIME_MAX:
+                        return None
+            time = base + ((raw >> 1) ^ -(raw & 1))
+            raw = section[at := at + 1]
+            if raw > 0x7F:
+                raw += (section[at := at + 1] << 7) - 0x80
+                if raw > 0x3FFF:
+                    raw, at = long_varint(section, at - 1)
+            if raw != expected:
+                return None
+            expected += 2
+            key, raw = None, section[at := at + 1]
+            if raw > 0x7F:
+                raw += (section[at := at + 1] << 7) - 0x80
+            at += 1
+            if not raw & 1:
+                key = section[at : (at := at + (raw >> 1))]
+            value, raw = None, section[at]
+            if raw > 0x7F:
+                raw += (section[at := at + 1] << 7) - 0x80
+            at += 1
+            if not raw & 1:
+                value = section[at : (at := at + (raw >> 1))]
+            if at + 1 != end or section[at]:
+                if at >= end or not section[at]:
+                    return None
+                headers = decode_headers(section, at, end)
+                add(new(here, (topic, number, offset, time, kind, key, value, headers, epoch)))
+            else:
+                add(new(here, (topic, number, offset, time, kind, key, value, none, epoch)))
+            at = end
+    except (IndexError, InvalidBatch):
+        return None
+    return records if at == len(section) else None
+
+
+def _read_thoroughly(section: bytes, header: BatchHeader, origin: _Origin) -> list[ConsumerRecord]:
+    """Whatever a batch may hold. Raises: InvalidBatch."""
+    topic, number, kind, epoch = origin
+    records: list[ConsumerRecord] = []
+    for offset, time, key, value, headers in iter_section(section, header):
+        records.append(ConsumerRecord(topic, number, offset, time, kind, key, value, headers, epoch))
     return records

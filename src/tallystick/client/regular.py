@@ -55,12 +55,19 @@ class _Shape:
     size: int
 
 
+def is_plain(header: BatchHeader) -> bool:
+    """A record for every offset, times of the producer's that no addition can overflow."""
+    return (
+        header.record_count == header.last_offset_delta + 1
+        and header.log_append_time_ms is None
+        and 0 <= header.base_timestamp <= _TIMESTAMP_MAX
+    )
+
+
 def read_regular(section: bytes, header: BatchHeader) -> Columns | None:
-    """All records of an unpacked section; None where they are not regular, or not what they should be."""
+    """All records of a plain batch's section; None where they are not regular, or not what they should be."""
     count = header.record_count
-    if count < RECORDS_MIN or count != header.last_offset_delta + 1:
-        return None
-    if header.log_append_time_ms is not None or not 0 <= header.base_timestamp <= _TIMESTAMP_MAX:
+    if count < RECORDS_MIN:
         return None
     times: list[int] = []
     keys: list[Content] = []

@@ -267,6 +267,44 @@ def test_what_is_read_by_columns_is_what_is_read_record_by_record(
         assert found == thorough
 
 
+@given(
+    st.lists(
+        st.tuples(
+            st.one_of(st.none(), st.binary(max_size=150)),
+            st.one_of(st.none(), st.binary(max_size=150), st.just(b"v" * 9_000)),
+            st.integers(-(2**63), 2**63 - 1) | st.integers(0, 9_000),
+            st.sampled_from([(), (("h", b"1"), ("", None))]),
+        ),
+        min_size=1,
+        max_size=90,
+    ),
+    st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), max_size=3),
+    st.booleans(),
+)
+def test_every_batch_is_read_as_the_thorough_reader_reads_it(
+    contents: list[tuple],
+    damage: list[tuple[int, int]],
+    gaps: bool,  # type: ignore[type-arg]
+) -> None:
+    """[CLI-37] With damage, too: the same records or InvalidBatch."""
+    made = [
+        Record(i * (1 + gaps), time, key, value, headers)
+        for i, (key, value, time, headers) in enumerate(contents)
+    ]
+    batch = bytearray(encode_batch(made, BatchMeta()))
+    for where, byte in damage:
+        batch[HEADER_SIZE + where % (len(batch) - HEADER_SIZE)] = byte
+    fetched = Fetched(AT, 0, bytes(batch), None, check_crcs=False)
+    try:
+        thorough = list(iter_records(bytes(batch)))
+    except InvalidBatch:
+        with pytest.raises(InvalidBatch):
+            fetched.take(len(made))
+    else:
+        taken = fetched.take(len(made))
+        assert [Record(r.offset, r.timestamp_ms, r.key, r.value, r.headers) for r in taken] == thorough
+
+
 @pytest.mark.parametrize("records", [8_191, 8_192, 8_193, 20_000])
 def test_numbers_that_grow_a_byte_end_a_run_and_nothing_else(records: int) -> None:
     made = [Record(i, 10**12 + i, None, b"v") for i in range(records)]
