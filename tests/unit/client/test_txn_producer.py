@@ -205,6 +205,13 @@ def test_no_epoch_is_bumped_while_prepared() -> None:
             assert isinstance(WAYS[state].call(Call.CLAIM), Refused)
 
 
+def test_a_straggler_changes_nothing_of_what_is_being_decided() -> None:
+    """Everything was flushed before it was prepared: a failure that is reported now is of no part of it."""
+    for machine, call in product((prepared(), kept()), (Call.COMMIT, Call.ABORT)):
+        deciding = after(machine, call)
+        assert deciding.failed("Produce", TOO_LARGE) == deciding
+
+
 def test_prepare_without_a_mode_is_invalid_txn_state() -> None:
     refusal = writing(mode=None).call(Call.PREPARE)
     assert isinstance(refusal, Refused)
@@ -241,6 +248,14 @@ def test_retries_that_are_used_up_fail_the_transaction_and_not_the_producer(vers
     # KIP-360: a gap in the sequence numbers; under version 2 the end has moved the epoch (KIP-890).
     assert aborted.state is (S.UNCLAIMED if version == 1 else S.READY)
     assert aborted.error is None
+
+
+def test_a_record_that_was_never_sent_leaves_no_gap_under_version_2() -> None:
+    """Nothing reached the cluster, so nothing is ended, and the epoch stays."""
+    begun = after(ready(), Call.BEGIN).failed("Produce", TimedOut("delivery.timeout.ms", 5, "a-0"))
+    aborting = after(begun, Call.ABORT)
+    assert aborting.due is None
+    assert aborting.ended(None, version=2).state is S.READY
 
 
 def test_what_fails_without_a_gap_needs_no_new_epoch() -> None:
