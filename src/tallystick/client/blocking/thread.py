@@ -202,6 +202,9 @@ class EngineThread:
     def leave_behind(self) -> None:
         """In a forked child: this thread is not here."""
         self.forked = True
+        for task in asyncio.all_tasks(self._loop):
+            # It goes on in the parent: no complaint when the child ends.
+            task._log_destroy_pending = False  # type: ignore[attr-defined]
         for client in list(self._clients):
             client.left_behind()
 

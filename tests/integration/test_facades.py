@@ -1,0 +1,499 @@
+"""Producer and Consumer as a program uses them: threads, forks, Ctrl-C, closing, brokers that go away."""
+
+import asyncio
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+import tallystick
+from tallystick import (
+    Completion,
+    Consumer,
+    OffsetAndMetadata,
+    PreparedTxnState,
+    Producer,
+    RebalanceListener,
+    RecordMetadata,
+    TopicPartition,
+    errors,
+)
+from tallystick.testing import EmbeddedBroker, eventually
+
+pytestmark = pytest.mark.server
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[EmbeddedBroker]:
+    with EmbeddedBroker(num_partitions=1) as running:
+        yield running
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest) -> str:
+    """A name that no other test has."""
+    return re.sub(r"\W", "-", str(request.node.name))
+
+
+def plain(broker: EmbeddedBroker, **settings: object) -> dict[str, object]:
+    named = {name.replace("_", "."): value for name, value in settings.items()}
+    return {"bootstrap.servers": broker.bootstrap_servers, **named}
+
+
+def two_phase(broker: EmbeddedBroker, transactional_id: str, **settings: object) -> dict[str, object]:
+    return plain(
+        broker, transactional_id=transactional_id, transaction_two_phase_commit_enable=True, **settings
+    )
+
+
+def values(broker: EmbeddedBroker, topic: str, isolation: str = "read_committed") -> list[bytes | None]:
+    """All there is in partition 0."""
+    at = TopicPartition(topic, 0)
+    with Consumer(plain(broker, isolation_level=isolation, enable_auto_commit=False)) as consumer:
+        consumer.assign([at])
+        consumer.seek_to_beginning()
+        end = consumer.end_offsets([at])[at]
+        read: list[bytes | None] = []
+        while consumer.position(at) < end:
+            read += [record.value for record in consumer.poll(1.0)]
+        return read
+
+
+# ------------------------------------------------------------------------------------ records
+
+
+def test_a_record_and_its_way(broker: EmbeddedBroker, topic: str) -> None:
+    told: list[object] = []
+    with Producer(plain(broker)) as producer:
+        sent = producer.send(
+            topic,
+            b"one",
+            b"42",
+            timestamp_ms=1_700_000_000_000,
+            headers=[("who", b"me"), ("who", None)],
+            on_delivery=lambda delivery: told.append(delivery.result(0)),
+        )
+        where = sent.result(10)
+        assert where == RecordMetadata(topic, 0, where.offset, where.timestamp_ms)
+        assert (where.offset, where.timestamp_ms) == (0, 1_700_000_000_000)
+        eventually(lambda: told == [where])
+        assert producer.metrics()["record-send-total"] == 1
+    with Consumer(plain(broker)) as consumer:
+        consumer.assign([TopicPartition(topic, 0)])
+        consumer.seek_to_beginning()
+        (record,) = consumer.poll(10)
+    assert (record.key, record.value, record.timestamp_ms) == (b"42", b"one", 1_700_000_000_000)
+    assert list(record.headers) == [("who", b"me"), ("who", None)]
+
+
+def test_many_records_in_one_call(broker: EmbeddedBroker, topic: str) -> None:
+    class Column:
+        """What turns itself into a list."""
+
+        def __len__(self) -> int:
+            return 2
+
+        def to_pylist(self) -> list[bytes | None]:
+            return [b"c", None]
+
+    with Producer(plain(broker)) as producer:
+        done = producer.send_batch(topic, [b"a", b"b"], headers=[("h", b"1")]).result(10)
+        assert (done.count, [part.first_offset for part in done.parts]) == (2, [0])
+        producer.send_batch(topic, Column(), [b"1", b"2"]).result(10)
+        with pytest.raises(ValueError, match="2 values and 1 keys"):
+            producer.send_batch(topic, [b"a", b"b"], [b"1"])
+        with pytest.raises(ValueError, match="no records"):
+            producer.send_batch(topic, [])
+        with pytest.raises(TypeError, match="encode them first"):
+            producer.send_batch(topic, ["text"])  # type: ignore[list-item]
+    assert values(broker, topic) == [b"a", b"b", b"c", None]
+
+
+def test_threads_share_a_producer(broker: EmbeddedBroker, topic: str) -> None:
+    """[CLI-24] Nothing is lost, and each thread's records are in its order."""
+    threads, each = 6, 2000
+
+    def send(who: int) -> None:
+        for n in range(each):
+            producer.send(topic, b"%d %d" % (who, n))
+
+    with Producer(plain(broker, linger_ms=1)) as producer:
+        senders = [threading.Thread(target=send, args=(who,)) for who in range(threads)]
+        for sender in senders:
+            sender.start()
+        for sender in senders:
+            sender.join()
+        producer.flush()
+    by_sender: dict[int, list[int]] = {who: [] for who in range(threads)}
+    for value in values(broker, topic):
+        who, n = map(int, (value or b"").split())
+        by_sender[who].append(n)
+    assert by_sender == {who: list(range(each)) for who in range(threads)}
+
+
+def test_a_callback_may_send_and_may_not_wait(broker: EmbeddedBroker, topic: str) -> None:
+    """[CLI-60]"""
+    said: list[object] = []
+
+    def sends_another(delivery: tallystick.Delivery) -> None:
+        producer.send(topic, b"two")
+        try:
+            producer.flush()
+        except errors.IllegalState as exc:
+            said.append(exc)
+
+    with Producer(plain(broker)) as producer:
+        producer.send(topic, b"one", on_delivery=sends_another).result(10)
+        eventually(lambda: said)
+    assert "flush: called from a callback" in str(said[0])
+    assert values(broker, topic) == [b"one", b"two"]
+
+
+def test_a_process_forks_with_an_open_producer(broker: EmbeddedBroker, topic: str) -> None:
+    """[CLI-61] The child's own producer works, its parent's refuses; the parent's goes on."""
+    program = """
+        import os, sys
+        from tallystick import Consumer, Producer, errors
+        servers, topic = sys.argv[1:]
+        config = {"bootstrap.servers": servers}
+
+        def refused(call):
+            try:
+                call()
+            except errors.IllegalState as exc:
+                assert "opened before the fork" in str(exc), exc
+                return True
+
+        def in_child():
+            assert refused(lambda: producer.send(topic, b"twice?"))
+            assert refused(lambda: producer.send_batch(topic, [b"twice?"]))
+            assert refused(producer.flush)
+            assert refused(txn.begin_transaction)
+            assert refused(lambda: consumer.poll(0))
+            producer.close(), txn.close(), consumer.close()  # harmless: they are the parent's to close
+            with Producer(config) as own:
+                own.send(topic, b"child").result(10)
+
+        with (
+            Producer({**config, "linger.ms": 200}) as producer,
+            Producer({**config, "transactional.id": topic}) as txn,
+            Consumer({**config, "group.id": topic}) as consumer,
+        ):
+            txn.init_transactions()
+            consumer.subscribe([topic])
+            producer.send(topic, b"before").result(10)
+            waiting = producer.send(topic, b"while it waits for more")
+            child = os.fork()
+            if child == 0:
+                in_child()
+                sys.exit(0)
+            assert os.waitpid(child, 0)[1] == 0
+            waiting.result(10)
+            producer.send(topic, b"after").result(10)
+    """
+    done = subprocess.run(
+        [
+            *(sys.executable, "-W", "error", "-W", "default::DeprecationWarning"),
+            *("-c", textwrap.dedent(program), broker.bootstrap_servers, topic),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    written = values(broker, topic)
+    assert sorted(str(value) for value in written) == sorted(
+        str(value) for value in (b"before", b"while it waits for more", b"child", b"after")
+    )
+
+
+def test_an_interrupted_flush_ends_and_the_records_go_on(broker: EmbeddedBroker, topic: str) -> None:
+    """KeyboardInterrupt while the broker is away: at once, and nothing is lost."""
+    with EmbeddedBroker() as other, Producer(plain(other)) as producer:
+        producer.send(topic, b"one").result(10)
+        other.kill()
+        waiting = producer.send(topic, b"two")
+        main = threading.main_thread().ident
+        assert main is not None
+        interrupt = threading.Timer(0.2, lambda: signal.pthread_kill(main, signal.SIGINT))
+        interrupt.start()
+        with pytest.raises(KeyboardInterrupt):
+            producer.flush()
+        interrupt.join()
+        assert not waiting.done()
+        other.restart()
+        assert waiting.result(60).offset == 1
+
+
+# ------------------------------------------------------------------------------- away, and gone
+
+
+def test_a_broker_that_was_never_there() -> None:
+    """[CLI-2] Every call ends, and its error names the limit."""
+    nobody = {"bootstrap.servers": "127.0.0.1:9"}
+    with (
+        Producer({**nobody, "max.block.ms": 200, "transactional.id": "t"}) as producer,
+        pytest.raises(errors.TimedOut, match=r"max\.block\.ms = 200"),
+    ):
+        producer.init_transactions()
+    with Producer({**nobody, "max.block.ms": 200}) as producer:
+        with pytest.raises(errors.TimedOut, match=r"max\.block\.ms = 200"):
+            producer.send("t", b"x")
+        producer.flush()
+    with Consumer({**nobody, "default.api.timeout.ms": 200, "group.id": "g"}) as consumer:
+        with pytest.raises(errors.TimedOut, match=r"default\.api\.timeout\.ms = 200"):
+            consumer.committed([TopicPartition("t", 0)])
+        consumer.subscribe(["t"])
+        assert consumer.poll(0.2) == []
+
+
+def test_a_broker_that_goes_away(topic: str) -> None:
+    """[CLI-2] [CLI-63] Limits that were given hold, and what is not delivered says so."""
+    with EmbeddedBroker() as other:
+        producer = Producer(plain(other))
+        producer.send(topic, b"one").result(10)
+        other.kill()
+        lost = producer.send(topic, b"two")
+        with pytest.raises(errors.TimedOut, match="timeout_s = 100 ms"):
+            producer.flush(timeout_s=0.1)
+        began = time.monotonic()
+        producer.close(timeout_s=0.2)
+        assert time.monotonic() - began < 5
+        with pytest.raises(errors.Closed):
+            lost.result(0)
+        with pytest.raises(errors.Closed):
+            producer.send(topic, b"three")
+
+
+def test_nobody_closed_it(broker: EmbeddedBroker, topic: str) -> None:
+    producer = Producer(plain(broker))
+    producer.send(topic, b"one").result(10)
+    with pytest.warns(ResourceWarning, match="unclosed <Producer"):
+        del producer
+
+
+def test_every_problem_of_a_configuration_at_once() -> None:
+    with pytest.raises(errors.BadConfig) as bad:
+        Producer({"bootstrap.server": "x:1", "acks": 7, "security.protocol": "SSL"})
+    for name in ("bootstrap.server", "acks", "security.protocol"):
+        assert name in str(bad.value)
+
+
+# -------------------------------------------------------------------------------- transactions
+
+
+def test_transactional_calls_need_an_id(broker: EmbeddedBroker) -> None:
+    with (
+        Producer(plain(broker)) as producer,
+        pytest.raises(errors.IllegalState, match=r"begin_transaction: transactional\.id is not set"),
+    ):
+        producer.begin_transaction()
+
+
+def test_prepare_and_complete_by_another(broker: EmbeddedBroker, topic: str) -> None:
+    """KIP-939, "Recovery recipe"."""
+    config = two_phase(broker, topic)
+    with Producer(config) as producer:
+        producer.init_transactions()
+        assert producer.mode is not None
+        assert (producer.mode.value, producer.mode.not_promised) == ("2pc", "")
+        producer.begin_transaction()
+        producer.send(topic, b"one")
+        stored = str(producer.prepare_transaction())
+        with pytest.raises(errors.IllegalState):
+            producer.send(topic, b"no more")
+    assert values(broker, topic) == []
+    with Producer(config) as producer:
+        producer.init_transactions(keep_prepared_txn=True)
+        assert producer.complete_transaction(PreparedTxnState(stored)) is Completion.COMMITTED
+        producer.begin_transaction()
+        producer.send(topic, b"two")
+        producer.abort_transaction()
+        producer.begin_transaction()
+        producer.send(topic, b"three")
+        producer.commit_transaction()
+    assert values(broker, topic) == [b"one", b"three"]
+
+
+def test_offsets_in_a_transaction(broker: EmbeddedBroker, topic: str) -> None:
+    """KIP-447: what was read and what was written are committed together."""
+    source = TopicPartition(f"{topic}-in", 0)
+    with (
+        Producer(plain(broker)) as feed,
+        Producer(plain(broker, transactional_id=topic)) as producer,
+        Consumer(
+            plain(broker, group_id=topic, auto_offset_reset="earliest", enable_auto_commit=False)
+        ) as consumer,
+    ):
+        feed.send(source.topic, b"one").result(10)
+        producer.init_transactions()
+        consumer.subscribe([source.topic])
+        record = next(iter(consumer))
+        producer.begin_transaction()
+        producer.send(topic, (record.value or b"").upper())
+        offsets = {source: record.offset + 1}
+        producer.send_offsets_to_transaction(offsets, consumer.group_metadata())
+        producer.commit_transaction()
+        assert consumer.committed([source]) == {source: OffsetAndMetadata(1)}
+    assert values(broker, topic) == [b"ONE"]
+
+
+class Stage:
+    """How far a transactional producer gets before it is closed, and what a reader sees afterwards."""
+
+    CALLS = ("init_transactions", "begin_transaction", "send", "flush", "prepare_transaction", "commit")
+
+
+@pytest.mark.parametrize("reached", range(len(Stage.CALLS) + 1))
+def test_close_in_every_state(broker: EmbeddedBroker, topic: str, reached: int) -> None:
+    """[CLI-62] What nobody has decided on is aborted; what is prepared stays in doubt."""
+    producer = Producer(two_phase(broker, topic))
+    state = ""
+    for call in Stage.CALLS[:reached]:
+        match call:
+            case "send":
+                producer.send(topic, b"one")
+            case "prepare_transaction":
+                state = str(producer.prepare_transaction())
+            case "commit":
+                producer.commit_transaction()
+            case _:
+                getattr(producer, call)()
+    producer.close()
+    producer.close()
+    with pytest.raises((errors.Closed, errors.IllegalState)):
+        producer.send(topic, b"two")
+    with pytest.raises(errors.Closed):
+        producer.begin_transaction()
+
+    prepared = reached == Stage.CALLS.index("prepare_transaction") + 1
+    with Producer(two_phase(broker, topic)) as next_one:
+        next_one.init_transactions(keep_prepared_txn=True)
+        done = next_one.complete_transaction(PreparedTxnState(state))
+    assert (done is Completion.COMMITTED) == prepared
+    if reached > Stage.CALLS.index("send"):
+        assert values(broker, topic) == ([b"one"] if state else [])
+
+
+def test_a_transaction_that_failed_can_be_closed(broker: EmbeddedBroker, topic: str) -> None:
+    with Producer(plain(broker, transactional_id=topic, max_request_size=200_000)) as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.send(topic, b"one").result(10)
+        with pytest.raises(errors.TooLarge):
+            producer.send(topic, bytes(300_000))
+        producer.send(topic, b"two")
+    assert values(broker, topic) == []
+
+
+# ----------------------------------------------------------------------------------- consuming
+
+
+class Notes(RebalanceListener):
+    """Notes which callback ran in which thread, and commits what it gives back."""
+
+    def __init__(self, consumer: Consumer) -> None:
+        self.consumer = consumer
+        self.heard: list[tuple[str, int]] = []
+
+    def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
+        self.heard.append(("assigned", threading.get_ident()))
+
+    def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
+        self.consumer.commit()
+        self.heard.append(("revoked", threading.get_ident()))
+
+
+def test_callbacks_run_in_the_thread_that_polls(broker: EmbeddedBroker, topic: str) -> None:
+    """[CLI-32] And may call the consumer."""
+    at = TopicPartition(topic, 0)
+    with Producer(plain(broker)) as producer:
+        producer.send(topic, b"one").result(10)
+    group = plain(broker, group_id=topic, auto_offset_reset="earliest", enable_auto_commit=False)
+    with Consumer(group) as consumer:
+        notes = Notes(consumer)
+        consumer.subscribe([topic], notes)
+        assert next(iter(consumer)).value == b"one"
+        assert (consumer.assignment, consumer.subscription) == ({at}, {topic})
+        consumer.unsubscribe()
+        consumer.assign([at])
+        assert consumer.committed([at]) == {at: OffsetAndMetadata(1, 0)}
+    assert notes.heard == [("assigned", threading.get_ident()), ("revoked", threading.get_ident())]
+
+
+def test_a_consumer_is_for_one_thread_and_can_be_woken(broker: EmbeddedBroker, topic: str) -> None:
+    """[CLI-64]"""
+    ended: list[Exception] = []
+
+    def poll() -> None:
+        try:
+            consumer.poll(60)
+        except errors.WokenUp as exc:
+            ended.append(exc)
+
+    with Consumer(plain(broker)) as consumer:
+        consumer.assign([TopicPartition(topic, 0)])
+        other = threading.Thread(target=poll)
+        other.start()
+
+        def refused() -> bool:
+            try:
+                consumer.poll(0)
+            except errors.IllegalState as exc:
+                return "another thread" in str(exc)
+            return False
+
+        eventually(refused)
+        consumer.wakeup()
+        other.join(10)
+        assert ended
+
+
+# ------------------------------------------------------------------------------------- asyncio
+
+
+def test_the_same_names_under_asyncio(broker: EmbeddedBroker, topic: str) -> None:
+    at = TopicPartition(topic, 0)
+
+    async def run() -> list[bytes | None]:
+        async with tallystick.aio.Producer(two_phase(broker, topic)) as producer:
+            await producer.init_transactions()
+            await producer.begin_transaction()
+            delivery = await producer.send(topic, b"one")
+            assert (await delivery).offset == 0
+            await (await producer.send_batch(topic, [b"two", b"three"]))
+            state = await producer.prepare_transaction()
+            assert await producer.complete_transaction(state) is Completion.COMMITTED
+            await producer.begin_transaction()
+            await producer.send(topic, b"never")
+        read: list[bytes | None] = []
+        async with tallystick.aio.Consumer(
+            plain(broker, group_id=topic, auto_offset_reset="earliest", isolation_level="read_committed")
+        ) as consumer:
+            consumer.subscribe([topic])
+            async for record in consumer:
+                read.append(record.value)
+                if len(read) == 3:
+                    break
+            await consumer.commit()
+            assert (await consumer.committed([at]))[at] is not None
+        return read
+
+    assert asyncio.run(run()) == [b"one", b"two", b"three"]
+
+
+def test_both_facades_have_the_same_names() -> None:
+    for blocking, aio, more in (
+        (tallystick.Producer, tallystick.aio.Producer, {"left_behind"}),
+        (tallystick.Consumer, tallystick.aio.Consumer, {"left_behind"}),
+    ):
+        ours = {name for name in dir(blocking) if not name.startswith("_")} - more
+        theirs = {name for name in dir(aio) if not name.startswith("_")} - {"admitted", "transactions"}
+        assert ours == theirs

@@ -1,0 +1,205 @@
+"""The engine thread: who may wait for it, how long, and what becomes of it in forks and at the end."""
+
+import asyncio
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Awaitable
+
+import pytest
+
+from tallystick.client.blocking.thread import EngineThread, engine_thread, hand_back
+from tallystick.client.errors import Closed, IllegalState, TimedOut
+from tallystick.kernel.errors import Effect
+from tallystick.testing import eventually
+
+
+async def value(result: object) -> object:
+    return result
+
+
+async def raising(error: BaseException) -> None:
+    raise error
+
+
+async def never() -> None:
+    await asyncio.get_running_loop().create_future()
+
+
+def run_program(text: str, *flags: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-W", "error", *flags, "-c", textwrap.dedent(text)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+def test_results_and_errors_come_back() -> None:
+    assert engine_thread().run(value(7), 10, "value") == 7
+    with pytest.raises(ZeroDivisionError):
+        engine_thread().run(raising(ZeroDivisionError()), 10, "raising")
+
+
+def test_what_ends_a_program_ends_the_call_and_not_the_thread() -> None:
+    engine = engine_thread()
+    with pytest.raises(SystemExit):
+        engine.run(raising(SystemExit(3)), 10, "raising")
+    assert engine.run(value(7), 10, "value") == 7
+
+
+def test_there_is_one_thread_for_all() -> None:
+    made: list[EngineThread] = []
+    threads = [threading.Thread(target=lambda: made.append(engine_thread())) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert set(made) == {engine_thread()}
+    assert [t.daemon for t in threading.enumerate() if t.name == "tallystick-engine"].count(True) == 1
+
+
+def test_a_wait_ends_and_its_outcome_is_unknown() -> None:
+    """[CLI-2]"""
+    with pytest.raises(TimedOut, match="engine thread = 50 ms") as late:
+        engine_thread().run(never(), 0.05, "never")
+    assert late.value.effect is Effect.UNKNOWN
+
+
+def test_a_call_from_the_engine_thread_is_refused() -> None:
+    """[CLI-60] It would wait for itself."""
+    engine = engine_thread()
+
+    async def nested() -> object:
+        return engine.run(value(7), 10, "nested")
+
+    with pytest.raises(IllegalState, match="nested: called from a callback on the engine thread"):
+        engine.run(nested(), 10, "outer")
+
+
+def test_a_callback_runs_in_the_thread_that_waits() -> None:
+    engine = engine_thread()
+
+    async def ask(what: Awaitable[object]) -> object:
+        return await what
+
+    def callback() -> tuple[int, object]:
+        # It may call again: the engine is not the one that is busy.
+        return threading.get_ident(), engine.run(value(7), 10, "inner")
+
+    assert engine.run(ask(hand_back(callback)), 10, "ask") == (threading.get_ident(), 7)
+
+
+def test_what_a_callback_raises_is_raised_there_and_here() -> None:
+    seen: list[BaseException] = []
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    async def ask() -> None:
+        try:
+            await hand_back(interrupted)
+        except BaseException as exc:
+            seen.append(exc)
+            raise
+
+    with pytest.raises(KeyboardInterrupt):
+        engine_thread().run(ask(), 10, "ask")
+    assert isinstance(seen[0], KeyboardInterrupt)
+
+
+def test_the_time_of_a_callback_is_not_the_engines() -> None:
+    gate = threading.Event()
+
+    async def ask() -> str:
+        await hand_back(lambda: gate.wait(0.3))
+        return "done"
+
+    assert engine_thread().run(ask(), 0.2, "ask") == "done"
+
+
+def test_a_thread_that_ended_is_replaced_and_says_so() -> None:
+    engine = EngineThread()
+    told: list[Closed] = []
+
+    def wait() -> None:
+        try:
+            engine.run(never(), 30, "never")
+        except Closed as exc:
+            told.append(exc)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    eventually(lambda: engine.do(lambda: len(asyncio.all_tasks()), "tasks") >= 3)
+    engine.end(5.0)
+    waiting.join(10)
+    assert told
+    assert not engine.alive
+    with pytest.raises(Closed):
+        engine.run(value(7), 10, "value")
+
+
+def test_no_import_makes_a_thread() -> None:
+    done = run_program("""
+        import threading
+        import tallystick
+        tallystick.Producer, tallystick.Consumer, tallystick.Admin, tallystick.aio
+        assert threading.active_count() == 1, threading.enumerate()
+    """)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_forked_child_has_its_own_and_leaves_its_parents_behind() -> None:
+    """[CLI-61]"""
+    done = run_program(
+        """
+        import asyncio, gc, os, sys
+        from tallystick.client.blocking.thread import engine_thread
+        from tallystick.errors import IllegalState
+
+        async def value(): return os.getpid()
+
+        def in_child():
+            try:
+                parents.run(value(), 10, "value")
+            except IllegalState as exc:
+                assert "opened before the fork" in str(exc)
+            assert engine_thread() is not parents
+            assert engine_thread().run(value(), 10, "value") == os.getpid()
+            gc.collect()
+
+        parents = engine_thread()
+        assert parents.run(value(), 10, "value") == os.getpid()
+        for _ in range(3):
+            child = os.fork()
+            if child == 0:
+                in_child()
+                sys.exit(0)  # with all that the interpreter does at its end
+            assert os.waitpid(child, 0)[1] == 0
+            # The child shares the parent's epoll set, and must not have taken anything out of it.
+            assert parents.run(value(), 10, "value") == os.getpid()
+        """,
+        "-W",
+        "default::DeprecationWarning",  # Python 3.12: forks and threads
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_end_of_the_interpreter_does_not_wait_for_a_broker_that_is_away() -> None:
+    """[CLI-63] Nobody closed the producer, and nothing it says can be delivered."""
+    done = run_program("""
+        import atexit, time
+        began = []
+        atexit.register(lambda: print(time.monotonic() - began[0]))  # runs after those registered later
+        from tallystick import Producer
+        from tallystick.errors import TimedOut
+        producer = Producer({"bootstrap.servers": "127.0.0.1:9", "max.block.ms": 100})
+        try:
+            producer.send("t", b"x")
+        except TimedOut:
+            began.append(time.monotonic())
+    """)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert float(done.stdout) < 4
