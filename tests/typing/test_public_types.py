@@ -1,5 +1,6 @@
 """The public API reveals the types that its documentation promises (style R10)."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,41 @@ reveal_type(eventually(lambda: 7))
 reveal_type(FakeClock().now_ms())
 """
 
+CLIENTS = """
+import tallystick
+from tallystick import Consumer, PreparedTxnState, Producer, TopicPartition
+
+with Producer({"bootstrap.servers": "b:1"}) as producer:
+    reveal_type(producer)
+    producer.send("t", b"x", on_delivery=lambda delivery: reveal_type(delivery))
+    reveal_type(producer.send("t", b"x").result(1.0))
+    reveal_type(producer.send_batch("t", [b"x"]).result().parts[0].first_offset)
+    reveal_type(producer.prepare_transaction())
+    reveal_type(producer.complete_transaction(PreparedTxnState("1:2")))
+    reveal_type(producer.mode)
+with Consumer({"bootstrap.servers": "b:1"}) as consumer:
+    reveal_type([record.value for record in consumer.poll(1.0)])
+    reveal_type(next(iter(consumer)).value)
+    reveal_type(consumer.committed([TopicPartition("t", 0)]))
+    producer.send_offsets_to_transaction({TopicPartition("t", 0): 7}, consumer.group_metadata())
+
+
+async def run() -> None:
+    async with tallystick.aio.Producer({}) as producer:
+        reveal_type(await producer.send("t"))
+        reveal_type(await (await producer.send("t")))
+        reveal_type(await producer.prepare_transaction())
+    async with tallystick.aio.Consumer({}) as consumer:
+        async for record in consumer:
+            reveal_type(record.offset)
+"""
+
+MISTAKES = """
+producer.send("t", "text")
+consumer.committed(["t"])
+tallystick.no_such_name
+"""
+
 REVEALED = [
     '"tallystick.broker.embedded.EmbeddedBroker"',
     '"str"',
@@ -23,19 +59,53 @@ REVEALED = [
     '"TimestampMs"',
 ]
 
+REVEALED_OF_CLIENTS = [
+    '"Producer"',
+    '"Delivery"',
+    '"RecordMetadata"',
+    '"Offset | None"',
+    '"PreparedTxnState"',
+    '"Completion"',
+    '"Mode | None"',
+    '"list[bytes | None]"',
+    '"bytes | None"',
+    '"dict[TopicPartition, OffsetAndMetadata | None]"',
+    '"Delivery"',
+    '"RecordMetadata"',
+    '"PreparedTxnState"',
+    '"int"',
+]
 
-@pytest.mark.slow
-def test_revealed_types(tmp_path: Path) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM)
+# Where public names are defined; what a user reads is the name.
+PLACES = re.compile(r"tallystick\.(client|kernel)\.(\w+\.)+")
+
+
+def checked(program: str, folder: Path) -> list[str]:
+    """What mypy says of a program, in its strict mode."""
+    (folder / "program.py").write_text(program)
     done = subprocess.run(
-        [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path / "cache"), str(program)],
+        [sys.executable, "-m", "mypy", "--strict", "--cache-dir", "cache", "program.py"],
         capture_output=True,
         text=True,
         check=False,
-        cwd=tmp_path,
+        cwd=folder,
     )
-    said = [line.partition("Revealed type is ")[2] for line in done.stdout.splitlines() if "Revealed" in line]
-    assert [text.replace("tallystick.kernel.ids.", "") for text in said] == REVEALED, (
-        done.stdout + done.stderr
-    )
+    return done.stdout.splitlines()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("program", "revealed"), [(PROGRAM, REVEALED), (CLIENTS, REVEALED_OF_CLIENTS)], ids=["testing", "clients"]
+)
+def test_revealed_types(program: str, revealed: list[str], tmp_path: Path) -> None:
+    said = checked(program, tmp_path)
+    types = [PLACES.sub("", line.partition("Revealed type is ")[2]) for line in said if "Revealed" in line]
+    assert types == revealed, "\n".join(said)
+    assert not [line for line in said if "error:" in line], "\n".join(said)
+
+
+@pytest.mark.slow
+def test_mistakes_are_found(tmp_path: Path) -> None:
+    errors = [line for line in checked(CLIENTS + MISTAKES, tmp_path) if "error:" in line]
+    found = [line.rpartition("  ")[2] for line in errors]
+    assert found == ["[arg-type]", "[list-item]", "[attr-defined]"], "\n".join(errors)
