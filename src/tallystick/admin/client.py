@@ -8,12 +8,18 @@ from types import TracebackType
 from typing import Final, Self, TypeVar
 
 from tallystick.admin import aio
+from tallystick.admin.cluster_view import ClusterDescription
+from tallystick.admin.configs import ConfigResource, ConfigValue
+from tallystick.admin.groups import GroupDescription, ListedGroup
 from tallystick.admin.listing import Answers
 from tallystick.admin.model import ListedTransaction, ProducerState, TransactionDescription
+from tallystick.admin.topics import CreatedTopic, NewTopic
 from tallystick.admin.transactions import LIMIT_MS, AbortPlan, AbortSpec, HangingReport
 from tallystick.client.blocking.thread import engine_thread
 from tallystick.client.config import AdminConfig
+from tallystick.client.metadata import TopicInfo
 from tallystick.client.network import CLOSE_S
+from tallystick.client.offsets import OffsetAndMetadata, OffsetAndTimestamp
 from tallystick.kernel.ids import Identity, TopicPartition
 
 T = TypeVar("T")
@@ -125,3 +131,129 @@ class Admin:
         """Abort what is open under an id, and fence its producer (KIP-939). Returns: the id's new pair."""
         call = self._admin.force_terminate_transaction(transactional_id, force=force)
         return self._run(call, "force_terminate_transaction")
+
+    # -------------------------------------------------------------------------- topics
+
+    def create_topics(
+        self, new_topics: Iterable[NewTopic], *, validate_only: bool = False
+    ) -> Answers[str, CreatedTopic]:
+        """Make topics.
+
+        One that was made by an attempt whose answer was lost fails with TOPIC_ALREADY_EXISTS and an unknown
+        effect.
+        """
+        return self._run(self._admin.create_topics(new_topics, validate_only=validate_only), "create_topics")
+
+    def delete_topics(self, names: Iterable[str]) -> Answers[str, None]:
+        """Delete topics and what is in them."""
+        return self._run(self._admin.delete_topics(names), "delete_topics")
+
+    def create_partitions(
+        self, totals: Mapping[str, int], *, validate_only: bool = False
+    ) -> Answers[str, None]:
+        """Raise topics to a number of partitions: all of them together, not the new ones (KIP-195)."""
+        return self._run(
+            self._admin.create_partitions(totals, validate_only=validate_only), "create_partitions"
+        )
+
+    def list_topics(self, *, internal: bool = False) -> Mapping[str, TopicInfo]:
+        """All topics by name, with partitions, leaders and replicas; internal ones on request."""
+        return self._run(self._admin.list_topics(internal=internal), "list_topics")
+
+    def describe_topics(self, names: Iterable[str]) -> Answers[str, TopicInfo]:
+        """Partitions, leaders and replicas of topics; a topic that is none fails with UnknownTopic."""
+        return self._run(self._admin.describe_topics(names), "describe_topics")
+
+    def list_offsets(
+        self, times_ms: Mapping[TopicPartition, int], *, read_committed: bool = False
+    ) -> Answers[TopicPartition, OffsetAndTimestamp | None]:
+        """The first record of a time (in ms) or later, by partition; None where none is that late.
+
+        In place of a time: topics.EARLIEST, LATEST (the end; of committed records with `read_committed`) or
+        MAX_TIMESTAMP.
+        """
+        return self._run(self._admin.list_offsets(times_ms, read_committed=read_committed), "list_offsets")
+
+    def delete_records(self, before: Mapping[TopicPartition, int | None]) -> Answers[TopicPartition, int]:
+        """Delete what is before an offset (None: before the high watermark). Returns: what stays first."""
+        return self._run(self._admin.delete_records(before), "delete_records")
+
+    # ------------------------------------------------------------------------ settings
+
+    def describe_configs(
+        self, resources: Iterable[ConfigResource], names: Sequence[str] | None = None
+    ) -> Answers[ConfigResource, Mapping[str, ConfigValue]]:
+        """Settings in force, by name; all of them without `names`."""
+        return self._run(self._admin.describe_configs(resources, names), "describe_configs")
+
+    def alter_configs(
+        self, changes: Mapping[ConfigResource, Mapping[str, str | None]], *, validate_only: bool = False
+    ) -> Answers[ConfigResource, None]:
+        """Set single settings and leave the others alone; None takes a setting back (KIP-339)."""
+        return self._run(self._admin.alter_configs(changes, validate_only=validate_only), "alter_configs")
+
+    # -------------------------------------------------------------------------- groups
+
+    def list_groups(
+        self, *, states: Collection[str] = (), types: Collection[str] = ()
+    ) -> Answers[int, tuple[ListedGroup, ...]]:
+        """Groups by the broker that coordinates them; filters need KIP-518 and KIP-848 there."""
+        return self._run(self._admin.list_groups(states=states, types=types), "list_groups")
+
+    def describe_groups(self, group_ids: Iterable[str]) -> Answers[str, GroupDescription]:
+        """State and members of groups, of either protocol. Nobody knows it: GROUP_ID_NOT_FOUND."""
+        return self._run(self._admin.describe_groups(group_ids), "describe_groups")
+
+    def delete_groups(self, group_ids: Iterable[str]) -> Answers[str, None]:
+        """Delete groups without members, and their offsets (KIP-229)."""
+        return self._run(self._admin.delete_groups(group_ids), "delete_groups")
+
+    def list_group_offsets(
+        self, group_id: str, *, require_stable: bool = False
+    ) -> Mapping[TopicPartition, OffsetAndMetadata]:
+        """What a group has committed; `require_stable` waits for open transactions with offsets (KIP-447)."""
+        return self._run(
+            self._admin.list_group_offsets(group_id, require_stable=require_stable), "list_group_offsets"
+        )
+
+    def alter_group_offsets(
+        self, group_id: str, offsets: Mapping[TopicPartition, OffsetAndMetadata]
+    ) -> Answers[TopicPartition, None]:
+        """Commit offsets for a group without members; one that has some answers UNKNOWN_MEMBER_ID."""
+        return self._run(self._admin.alter_group_offsets(group_id, offsets), "alter_group_offsets")
+
+    def delete_group_offsets(
+        self, group_id: str, partitions: Iterable[TopicPartition]
+    ) -> Answers[TopicPartition, None]:
+        """Forget offsets of partitions that the group does not read at the moment (KIP-496)."""
+        return self._run(self._admin.delete_group_offsets(group_id, partitions), "delete_group_offsets")
+
+    # --------------------------------------------------------------------- the cluster
+
+    def describe_cluster(self) -> ClusterDescription:
+        """Its id, its brokers and who is controller, as one broker knows it."""
+        return self._run(self._admin.describe_cluster(), "describe_cluster")
+
+    def describe_features(self) -> Mapping[str, int]:
+        """Finalized levels by name, such as `transaction.version` (KIP-584)."""
+        return self._run(self._admin.describe_features(), "describe_features")
+
+    def update_features(
+        self,
+        levels: Mapping[str, int],
+        *,
+        downgrade: bool = False,
+        unsafe: bool = False,
+        validate_only: bool = False,
+    ) -> None:
+        """Set finalized levels, all or none. Level 0 takes a feature back.
+
+        Args:
+            downgrade, unsafe: may a level go down, and even if something is lost (KIP-778).
+        """
+        self._run(
+            self._admin.update_features(
+                levels, downgrade=downgrade, unsafe=unsafe, validate_only=validate_only
+            ),
+            "update_features",
+        )

@@ -7,7 +7,7 @@ carries both [ADM-2].
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, TypeVar, cast
 
 from tallystick.admin.errors import BrokerDown
 from tallystick.client.cluster import Cluster
@@ -22,6 +22,7 @@ R = TypeVar("R")
 
 # A broker that refuses connections this often is given up; with the default backoffs within a second.
 CONNECT_ATTEMPTS: Final = 3
+UNKNOWN_ATTEMPTS: Final = 3
 UNDER_WAY_MAX: Final = 64
 PARTITIONS_PER_REQUEST: Final = 500  # as Kafka's tools
 
@@ -133,19 +134,49 @@ class Asker:
 
         return await self.cluster.retrying(api, key, attempt, self.deadline)
 
-    async def of_any(
-        self, request: object, answer: type[R], code: Callable[[R], int], subject: str = ""
-    ) -> R:
-        """Ask what every broker can answer, or passes on to the controller."""
-        api = type(request).__name__.removesuffix("Request")
+    async def rounds(
+        self,
+        api: str,
+        keys: Iterable[K],
+        ask: Callable[[Sequence[K]], Awaitable[Mapping[K, V | ClientError]]],
+    ) -> Answers[K, V]:
+        """Ask for all keys; ask again for those that failed for a reason which may pass.
 
-        async def attempt() -> R:
-            found = await self.cluster.send_any(request, answer)
-            if number := code(found):
-                raise refused(api, subject, number)
-            return found
+        Each failure has the worst effect of the attempts at its own key [CLI-1].
 
-        return await self.cluster.retrying(api, subject, attempt, self.deadline)
+        Args:
+            ask: what a round says of each key; one that it raises is that of every key.
+        """
+        found: dict[K, V] = {}
+        failures: dict[K, ClientError] = {}
+        left = dict.fromkeys(keys, 0)
+
+        async def attempt() -> None:
+            try:
+                told = await ask(tuple(left))
+            except ClientError as exc:
+                told = dict.fromkeys(left, exc)
+            for key, failed_before in tuple(left.items()):
+                each = told.get(key) if key in told else _missing(api, key)
+                if isinstance(each, ClientError):
+                    before = failures.get(key)
+                    failures[key] = each if before is None else each.after(before.effect)
+                    left[key] += 1
+                    if not _worth_repeating(each, failed_before):
+                        del left[key]
+                else:
+                    # What is None was answered so: `told` has the key.
+                    found[key] = cast(V, each)
+                    failures.pop(key, None)
+                    del left[key]
+            if left:
+                raise failures[next(iter(left))]
+
+        try:
+            await self.cluster.retrying(api, "", attempt, self.deadline)
+        except ClientError as exc:
+            failures |= dict.fromkeys(left, exc)
+        return Answers(found, failures)
 
     async def of_leaders(
         self,
@@ -160,42 +191,33 @@ class Asker:
             ask: one request to one broker; what it says of each partition.
             broker_id: ask this broker for all of them, leader or not.
         """
-        found: dict[TopicPartition, V] = {}
-        failures: dict[TopicPartition, ClientError] = {}
-        left = dict.fromkeys(partitions)
 
-        async def attempt() -> None:
-            batches = await self._batches(tuple(left), broker_id, failures)
-            told = await gather(batches, lambda batch: ask(batch[0], batch[1]))
+        async def one_round(some: Sequence[TopicPartition]) -> Mapping[TopicPartition, V | ClientError]:
             answers: dict[TopicPartition, V | ClientError] = {}
-            for batch, answer in told.found.items():
-                answers |= {at: answer.get(at, _missing(api, at)) for at in batch[1]}
+            batches = await self._batches(some, broker_id, answers)
+            told = await gather(batches, lambda batch: ask(batch[0], batch[1]))
+            for each in told.found.values():
+                answers |= each
             for batch, failure in told.failures.items():
                 answers |= dict.fromkeys(batch[1], failure)
-            for at, each in answers.items():
-                if isinstance(each, ClientError):
-                    failures[at] = each
-                else:
-                    found[at] = each
-                    failures.pop(at, None)
-            for at in tuple(left):
-                if at in found or not _worth_repeating(failures[at]):
-                    del left[at]
-            if left:
-                raise failures[next(iter(left))]
+            return answers
 
-        try:
-            await self.cluster.retrying(api, "partitions", attempt, self.deadline)
-        except ClientError as exc:
-            for at in left:
-                failures.setdefault(at, exc)
-        return Answers(found, failures)
+        return await self.rounds(api, partitions, one_round)
+
+    async def controller(self) -> int:
+        """Who to ask for changes of topics; with KRaft any broker, which passes them on."""
+        image = self.cluster.image
+        if image.controller is None or image.controller not in image.nodes:
+            image = await self.cluster.refresh()
+        if image.controller is None or image.controller not in image.nodes:
+            raise refused("Metadata", "controller", ErrorCode.NOT_CONTROLLER)
+        return image.controller
 
     async def _batches(
         self,
         partitions: Sequence[TopicPartition],
         broker_id: int | None,
-        failures: dict[TopicPartition, ClientError],
+        answers: dict[TopicPartition, V | ClientError],
     ) -> list[tuple[int, tuple[TopicPartition, ...]]]:
         """Partitions by the broker to ask, not too many in one request."""
         by_node: dict[int, list[TopicPartition]] = {}
@@ -203,7 +225,7 @@ class Asker:
             try:
                 node = await self.cluster.node_for(at) if broker_id is None else broker_id
             except ClientError as exc:
-                failures[at] = exc
+                answers[at] = exc
             else:
                 by_node.setdefault(node, []).append(at)
         return [
@@ -213,13 +235,14 @@ class Asker:
         ]
 
 
-def _worth_repeating(failure: ClientError) -> bool:
-    # A topic that was just made may be unknown for a moment; a name that was mistyped is so for ever.
-    return failure.remedy.repeats and not isinstance(failure, UnknownTopic)
+def _worth_repeating(failure: ClientError, failed_before: int) -> bool:
+    # What was just made may be unknown to a broker for a moment; what was mistyped is so for ever.
+    unknown = isinstance(failure, UnknownTopic) and failed_before + 1 >= UNKNOWN_ATTEMPTS
+    return failure.remedy.repeats and not unknown
 
 
-def _missing(api: str, at: TopicPartition) -> ClientError:
-    return refused(api, at, ErrorCode.UNKNOWN_SERVER_ERROR, "the answer leaves it out")
+def _missing(api: str, key: object) -> ClientError:
+    return refused(api, key, ErrorCode.UNKNOWN_SERVER_ERROR, "the answer leaves it out")
 
 
 def by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:

@@ -1,0 +1,67 @@
+"""The cluster itself: its brokers, and what they have agreed on (KIP-700, KIP-584)."""
+
+from collections.abc import Mapping
+
+from tallystick.admin.listing import Asker
+from tallystick.client.errors import refused
+from tallystick.client.metadata import Node
+from tallystick.kernel.value import frozen
+from tallystick.protocol.messages.update_features import (
+    FeatureUpdateKey,
+    UpdateFeaturesRequest,
+    UpdateFeaturesResponse,
+)
+
+
+@frozen(kw_only=True)
+class ClusterDescription:
+    """A cluster as one broker knows it. `controller` None: nobody has the office now."""
+
+    cluster_id: str | None
+    controller: int | None
+    brokers: tuple[Node, ...]
+
+
+async def describe(asker: Asker) -> ClusterDescription:
+    cluster = asker.cluster
+    image = await cluster.retrying("Metadata", "", cluster.refresh, asker.deadline)
+    return ClusterDescription(
+        cluster_id=image.cluster_id,
+        controller=image.controller,
+        brokers=tuple(image.nodes[node_id] for node_id in sorted(image.nodes)),
+    )
+
+
+async def features(asker: Asker) -> Mapping[str, int]:
+    """Finalized levels by name, the newest any broker told."""
+    cluster = asker.cluster
+    for node_id in await asker.brokers():
+        known = cluster.features = cluster.features.newest((await cluster.versions(node_id)).features)
+        if known.levels:
+            break
+    return dict(cluster.features.levels)
+
+
+async def update_features(
+    asker: Asker, levels: Mapping[str, int], *, downgrade: bool, unsafe: bool, validate_only: bool
+) -> None:
+    """All or none. Raises: BrokerRefused with the controller's reason."""
+    upgrade_type = 3 if unsafe else 2 if downgrade else 1
+    request = UpdateFeaturesRequest(
+        timeout_ms=asker.cluster.config.request_timeout_ms,
+        feature_updates=tuple(
+            FeatureUpdateKey(feature=name, max_version_level=level, upgrade_type=upgrade_type)
+            for name, level in levels.items()
+        ),
+        validate_only=validate_only,
+    )
+    subject = ", ".join(f"{name}={level}" for name, level in levels.items())
+
+    async def attempt() -> None:
+        answer = await asker.cluster.send(await asker.controller(), request, UpdateFeaturesResponse)
+        failed = [each for each in answer.results if each.error_code]
+        if answer.error_code or failed:
+            first = failed[0] if failed else answer
+            raise refused("UpdateFeatures", subject, first.error_code, first.error_message)
+
+    await asker.cluster.retrying("UpdateFeatures", subject, attempt, asker.deadline)

@@ -1,0 +1,153 @@
+"""Settings of topics, brokers and groups: read, and changed one by one (KIP-133, KIP-339)."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from enum import IntEnum
+from typing import Final
+
+from tallystick.admin.listing import Answers, Asker
+from tallystick.client.errors import ClientError, NotSupported, refused
+from tallystick.kernel.value import frozen
+from tallystick.protocol.messages import describe_configs as dc
+from tallystick.protocol.messages import incremental_alter_configs as ac
+
+
+class ResourceType(IntEnum):
+    """Whose settings; the numbers are the wire's."""
+
+    TOPIC = 2
+    BROKER = 4
+    BROKER_LOGGER = 8
+    CLIENT_METRICS = 16
+    GROUP = 32
+
+
+class Source(IntEnum):
+    """Where a value comes from; the numbers are the wire's."""
+
+    UNKNOWN = 0
+    TOPIC = 1
+    BROKER = 2
+    ALL_BROKERS = 3
+    SERVER_PROPERTIES = 4
+    DEFAULT = 5
+    BROKER_LOGGER = 6
+    CLIENT_METRICS = 7
+    GROUP = 8
+
+
+@frozen
+class ConfigResource:
+    """A topic, a broker (its id as text; "" for the default of all) or another holder of settings."""
+
+    type: ResourceType
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.type.name.lower()} {self.name!r}"
+
+
+@frozen(kw_only=True)
+class ConfigValue:
+    """A setting as it is in force. `value` None: it is a secret, or has no value."""
+
+    name: str
+    value: str | None
+    source: Source
+    read_only: bool
+    sensitive: bool
+
+    @property
+    def is_default(self) -> bool:
+        return self.source is Source.DEFAULT
+
+
+_SET: Final = 0
+_DELETE: Final = 1
+_ON_ONE_BROKER: Final = (ResourceType.BROKER, ResourceType.BROKER_LOGGER)
+
+
+async def describe(
+    asker: Asker, resources: Iterable[ConfigResource], names: Sequence[str] | None
+) -> Answers[ConfigResource, Mapping[str, ConfigValue]]:
+    async def ask(
+        some: Sequence[ConfigResource],
+    ) -> dict[ConfigResource, Mapping[str, ConfigValue] | ClientError]:
+        told: dict[ConfigResource, Mapping[str, ConfigValue] | ClientError] = {}
+        for node, group in (await _by_node(asker, some)).items():
+            request = dc.DescribeConfigsRequest(
+                resources=tuple(
+                    dc.DescribeConfigsResource(
+                        resource_type=each.type,
+                        resource_name=each.name,
+                        configuration_keys=None if names is None else tuple(names),
+                    )
+                    for each in group
+                )
+            )
+            answer = await asker.cluster.send(node, request, dc.DescribeConfigsResponse)
+            for found in answer.results:
+                at = ConfigResource(ResourceType(found.resource_type), found.resource_name)
+                if found.error_code:
+                    told[at] = refused("DescribeConfigs", at, found.error_code, found.error_message)
+                else:
+                    told[at] = {each.name: _value(each) for each in found.configs}
+        return told
+
+    return await asker.rounds("DescribeConfigs", resources, ask)
+
+
+async def alter(
+    asker: Asker, changes: Mapping[ConfigResource, Mapping[str, str | None]], *, validate_only: bool
+) -> Answers[ConfigResource, None]:
+    async def ask(some: Sequence[ConfigResource]) -> dict[ConfigResource, ClientError | None]:
+        told: dict[ConfigResource, ClientError | None] = {}
+        for node, group in (await _by_node(asker, some)).items():
+            request = ac.IncrementalAlterConfigsRequest(
+                resources=tuple(_altered(each, changes[each]) for each in group), validate_only=validate_only
+            )
+            answer = await asker.cluster.send(node, request, ac.IncrementalAlterConfigsResponse)
+            for found in answer.responses:
+                at = ConfigResource(ResourceType(found.resource_type), found.resource_name)
+                code, text = found.error_code, found.error_message
+                told[at] = refused("IncrementalAlterConfigs", at, code, text) if code else None
+        return told
+
+    return await asker.rounds("IncrementalAlterConfigs", changes, ask)
+
+
+def _altered(at: ConfigResource, changes: Mapping[str, str | None]) -> ac.AlterConfigsResource:
+    return ac.AlterConfigsResource(
+        resource_type=at.type,
+        resource_name=at.name,
+        configs=tuple(
+            ac.AlterableConfig(name=name, config_operation=_DELETE if value is None else _SET, value=value)
+            for name, value in changes.items()
+        ),
+    )
+
+
+async def _by_node(asker: Asker, resources: Sequence[ConfigResource]) -> dict[int, list[ConfigResource]]:
+    """A broker knows its own settings; all others any broker knows, and the controller changes."""
+    if not asker.cluster.image.nodes:
+        await asker.cluster.refresh()
+    nodes = asker.cluster.image.nodes
+    by_node: dict[int, list[ConfigResource]] = {}
+    for each in resources:
+        if each.type in _ON_ONE_BROKER and each.name:
+            if not each.name.isdecimal() or int(each.name) not in nodes:
+                raise NotSupported(str(each), f"the cluster lists {', '.join(map(str, sorted(nodes)))}")
+            by_node.setdefault(int(each.name), []).append(each)
+        else:
+            by_node.setdefault(await asker.controller(), []).append(each)
+    return by_node
+
+
+def _value(each: dc.DescribeConfigsResourceResult) -> ConfigValue:
+    known = each.config_source in set(Source)
+    return ConfigValue(
+        name=each.name,
+        value=each.value,
+        source=Source(each.config_source) if known else Source.UNKNOWN,
+        read_only=each.read_only,
+        sensitive=each.is_sensitive,
+    )

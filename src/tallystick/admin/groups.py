@@ -1,0 +1,261 @@
+"""Groups and their offsets: listed, described, deleted, and moved while nobody reads.
+
+A group's offsets are changed as a consumer without a membership would: the coordinator refuses that while the
+group has members (UNKNOWN_MEMBER_ID), and so nobody is moved under its feet.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from tallystick.admin.listing import Answers, Asker, by_topic, gather
+from tallystick.client.errors import BrokerRefused, ClientError, NotSupported, refused
+from tallystick.client.offsets import (
+    COMMIT_VERSION_MAX,
+    FETCH_VERSION_MAX,
+    GroupMetadata,
+    OffsetAndMetadata,
+    commit_refusals,
+    commit_request,
+    committed_of,
+)
+from tallystick.client.subscription import decode_assignment
+from tallystick.kernel.codes import ErrorCode
+from tallystick.kernel.ids import TopicPartition
+from tallystick.kernel.value import frozen
+from tallystick.protocol import DecodeError
+from tallystick.protocol.messages import consumer_group_describe as cgd
+from tallystick.protocol.messages import describe_groups as dg
+from tallystick.protocol.messages import offset_delete as od
+from tallystick.protocol.messages.delete_groups import DeleteGroupsRequest, DeleteGroupsResponse
+from tallystick.protocol.messages.list_groups import ListGroupsRequest, ListGroupsResponse
+from tallystick.protocol.messages.offset_commit import OffsetCommitResponse
+from tallystick.protocol.messages.offset_fetch import OffsetFetchRequest, OffsetFetchResponse
+
+
+@frozen(kw_only=True)
+class ListedGroup:
+    """A group in a coordinator's list; `state` and `type` are "" where its version does not tell."""
+
+    group_id: str
+    coordinator: int
+    protocol_type: str
+    state: str
+    type: str
+
+
+@frozen(kw_only=True)
+class Member:
+    """A member of a group, and what it reads."""
+
+    member_id: str
+    instance_id: str | None
+    client_id: str
+    host: str
+    partitions: frozenset[TopicPartition]
+
+
+@frozen(kw_only=True)
+class GroupDescription:
+    """A group. `assignor`: the way its partitions are shared, "" while that is not settled."""
+
+    group_id: str
+    coordinator: int
+    state: str
+    type: str
+    assignor: str
+    members: tuple[Member, ...]
+
+
+async def list_all(
+    asker: Asker, *, states: Collection[str], types: Collection[str]
+) -> Answers[int, tuple[ListedGroup, ...]]:
+    request = ListGroupsRequest(states_filter=tuple(states), types_filter=tuple(types))
+
+    async def ask(node_id: int) -> tuple[ListedGroup, ...]:
+        answer = await asker.of_broker(node_id, request, ListGroupsResponse, lambda a: a.error_code)
+        return tuple(
+            ListedGroup(
+                group_id=each.group_id,
+                coordinator=node_id,
+                protocol_type=each.protocol_type,
+                state=each.group_state,
+                type=each.group_type,
+            )
+            for each in answer.groups
+        )
+
+    return await gather(await asker.brokers(), ask)
+
+
+async def describe(asker: Asker, group_ids: Iterable[str]) -> Answers[str, GroupDescription]:
+    return await gather(group_ids, lambda name: _describe(asker, name))
+
+
+async def _describe(asker: Asker, name: str) -> GroupDescription:
+    """As a group of the consumer protocol first; what is none, or a broker without it, is asked as of old."""
+    try:
+        node, answer = await asker.of_coordinator(
+            "group",
+            name,
+            cgd.ConsumerGroupDescribeRequest(group_ids=(name,), include_authorized_operations=False),
+            cgd.ConsumerGroupDescribeResponse,
+            lambda a: _one([each.error_code for each in a.groups]),
+        )
+    except NotSupported:
+        return await _describe_classic(asker, name)
+    except BrokerRefused as exc:
+        if exc.code not in (ErrorCode.GROUP_ID_NOT_FOUND, ErrorCode.UNSUPPORTED_VERSION):
+            raise
+        return await _describe_classic(asker, name)
+    (found,) = answer.groups
+    return GroupDescription(
+        group_id=name,
+        coordinator=node,
+        state=found.group_state,
+        type="consumer",
+        assignor=found.assignor_name,
+        members=tuple(
+            Member(
+                member_id=each.member_id,
+                instance_id=each.instance_id,
+                client_id=each.client_id,
+                host=each.client_host,
+                partitions=frozenset(
+                    TopicPartition(topic.topic_name, index)
+                    for topic in each.assignment.topic_partitions
+                    for index in topic.partitions
+                ),
+            )
+            for each in found.members
+        ),
+    )
+
+
+async def _describe_classic(asker: Asker, name: str) -> GroupDescription:
+    """Up to version 5 a group nobody knows is "Dead" and no error; here it is one everywhere (KIP-1043)."""
+    node, answer = await asker.of_coordinator(
+        "group",
+        name,
+        dg.DescribeGroupsRequest(groups=(name,)),
+        dg.DescribeGroupsResponse,
+        lambda a: _one(
+            [
+                ErrorCode.GROUP_ID_NOT_FOUND
+                if not each.error_code and each.group_state == "Dead"
+                else each.error_code
+                for each in a.groups
+            ]
+        ),
+    )
+    (found,) = answer.groups
+    return GroupDescription(
+        group_id=name,
+        coordinator=node,
+        state=found.group_state,
+        type="classic",
+        assignor=found.protocol_data,
+        members=tuple(
+            Member(
+                member_id=each.member_id,
+                instance_id=each.group_instance_id,
+                client_id=each.client_id,
+                host=each.client_host,
+                partitions=_assigned(each.member_assignment)
+                if found.protocol_type == "consumer"
+                else frozenset(),
+            )
+            for each in found.members
+        ),
+    )
+
+
+def _assigned(data: bytes) -> frozenset[TopicPartition]:
+    """The partitions of a member, whose bytes are its own: what cannot be read is none."""
+    try:
+        return frozenset(decode_assignment(data))
+    except DecodeError:
+        return frozenset()
+
+
+def _one(codes: list[int]) -> int:
+    return codes[0] if len(codes) == 1 else ErrorCode.UNKNOWN_SERVER_ERROR
+
+
+async def delete(asker: Asker, group_ids: Iterable[str]) -> Answers[str, None]:
+    async def one(name: str) -> None:
+        request = DeleteGroupsRequest(groups_names=(name,))
+        await asker.of_coordinator(
+            "group", name, request, DeleteGroupsResponse, lambda a: _one([e.error_code for e in a.results])
+        )
+
+    return await gather(group_ids, one)
+
+
+# ------------------------------------------------------------------------------------ offsets
+
+
+async def offsets(
+    asker: Asker, group_id: str, *, require_stable: bool
+) -> Mapping[TopicPartition, OffsetAndMetadata]:
+    request = OffsetFetchRequest(group_id=group_id, topics=None, require_stable=require_stable)
+
+    async def attempt() -> Mapping[TopicPartition, OffsetAndMetadata]:
+        node = await asker.cluster.coordinator("group", group_id)
+        answer = await asker.cluster.send(node, request, OffsetFetchResponse, max_version=FETCH_VERSION_MAX)
+        told = committed_of(answer, group_id)
+        return {at: found for at, found in told.items() if found is not None}
+
+    return await asker.cluster.retrying("OffsetFetch", group_id, attempt, asker.deadline)
+
+
+async def alter_offsets(
+    asker: Asker, group_id: str, wanted: Mapping[TopicPartition, OffsetAndMetadata]
+) -> Answers[TopicPartition, None]:
+    async def ask(some: Sequence[TopicPartition]) -> dict[TopicPartition, ClientError | None]:
+        node = await _coordinator(asker, group_id)
+        request = commit_request(GroupMetadata(group_id=group_id), {at: wanted[at] for at in some})
+        answer = await asker.cluster.send(node, request, OffsetCommitResponse, max_version=COMMIT_VERSION_MAX)
+        refusals = commit_refusals(answer)
+        return {at: _forgetting(asker, group_id, refusals.get(at)) for at in some}
+
+    return await asker.rounds("OffsetCommit", wanted, ask)
+
+
+async def delete_offsets(
+    asker: Asker, group_id: str, partitions: Iterable[TopicPartition]
+) -> Answers[TopicPartition, None]:
+    async def ask(some: Sequence[TopicPartition]) -> dict[TopicPartition, ClientError | None]:
+        node = await _coordinator(asker, group_id)
+        request = od.OffsetDeleteRequest(
+            group_id=group_id,
+            topics=tuple(
+                od.OffsetDeleteRequestTopic(
+                    name=name,
+                    partitions=tuple(od.OffsetDeleteRequestPartition(partition_index=i) for i in indexes),
+                )
+                for name, indexes in by_topic(some).items()
+            ),
+        )
+        answer = await asker.cluster.send(node, request, od.OffsetDeleteResponse)
+        if answer.error_code:
+            failure = refused("OffsetDelete", group_id, answer.error_code)
+            _forgetting(asker, group_id, failure)
+            raise failure
+        return {
+            at: refused("OffsetDelete", at, p.error_code) if p.error_code else None
+            for t in answer.topics
+            for p in t.partitions
+            for at in (TopicPartition(t.name, p.partition_index),)
+        }
+
+    return await asker.rounds("OffsetDelete", partitions, ask)
+
+
+async def _coordinator(asker: Asker, group_id: str) -> int:
+    return await asker.cluster.coordinator("group", group_id)
+
+
+def _forgetting(asker: Asker, group_id: str, failure: BrokerRefused | None) -> BrokerRefused | None:
+    """Rounds have no one subject whose coordinator is looked up again by itself."""
+    if failure is not None and failure.remedy.repeats:
+        asker.cluster.forget_coordinator("group", group_id)
+    return failure
