@@ -277,6 +277,43 @@ def test_a_flush_that_takes_too_long_prepares_nothing(broker: EmbeddedBroker, na
     assert both(broker, name, "b")
 
 
+@pytest.mark.parametrize("call", ["commit", "abort", "complete"])
+def test_a_cancelled_call_leaves_a_way_on(broker: EmbeddedBroker, name: str, call: str) -> None:
+    """[CLI-46] Cancelled after any number of turns: undone, done, or in doubt and repeated."""
+    kept: list[str] = []
+
+    async def run() -> None:
+        async with producer(broker, name, TWO_PHASE) as one:
+            await one.txn.init()
+            for turns in range(0, 60, 3):
+                await one.txn.begin()
+                await one.send(name, str(turns))
+                if call == "complete":
+                    calling = one.txn.complete(await one.txn.prepare())
+                else:
+                    calling = one.txn.commit() if call == "commit" else one.txn.abort()
+                task = asyncio.ensure_future(calling)
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                task.cancel()
+                await asyncio.wait([task])
+                match one.txn.machine.state:
+                    case State.IN_DOUBT if call == "abort":
+                        await one.txn.abort()
+                    case State.IN_TRANSACTION | State.ABORTABLE_ERROR:
+                        await one.txn.abort()
+                        continue
+                    case State.IN_DOUBT | State.PREPARED:
+                        await one.txn.commit()
+                    case state:
+                        assert state is State.READY
+                if call != "abort":
+                    kept.append(str(turns))
+
+    asyncio.run(run())
+    assert both(broker, name, *kept)
+
+
 def test_a_prepared_transaction_survives_the_broker(name: str) -> None:
     """kill -9 while it is in doubt; another client decides it after the restart."""
 

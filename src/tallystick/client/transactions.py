@@ -442,13 +442,10 @@ class TransactionManager:
 
     async def _end(self) -> None:
         """Send what is due until it is answered, or its outcome is known, or known to be unknown [CLI-46]."""
-        async with self._enlisting:  # a partition that comes late would open the next transaction
-            end = self.machine.due
-        if end is None:
-            self._ended(None)
-            return
         try:
-            client = await self._wire.end(end)
+            async with self._enlisting:  # a partition that comes late would open the next transaction
+                end = self.machine.due
+            client = None if end is None else await self._wire.end(end)
         except ClientError as exc:
             if exc.remedy is not Remedy.LOOK_UP:
                 self.machine = self.machine.failed("EndTxn", exc)
