@@ -14,7 +14,7 @@ from types import FrameType
 
 from rich.console import Console
 from tools.apache_kafka import Unavailable, class_path
-from tools.bench import report, report_transactions, transactions
+from tools.bench import clients, report, report_transactions, transactions
 from tools.bench.brokers import NAMES, create_topic, delete_topic, fresh, prepare, run_latency, run_load
 from tools.bench.report import Results
 from tools.bench.rows import (
@@ -130,7 +130,15 @@ def measure_transactions(say: Console, command: str, repeats: int, *, quick: boo
     return report_transactions.write(results, DURABILITIES)
 
 
-PARTS = {"messages": measure_messages, "transactions": measure_transactions}
+def measure_clients(say: Console, command: str, repeats: int, *, quick: bool) -> str:
+    """Python clients beside each other; what the page then says."""
+    results = clients.ClientResults(command)
+    for _ in range(repeats):
+        clients.measure(results, say, NAMES, quick=quick)
+    return clients.write(results)
+
+
+PARTS = {"messages": measure_messages, "transactions": measure_transactions, "client": measure_clients}
 
 
 def main() -> int:
@@ -138,7 +146,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, interrupted)
     parser = argparse.ArgumentParser(prog="python -m tools.bench", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="one round of fewer, shorter rows")
-    parser.add_argument("--only", choices=PARTS, help="one part; the other's tables stay as they are")
+    parser.add_argument("--only", choices=PARTS, help="one part; the others' tables stay as they are")
     parser.add_argument("--repeats", type=int, default=0, help="rounds; the tables show medians (default 3)")
     parser.add_argument(
         "--seed", type=int, default=random.SystemRandom().randrange(10_000), help="of the order"

@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,6 +89,11 @@ def run_latency(process: BrokerProcess) -> dict[str, float]:
     create_topic(process, "latency", 1)
     arguments = map(str, (LATENCY_RATE, LATENCY_SECONDS, LATENCY_WARM_UP_S))
     return _child("latency", process.bootstrap, "latency", *arguments)
+
+
+def run_client(load: Mapping[str, object]) -> dict[str, float]:
+    """Send with one Python client in a process of its own."""
+    return _child("load_client", json.dumps(load))
 
 
 def _child(module: str, *arguments: str) -> dict[str, float]:

@@ -195,8 +195,9 @@ def _values_alone(values: Sequence[bytes], runs: Sequence[Run]) -> bytes | None:
             [head[longest]] * (end - begin) if same else map(head.__getitem__, sizes[begin:end])
         )
     # A head begins with the byte that ends the record before: the number of its headers, none.
-    section = b"".join(parts)
-    return b"".join((memoryview(section)[1:], b"\0"))
+    parts[0] = parts[0][1:]
+    parts.append(b"\0")
+    return b"".join(parts)
 
 
 def _ms(run: Run) -> int:

@@ -1,0 +1,151 @@
+"""Futures of records: one outcome a batch, read by anyone, settled once [CLI-20]."""
+
+import asyncio
+import logging
+import pickle
+import threading
+
+import pytest
+
+from tallystick.client.delivery import BatchDelivery, Delivery, Outcome
+from tallystick.client.errors import ClientError, Closed, TimedOut, TooLarge, refused
+
+
+def outcome(base_offset: int | None = 100) -> Outcome:
+    made = Outcome("t", 3)
+    made.base_offset = base_offset
+    made.runs = [(0, 1000), (5, 1001)]
+    return made
+
+
+def test_a_record_is_its_place_in_the_batch() -> None:
+    of = outcome()
+    delivery = Delivery(of, 6)
+    assert not delivery.done()
+    assert not delivery.cancelled()
+    of.settle()
+    metadata = delivery.result()
+    assert (metadata.topic, metadata.partition, metadata.offset, metadata.timestamp_ms) == ("t", 3, 106, 1001)
+    assert delivery.exception() is None
+    assert pickle.loads(pickle.dumps(metadata)) == metadata
+
+
+def test_the_brokers_clock_stands_for_every_records_own() -> None:
+    of = outcome(None)
+    of.log_append_time_ms = 7
+    of.settle()
+    assert Delivery(of, 2).result() == Delivery(of, 4).result()
+    assert Delivery(of, 2).result().offset is None
+
+
+def test_waiting_ends_with_the_outcome_or_the_timeout() -> None:
+    of = outcome()
+    with pytest.raises(TimedOut) as caught:
+        Delivery(of, 0).result(0.01)
+    assert caught.value.limit == "timeout"
+    timer = threading.Timer(0.01, of.settle, (Closed("closed"),))
+    timer.start()
+    with pytest.raises(Closed):
+        Delivery(of, 1).result(30)
+    timer.join()
+    assert isinstance(Delivery(of, 0).exception(), Closed)
+
+
+def test_any_loop_can_await_a_record() -> None:
+    of = outcome()
+
+    async def main() -> int | None:
+        threading.Timer(0.01, of.settle).start()
+        first = await Delivery(of, 0)
+        again = await Delivery(of, 1)
+        return (first.offset or 0) + (again.offset or 0)
+
+    assert asyncio.run(main()) == 201
+
+
+def test_callbacks_come_once_each_whatever_thread_settles_and_whichever_watches() -> None:
+    """[CLI-20] Watching and settling at once: nobody is told twice, nobody is forgotten."""
+    for _ in range(200):
+        of = outcome()
+        told: list[int] = []
+        begin = threading.Barrier(3)
+
+        def watch(
+            first: int, of: Outcome = of, told: list[int] = told, begin: threading.Barrier = begin
+        ) -> None:
+            begin.wait()
+            for ticket in range(first, first + 20):
+                Delivery(of, ticket).add_done_callback(lambda d: told.append(d.ticket))
+
+        threads = [threading.Thread(target=watch, args=(first,)) for first in (0, 20)]
+        for thread in threads:
+            thread.start()
+        begin.wait()
+        of.settle()
+        for thread in threads:
+            thread.join()
+        assert sorted(told) == list(range(40))
+
+
+def test_a_callback_that_fails_is_logged_and_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    of = outcome()
+    told: list[Delivery] = []
+
+    def fail(_: Delivery) -> None:
+        raise ValueError("mine")
+
+    of.watch(fail, 0)
+    of.watch(told.append, 1)
+    with caplog.at_level(logging.ERROR):
+        of.settle()
+    assert [delivery.ticket for delivery in told] == [1]
+    assert "mine" in caplog.text
+
+
+def test_the_records_of_a_divided_batch_follow_their_pieces() -> None:
+    of = outcome()
+    first, second = of.divide([0, 4])
+    first.base_offset, first.runs = 50, [(0, 1)]
+    first.settle()
+    assert not of.settled
+    too_large = refused("Produce", "t-3", 10)
+    second.settle(too_large)
+    assert of.settled
+    assert Delivery(of, 3).result(0).offset == 53
+    assert Delivery(of, 3).exception(0) is None
+    with pytest.raises(TooLarge):
+        Delivery(of, 4).result(0)
+
+
+def test_records_that_changed_places_are_found() -> None:
+    of = outcome()
+    of.places = {0: 0, 2: 1, 5: 2}
+    of.settle()
+    assert [Delivery(of, ticket).result().offset for ticket in (0, 2, 5)] == [100, 101, 102]
+
+
+def test_many_at_once_are_done_when_all_are() -> None:
+    parts = [outcome(10), outcome(20)]
+    delivery = BatchDelivery("t", [(parts[0], range(3)), (parts[1], [5, 7])])
+    parts[0].settle()
+    assert not delivery.done()
+    with pytest.raises(TimedOut):
+        delivery.result(0.01)
+    parts[1].settle()
+    metadata = delivery.result()
+    assert metadata.count == 5
+    assert [(p.first_offset, list(p.rows)) for p in metadata.parts] == [(10, [0, 1, 2]), (20, [5, 7])]
+
+    async def main() -> int:
+        return (await delivery).count
+
+    assert asyncio.run(main()) == 5
+
+
+def test_many_at_once_fail_with_the_first_that_failed() -> None:
+    parts = [outcome(), outcome()]
+    delivery = BatchDelivery("t", [(parts[0], [0]), (parts[1], [1])])
+    parts[0].settle()
+    parts[1].settle(ClientError("why"))
+    with pytest.raises(ClientError, match="why"):
+        delivery.result()
