@@ -9,6 +9,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
@@ -63,6 +64,19 @@ def values(broker: EmbeddedBroker, topic: str, isolation: str = "read_committed"
         while consumer.position(at) < end:
             read += [record.value for record in consumer.poll(1.0)]
         return read
+
+
+@contextmanager
+def interrupted() -> Iterator[None]:
+    """Ctrl-C, soon."""
+    main = threading.main_thread().ident
+    assert main is not None
+    interrupt = threading.Timer(0.2, lambda: signal.pthread_kill(main, signal.SIGINT))
+    interrupt.start()
+    try:
+        yield
+    finally:
+        interrupt.join()
 
 
 # ------------------------------------------------------------------------------------ records
@@ -220,16 +234,28 @@ def test_an_interrupted_flush_ends_and_the_records_go_on(broker: EmbeddedBroker,
         producer.send(topic, b"one").result(10)
         other.kill()
         waiting = producer.send(topic, b"two")
-        main = threading.main_thread().ident
-        assert main is not None
-        interrupt = threading.Timer(0.2, lambda: signal.pthread_kill(main, signal.SIGINT))
-        interrupt.start()
-        with pytest.raises(KeyboardInterrupt):
+        with interrupted(), pytest.raises(KeyboardInterrupt):
             producer.flush()
-        interrupt.join()
         assert not waiting.done()
         other.restart()
         assert waiting.result(60).offset == 1
+
+
+def test_an_interrupted_commit_is_asked_again(topic: str) -> None:
+    """[CLI-46] Ctrl-C while a decision is on its way: the same call finds out, and nothing else is legal."""
+    with EmbeddedBroker() as other, Producer(two_phase(other, topic)) as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.send(topic, b"one")
+        producer.prepare_transaction()
+        other.kill()
+        with interrupted(), pytest.raises(KeyboardInterrupt):
+            producer.commit_transaction()
+        other.restart()
+        with pytest.raises(errors.IllegalState):
+            producer.abort_transaction()
+        producer.commit_transaction()
+        assert values(other, topic) == [b"one"]
 
 
 # ------------------------------------------------------------------------------- away, and gone

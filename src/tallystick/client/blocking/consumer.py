@@ -252,6 +252,7 @@ class Consumer:
         self._open = False
 
     def _enter(self, doing: str) -> None:
+        """This thread's turn, or none at all: positions mean something to one reader only [CLI-64]."""
         if not self._user.acquire(blocking=False):
             raise IllegalState(f"{doing}: another thread uses this consumer, which is for one at a time")
 

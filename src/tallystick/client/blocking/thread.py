@@ -188,7 +188,7 @@ class EngineThread:
         self._clients.discard(client)
 
     def end(self, limit_s: float) -> None:
-        """Close what is open, and the thread. Takes `limit_s` at most; never raises."""
+        """Close what is open, and the thread. Takes `limit_s` at most; never raises [CLI-63]."""
         until = monotonic() + limit_s
         for client in list(self._clients):
             with suppress(Exception):  # nobody is left to hear of it
