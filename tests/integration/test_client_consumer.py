@@ -522,6 +522,26 @@ def test_callbacks_may_commit_and_see(cluster: Cluster) -> None:
     run(test())
 
 
+def test_a_callback_that_fails_is_raised_once_and_holds_nobody_up(cluster: Cluster) -> None:
+    topic = cluster.topic()
+
+    async def fail() -> None:
+        raise RuntimeError("the callback's own")
+
+    async def test() -> None:
+        settings = {"group_id": "failing", "heartbeat_interval_ms": 50}
+        async with cluster.consumer(**settings) as consumer, cluster.consumer(**settings) as other:
+            consumer.subscribe([topic], Told(on_revoked=fail))
+            await until([consumer], lambda: bool(consumer.assignment))
+            other.subscribe([topic])
+            with pytest.raises(RuntimeError, match="the callback's own"):
+                await until([consumer, other], lambda: False)
+            await until([consumer, other], lambda: len(consumer.assignment | other.assignment) == 1)
+            consumer.subscribe([topic])
+
+    run(test())
+
+
 # ------------------------------------------------------------------------------ mishaps
 
 

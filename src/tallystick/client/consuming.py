@@ -191,6 +191,9 @@ class ConsumerEngine:
     async def poll(self, timeout_ms: int, most: int | None = None) -> list[ConsumerRecord]:
         """Records, as soon as there are any; none when `timeout_ms` has passed.
 
+        Callbacks, and the commit before partitions are given up, are not cut short by the timeout. Other
+        tasks of the loop have their turn in every call, heartbeats among them.
+
         Args:
             most: records to return; `max.poll.records` unless given.
         Raises: WokenUp; BrokerRefused (a grant is missing, a topic is invalid, this member was fenced),
@@ -200,6 +203,7 @@ class ConsumerEngine:
             self._not_closing()
             raise IllegalState("poll: nothing is subscribed or assigned")
         deadline = self._cluster.deadline("timeout_ms", timeout_ms)
+        await asyncio.sleep(0)
         while True:
             self._news.clear()
             self._not_closing()
@@ -268,8 +272,14 @@ class ConsumerEngine:
         """Commit, if that is automatic; tell the user; read it no more. The group may move on meanwhile."""
         if change.revoked and self._config.enable_auto_commit:
             await self._commit_at_the_end(group, change.revoked)
-        await self._tell(change)
+        failure: Exception | None = None
+        try:
+            await self._tell(change)
+        except Exception as exc:
+            failure = exc  # the group does not wait for a callback that fails
         self._adopt(group, gave_up(group.member, change))
+        if failure is not None:
+            raise failure
 
     def _adopt(self, group: GroupRunner, member: Member) -> None:
         """Read what the member owns now."""
@@ -486,6 +496,8 @@ class ConsumerEngine:
         except Exception as exc:
             failure = exc
         self._closed = True
+        if self._group is not None:
+            self._group.cancel()
         tasks = [*self._commits, *([self._locating] if self._locating is not None else [])]
         for task in tasks:
             task.cancel()

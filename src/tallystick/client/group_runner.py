@@ -112,9 +112,7 @@ class GroupRunner:
     async def stop(self, member: Member, reason: str) -> None:
         """Take no further part; leave the group, as far as one attempt reaches. `member`: from `leave`."""
         request = leave_request(self.member, self.settings, reason)
-        if self._task is not None:
-            self._task.cancel()
-            self._task = None
+        self.cancel()
         self.error = None
         self.adopt(member)
         if request is None:
@@ -124,6 +122,12 @@ class GroupRunner:
             await self._cluster.send(node, request, LeaveGroupResponse, lane=GROUP_LANE)
         except ClientError as exc:
             _log.info("group %s: left without a word: %s", self.settings.group_id, exc)
+
+    def cancel(self) -> None:
+        """Stop here and now."""
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
 
     def refuse(self, api: str, code: int, generation: int | None) -> None:
         """A request beside the rebalances was refused."""
