@@ -102,7 +102,7 @@ def test_a_hanging_transaction_is_found_and_aborted(
     broker: EmbeddedBroker, admin: Admin, at: TopicPartition, caplog: pytest.LogCaptureFixture
 ) -> None:
     """[ADM-1] [ADM-3] Open in a partition, known to no coordinator; ended where it begins."""
-    start = hang(broker, at, 888_001)
+    start = hang(broker.bootstrap_servers, at, 888_001)
     report = admin.find_hanging_transactions(topic=at.topic)
     (case,) = report.hanging
     assert report.complete
@@ -124,7 +124,7 @@ def test_a_hanging_transaction_is_found_and_aborted(
 
 
 def test_an_abort_by_producer(broker: EmbeddedBroker, admin: Admin, at: TopicPartition) -> None:
-    hang(broker, at, 888_002, 3)
+    hang(broker.bootstrap_servers, at, 888_002, 3)
     with pytest.raises(NothingOpen, match="of producer 888002/2"):
         admin.abort_transaction(AbortSpec(partition=at, producer=pair(888_002, 2), coordinator_epoch=0))
     assert admin.abort_transaction(AbortSpec(partition=at, producer=pair(888_002, 3), coordinator_epoch=0))
@@ -170,7 +170,7 @@ def test_an_older_transaction_under_a_later_one_is_found(
     """Kafka's tool, which compares no epochs, takes the later one for this one."""
     with RawProducer(broker, "later") as producer:
         producer.init_until(3)
-        hang(broker, at, producer.pair[0], 1)
+        hang(broker.bootstrap_servers, at, producer.pair[0], 1)
         assert producer.add(at.topic, 0) == {0}
         (case,) = admin.find_hanging_transactions(topic=at.topic).hanging
         assert case.finding is Finding.OLDER

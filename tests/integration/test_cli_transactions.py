@@ -95,7 +95,7 @@ def test_a_hanging_transaction_is_found_and_aborted_after_a_yes(
     """[ADM-1] [ADM-3]"""
     at = ("--topic", topic, "--partition", "0")
     assert run("find-hanging", "--topic", topic)[0] == 0
-    start = hang(broker, TopicPartition(topic, 0), 999_001)
+    start = hang(broker.bootstrap_servers, TopicPartition(topic, 0), 999_001)
     code, out, _ = run("find-hanging", *at, "--max-transaction-timeout", "5", "--broker-id", "1")
     assert code == 3
     assert out.splitlines()[1].split()[:7] == ["hanging", topic, "0", "999001", "0", "-1", str(start)]

@@ -4,7 +4,6 @@ import time
 
 from tests.support.raw_wire import RawConnection
 
-from tallystick.broker.embedded import EmbeddedBroker
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import TopicPartition
 from tallystick.protocol.messages import produce
@@ -13,7 +12,7 @@ from tallystick.protocol.records import BatchMeta, Record, encode_batch
 HOUR_MS = 3_600_000
 
 
-def hang(broker: EmbeddedBroker, at: TopicPartition, producer_id: int, epoch: int = 0) -> int:
+def hang(bootstrap: str, at: TopicPartition, producer_id: int, epoch: int = 0) -> int:
     """Open it an hour ago, as its record says; the offset it starts at."""
     record = Record(offset=0, timestamp_ms=int(time.time() * 1000) - HOUR_MS, key=None, value=b"hanging")
     meta = BatchMeta(producer_id=producer_id, epoch=epoch, base_sequence=0, transactional=True)
@@ -24,7 +23,7 @@ def hang(broker: EmbeddedBroker, at: TopicPartition, producer_id: int, epoch: in
         timeout_ms=10_000,
         topic_data=(produce.TopicProduceData(name=at.topic, partition_data=(part,)),),
     )
-    with RawConnection(broker.bootstrap_servers) as wire:
+    with RawConnection(bootstrap) as wire:
         (told,) = wire.ask(request, produce.ProduceResponse, 11).responses[0].partition_responses
     assert told.error_code == ErrorCode.NONE
     return told.base_offset
