@@ -52,6 +52,7 @@ class ProducerEngine:
         self._cluster, self._config = cluster, config
         self._clock = clock or SystemClock()
         self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
         self._woken = False
         self._timer: asyncio.TimerHandle | None = None
         self._refresh: asyncio.Task[None] | None = None
@@ -93,7 +94,10 @@ class ProducerEngine:
         if not self._woken:
             self._woken = True
             try:
-                self._loop.call_soon_threadsafe(self._pump)
+                if threading.get_ident() == self._thread:
+                    self._loop.call_soon(self._pump)
+                else:
+                    self._loop.call_soon_threadsafe(self._pump)
             except RuntimeError:  # the loop is closed, and so is this engine
                 self._woken = False
 
