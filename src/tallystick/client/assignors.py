@@ -5,6 +5,7 @@
     sticky              balanced, and as before as far as that allows; eager
     cooperative-sticky  the same; what must move is first given up, and moves a rebalance later (KIP-429)
 
+Every partition of a topic that somebody wants goes to one member that wants it, and to no other [CLI-30].
 The same subscriptions give the same assignment as in Kafka 4: a group may be led by any client. Where some
 member and replicas name racks, members get partitions with a replica in their rack as far as balance
 allows (KIP-881).
