@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 
 import pytest
 
@@ -452,6 +453,19 @@ def test_callbacks_run_in_the_thread_that_polls(broker: EmbeddedBroker, topic: s
         consumer.assign([at])
         assert consumer.committed([at]) == {at: OffsetAndMetadata(1, 0)}
     assert notes.heard == [("assigned", threading.get_ident()), ("revoked", threading.get_ident())]
+
+
+def test_a_poll_as_an_arrow_batch(broker: EmbeddedBroker, topic: str) -> None:
+    with Producer(plain(broker)) as producer:
+        producer.send_batch(topic, [b"one", b"two"]).result(10)
+    with Consumer(plain(broker)) as consumer:
+        consumer.assign([TopicPartition(topic, 0)])
+        consumer.seek_to_beginning()
+        if find_spec("pyarrow") is None:
+            with pytest.raises(errors.NotSupported, match=r"pip install tallystick\[arrow\]"):
+                consumer.poll_arrow(10)
+        else:
+            assert consumer.poll_arrow(10).to_pydict()["value"] == [b"one", b"two"]
 
 
 def test_a_consumer_is_for_one_thread_and_can_be_woken(broker: EmbeddedBroker, topic: str) -> None:

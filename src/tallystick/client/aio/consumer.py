@@ -5,13 +5,16 @@ import logging
 import re
 from collections.abc import AsyncIterator, Iterable, Mapping
 from types import TracebackType
-from typing import Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 from tallystick.client.config import ConsumerConfig
 from tallystick.client.consuming import ConsumerEngine, Offsets, RebalanceListener
 from tallystick.client.offsets import GroupMetadata, OffsetAndMetadata, OffsetAndTimestamp
 from tallystick.client.reading import ConsumerRecord
 from tallystick.kernel.ids import TopicPartition
+
+if TYPE_CHECKING:
+    from pyarrow import RecordBatch
 
 _log = logging.getLogger("tallystick.consumer")
 
@@ -113,6 +116,10 @@ class Consumer:
     async def poll(self, timeout_s: float, most: int | None = None) -> list[ConsumerRecord]:
         """Records, as soon as there are any; none when `timeout_s` has passed."""
         return await self._engine.poll(int(timeout_s * 1000), most)
+
+    async def poll_arrow(self, timeout_s: float, most: int | None = None) -> "RecordBatch":
+        """`poll`, as one Arrow batch; it may have no rows."""
+        return await self._engine.poll_arrow(int(timeout_s * 1000), most)
 
     async def __aiter__(self) -> AsyncIterator[ConsumerRecord]:
         """Records one by one, for ever."""

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from functools import partial
 from types import TracebackType
-from typing import Final, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Final, Protocol, Self, TypeVar
 
 from tallystick.client.aio import consumer as aio
 from tallystick.client.aio.consumer import CLOSE_S
@@ -21,6 +21,9 @@ from tallystick.client.errors import IllegalState
 from tallystick.client.offsets import GroupMetadata, OffsetAndMetadata, OffsetAndTimestamp
 from tallystick.client.reading import ConsumerRecord
 from tallystick.kernel.ids import TopicPartition
+
+if TYPE_CHECKING:
+    from pyarrow import RecordBatch
 
 T = TypeVar("T")
 
@@ -181,6 +184,15 @@ class Consumer:
             PositionUnknown, RecordUnreadable; Closed; whatever a callback raises.
         """
         return self._run(self._on_loop.poll(timeout_s, most), timeout_s + self._api_s, "poll")
+
+    def poll_arrow(self, timeout_s: float, most: int | None = None) -> "RecordBatch":
+        """`poll`, as one Arrow batch; it may have no rows. Needs pyarrow (the extra `arrow`).
+
+        Returns: a row for each record, with the columns of Spark's Kafka source: docs in `client.arrow`.
+        Raises: as `poll`; NotSupported without pyarrow.
+        """
+        waited_s = timeout_s + self._api_s
+        return self._run(self._on_loop.poll_arrow(timeout_s, most), waited_s, "poll_arrow")
 
     def __iter__(self) -> Iterator[ConsumerRecord]:
         """Records one by one, for ever."""
