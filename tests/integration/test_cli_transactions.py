@@ -86,7 +86,7 @@ def test_what_is_wrong_is_one_line_and_its_exit_code(run: Run) -> None:
     assert "the cluster lists 1" in err
     code, _, err = run("list", "--state", "Sleeping")
     assert code == 4
-    assert "not asked: broker 1" in err
+    assert "broker 1: states to filter by: Sleeping" in err
 
 
 def test_a_hanging_transaction_is_found_and_aborted_after_a_yes(

@@ -34,6 +34,16 @@ def transactions() -> None:
     """List, describe, find hanging and end transactions, on any Kafka cluster."""
 
 
+@app.command(add_help_option=False)
+def topics() -> None:
+    """List, describe, create, grow and delete topics."""
+
+
+@app.command(add_help_option=False)
+def configs() -> None:
+    """Read and change settings of topics, brokers and groups."""
+
+
 def main(words: list[str]) -> int:
     """Run a command; the exit code."""
     try:

@@ -124,9 +124,9 @@ def complain(text: str, code: Exit) -> Exit:
 
 
 def incomplete(failures: Mapping[str, ClientError]) -> Exit:
-    """Say what could not be asked; how the command ends [ADM-2]."""
+    """Say what failed; how the command ends [ADM-2]."""
     for what, failure in failures.items():
-        complain(f"not asked: {what}: {failure.what()}", Exit.INCOMPLETE)
+        complain(f"{what}: {failure.what()}", Exit.INCOMPLETE)
     return Exit.INCOMPLETE if failures else Exit.DONE
 
 

@@ -12,7 +12,11 @@ from tallystick import _lazy
 from tallystick.cli import broker
 
 # Commands with a parser of their own, by the module whose `main` runs them.
-OWN: Final = {"transactions": "tallystick.cli.transactions"}
+OWN: Final = {
+    "configs": "tallystick.cli.configs",
+    "topics": "tallystick.cli.topics",
+    "transactions": "tallystick.cli.transactions",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

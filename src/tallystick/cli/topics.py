@@ -1,0 +1,117 @@
+"""`tallystick topics`: what Kafka's `kafka-topics.sh` does, on any Kafka cluster."""
+
+from collections.abc import Sequence
+from typing import Annotated, Final
+
+import typer
+
+from tallystick.admin.topics import NewTopic
+from tallystick.cli.connecting import Exit, Target, confirm, incomplete, run, target
+from tallystick.cli.settings import named_values
+from tallystick.cli.tables import Row
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, callback=target)
+app.info.help = "List, describe, create, grow and delete topics."
+
+_LIST: Final = ("Topic", "Partitions", "ReplicationFactor", "Internal")
+_DESCRIBE: Final = ("Topic", "Partition", "Leader", "Replicas", "Isr")
+
+Names = Annotated[list[str], typer.Option("--topic", help="Repeatable.")]
+
+
+@app.command("list")
+def list_(
+    context: typer.Context,
+    internal: Annotated[bool, typer.Option("--internal", help="Kafka's own, too.")] = False,
+) -> None:
+    """All topics."""
+    at: Target = context.obj
+    with at.admin() as admin:
+        topics = admin.list_topics(internal=internal)
+    rows: list[Row] = [
+        {
+            "Topic": name,
+            "Partitions": len(topic.partitions),
+            "ReplicationFactor": max((len(p.replicas) for p in topic.partitions.values()), default=0),
+            "Internal": topic.is_internal,
+        }
+        for name, topic in sorted(topics.items())
+    ]
+    at.show(_LIST, rows)
+
+
+@app.command()
+def describe(context: typer.Context, topic: Names) -> None:
+    """Partitions, their leaders and replicas."""
+    at: Target = context.obj
+    with at.admin() as admin:
+        answers = admin.describe_topics(topic)
+    rows: list[Row] = [
+        {
+            "Topic": name,
+            "Partition": index,
+            "Leader": part.leader,
+            "Replicas": list(part.replicas),
+            "Isr": list(part.isr),
+        }
+        for name, found in answers.found.items()
+        for index, part in sorted(found.partitions.items())
+    ]
+    at.show(_DESCRIBE, rows)
+    raise typer.Exit(incomplete(answers.failures) and Exit.FAILED)
+
+
+@app.command()
+def create(
+    context: typer.Context,
+    topic: Names,
+    *,
+    partitions: Annotated[int | None, typer.Option(min=1, help="The broker's default without it.")] = None,
+    replication_factor: Annotated[int | None, typer.Option(min=1)] = None,
+    config: Annotated[list[str] | None, typer.Option(help="NAME=VALUE; repeatable.")] = None,
+) -> None:
+    """Create topics."""
+    at: Target = context.obj
+    settings = named_values(config or (), "--config")
+    wanted = [
+        NewTopic(name=name, partitions=partitions, replicas=replication_factor, config=settings)
+        for name in topic
+    ]
+    with at.admin() as admin:
+        answers = admin.create_topics(wanted)
+    rows: list[Row] = [
+        {"Topic": made.name, "Partitions": made.partitions, "ReplicationFactor": made.replicas}
+        for made in answers.found.values()
+    ]
+    at.show(_LIST[:3], rows)
+    raise typer.Exit(incomplete(answers.failures) and Exit.FAILED)
+
+
+@app.command()
+def alter(
+    context: typer.Context, topic: Names, partitions: Annotated[int, typer.Option(min=1, help="In all.")]
+) -> None:
+    """Raise topics to a number of partitions."""
+    at: Target = context.obj
+    with at.admin() as admin:
+        answers = admin.create_partitions(dict.fromkeys(topic, partitions))
+    raise typer.Exit(incomplete(answers.failures) and Exit.FAILED)
+
+
+@app.command()
+def delete(
+    context: typer.Context,
+    topic: Names,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Delete topics and all that is in them."""
+    at: Target = context.obj
+    confirm(f"Delete {', '.join(topic)} and every record in it?", yes=yes)
+    with at.admin() as admin:
+        answers = admin.delete_topics(topic)
+    raise typer.Exit(incomplete(answers.failures) and Exit.FAILED)
+
+
+def main(words: Sequence[str]) -> int:
+    """Run `tallystick topics WORDS`; the exit code."""
+    return run(app, "topics", words)
