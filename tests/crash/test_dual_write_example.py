@@ -18,7 +18,7 @@ pytestmark = pytest.mark.server
 BEFORE_COMMIT, CALLS = 6, 8
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def broker() -> Iterator[EmbeddedBroker]:
     with EmbeddedBroker(config={"auto.create.topics.enable": True}) as running:
         yield running
