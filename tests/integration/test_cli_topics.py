@@ -1,11 +1,14 @@
-"""`tallystick topics` and `tallystick configs`."""
+"""`tallystick topics`, `configs` and `groups`."""
 
 import json
 from collections.abc import Callable, Iterator
 
 import pytest
 
+from tallystick.admin.client import Admin
 from tallystick.cli.main import main
+from tallystick.client.offsets import OffsetAndMetadata
+from tallystick.kernel.ids import TopicPartition
 from tallystick.testing import EmbeddedBroker
 
 pytestmark = pytest.mark.server
@@ -66,3 +69,19 @@ def test_settings_are_set_shown_and_taken_back(run: Run) -> None:
     code, _, err = run("configs", "alter", *at, "--add-config", "retention.ms=soon")
     assert code == 1
     assert "INVALID_CONFIG" in err
+
+
+def test_a_group_and_how_far_it_is_behind(broker: EmbeddedBroker, run: Run) -> None:
+    at = TopicPartition("read", 0)
+    assert run("topics", "create", "--topic", "read")[0] == 0
+    with Admin({"bootstrap.servers": broker.bootstrap_servers}) as admin:
+        admin.alter_group_offsets("readers", {at: OffsetAndMetadata(0)}).all()
+    (listed,) = json.loads(run("groups", "list", "--output", "json")[1])
+    assert (listed["Group"], listed["State"]) == ("readers", "Empty")
+    (row,) = json.loads(run("groups", "describe", "--group", "readers", "--output", "json")[1])
+    assert (row["Topic"], row["CurrentOffset"], row["LogEndOffset"], row["Lag"]) == ("read", 0, 0, 0)
+    assert run("groups", "delete", "--group", "readers")[0] == 5
+    assert run("groups", "delete", "--group", "readers", "--yes")[0] == 0
+    code, _, err = run("groups", "describe", "--group", "readers")
+    assert code == 1
+    assert "GROUP_ID_NOT_FOUND" in err

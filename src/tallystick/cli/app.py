@@ -40,6 +40,11 @@ def topics() -> None:
 
 
 @app.command(add_help_option=False)
+def groups() -> None:
+    """List, describe and delete groups."""
+
+
+@app.command(add_help_option=False)
 def configs() -> None:
     """Read and change settings of topics, brokers and groups."""
 

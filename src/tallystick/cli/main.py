@@ -14,6 +14,7 @@ from tallystick.cli import broker
 # Commands with a parser of their own, by the module whose `main` runs them.
 OWN: Final = {
     "configs": "tallystick.cli.configs",
+    "groups": "tallystick.cli.groups",
     "topics": "tallystick.cli.topics",
     "transactions": "tallystick.cli.transactions",
 }
