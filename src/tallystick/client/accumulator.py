@@ -43,8 +43,8 @@ Parts = list[tuple[Outcome, Sequence[int]]]
 class NotNow(Exception):
     """The record was not taken: the topic is not known yet, or the memory is full. `full` says which."""
 
-    def __init__(self, topic: str, *, full: bool) -> None:
-        super().__init__(topic)
+    def __init__(self, topic: str, full: bool) -> None:
+        super().__init__(topic, full)
         self.topic, self.full = topic, full
 
 
@@ -236,6 +236,7 @@ class Accumulator:
         topic: str,
         value: bytes | None,
         key: bytes | None = None,
+        *,
         partition: int | None = None,
         timestamp_ms: int | None = None,
         headers: Iterable[tuple[str, bytes | None]] = (),

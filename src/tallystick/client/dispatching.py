@@ -83,6 +83,7 @@ class Dispatcher:
         config: ProducerConfig,
         accumulator: Accumulator,
         signer: Signer,
+        *,
         clock: Clock,
         hooks: "Hooks",
     ) -> None:

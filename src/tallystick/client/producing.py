@@ -79,7 +79,9 @@ class ProducerEngine:
         self.extend = self.accumulator.extend
         signer = OwnIdentity(cluster, self.wake) if config.enable_idempotence else Unsigned()
         hooks = Hooks(self._changed, self._want_metadata)
-        self._dispatcher = Dispatcher(cluster, config, self.accumulator, signer, self._clock, hooks)
+        self._dispatcher = Dispatcher(
+            cluster, config, self.accumulator, signer, clock=self._clock, hooks=hooks
+        )
 
     def use(self, txn: TxnContext) -> None:
         """Send in transactions: `append` and `extend` ask `txn` first. Before the first record."""

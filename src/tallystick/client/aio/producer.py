@@ -90,7 +90,15 @@ class Producer:
         deadline: Deadline | None = None
         while True:
             try:
-                return self.append(topic, value, key, partition, timestamp_ms, headers, on_delivery)
+                return self.append(
+                    topic,
+                    value,
+                    key,
+                    partition=partition,
+                    timestamp_ms=timestamp_ms,
+                    headers=headers,
+                    on_delivery=on_delivery,
+                )
             except NotNow:
                 deadline = await self.admitted(topic, deadline)
 

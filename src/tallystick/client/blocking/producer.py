@@ -91,14 +91,33 @@ class Producer:
         Source: Kafka KafkaProducer.send; KIP-91, KIP-480, KIP-794.
         """
         try:
-            return self._append(topic, value, key, partition, timestamp_ms, headers, on_delivery)
+            # Most records have nothing more, and every argument handed on costs.
+            if partition is None and timestamp_ms is None and on_delivery is None and not headers:
+                return self._append(topic, value, key)
+            return self._append(
+                topic,
+                value,
+                key,
+                partition=partition,
+                timestamp_ms=timestamp_ms,
+                headers=headers,
+                on_delivery=on_delivery,
+            )
         except NotNow:
             pass
         deadline: Deadline | None = None
         while True:
             deadline = self._run(self._on_loop.admitted(topic, deadline), self._block_s, "send")
             try:
-                return self._append(topic, value, key, partition, timestamp_ms, headers, on_delivery)
+                return self._append(
+                    topic,
+                    value,
+                    key,
+                    partition=partition,
+                    timestamp_ms=timestamp_ms,
+                    headers=headers,
+                    on_delivery=on_delivery,
+                )
             except NotNow:
                 continue
 
