@@ -7,10 +7,11 @@ opened and closed as one. The synchronous Producer is this one on the engine thr
 import asyncio
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import repeat
 from types import TracebackType
-from typing import Final, Protocol, Self, cast, runtime_checkable
+from typing import Final, Protocol, Self, TypeVar, cast, runtime_checkable
 
 from tallystick.client.accumulator import NotNow, all_bytes
 from tallystick.client.arrow_rows import Array, ArrowRows, is_arrow
@@ -28,6 +29,8 @@ from tallystick.client.transactions import Completion, TransactionManager
 from tallystick.client.txn_producer import State
 from tallystick.kernel.errors import InDoubt
 from tallystick.kernel.ids import TopicPartition
+
+T = TypeVar("T")
 
 _log = logging.getLogger("tallystick.producer")
 
@@ -87,20 +90,17 @@ class Producer:
         on_delivery: DeliveryCallback | None = None,
     ) -> Delivery:
         """Take one record. Waits for metadata and memory alone; the Delivery can be awaited."""
-        deadline: Deadline | None = None
-        while True:
-            try:
-                return self.append(
-                    topic,
-                    value,
-                    key,
-                    partition=partition,
-                    timestamp_ms=timestamp_ms,
-                    headers=headers,
-                    on_delivery=on_delivery,
-                )
-            except NotNow:
-                deadline = await self.admitted(topic, deadline)
+        take = partial(
+            self.append,
+            topic,
+            value,
+            key,
+            partition=partition,
+            timestamp_ms=timestamp_ms,
+            headers=tuple(headers),
+            on_delivery=on_delivery,
+        )
+        return await self._when_admitted(topic, take)
 
     async def send_batch(
         self,
@@ -114,10 +114,14 @@ class Producer:
     ) -> BatchDelivery:
         """Take many records at once."""
         rows = columns(values, keys, timestamp_ms, headers)
+        take = partial(self.extend, topic, rows, rows.keys, partition)
+        return BatchDelivery(topic, await self._when_admitted(topic, take))
+
+    async def _when_admitted(self, topic: str, take: Callable[[], T]) -> T:
         deadline: Deadline | None = None
         while True:
             try:
-                return BatchDelivery(topic, self.extend(topic, rows, rows.keys, partition))
+                return take()
             except NotNow:
                 deadline = await self.admitted(topic, deadline)
 
@@ -207,7 +211,8 @@ class Producer:
             async with asyncio.timeout(limit_s):
                 await txn.abort()
         except (ClientError, InDoubt, TimeoutError) as exc:
-            _log.warning("%s: closed with its transaction open: %s", txn.transactional_id, exc)
+            why = str(exc) or f"{limit_s:g} s were over"
+            _log.warning("%s: closed with its transaction open: %s", txn.transactional_id, why)
 
     async def __aenter__(self) -> Self:
         return self

@@ -5,7 +5,8 @@ thread: `send` crosses to the engine thread only when a topic is new or the memo
 """
 
 import warnings
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from functools import partial
 from types import TracebackType
 from typing import Final, NoReturn, Self, TypeVar
 
@@ -90,36 +91,23 @@ class Producer:
         Cost: about 0.5 us, and nothing but memory; a batch at a time goes to the engine thread.
         Source: Kafka KafkaProducer.send; KIP-91, KIP-480, KIP-794.
         """
-        try:
-            # Most records have nothing more, and every argument handed on costs.
-            if partition is None and timestamp_ms is None and on_delivery is None and not headers:
-                return self._append(topic, value, key)
-            return self._append(
-                topic,
-                value,
-                key,
-                partition=partition,
-                timestamp_ms=timestamp_ms,
-                headers=headers,
-                on_delivery=on_delivery,
-            )
-        except NotNow:
-            pass
-        deadline: Deadline | None = None
-        while True:
-            deadline = self._run(self._on_loop.admitted(topic, deadline), self._block_s, "send")
+        # Most records have nothing more, and every argument handed on costs.
+        if partition is None and timestamp_ms is None and on_delivery is None and not headers:
             try:
-                return self._append(
-                    topic,
-                    value,
-                    key,
-                    partition=partition,
-                    timestamp_ms=timestamp_ms,
-                    headers=headers,
-                    on_delivery=on_delivery,
-                )
+                return self._append(topic, value, key)
             except NotNow:
-                continue
+                pass
+        take = partial(
+            self._append,
+            topic,
+            value,
+            key,
+            partition=partition,
+            timestamp_ms=timestamp_ms,
+            headers=tuple(headers),
+            on_delivery=on_delivery,
+        )
+        return self._when_admitted(topic, take, "send")
 
     def send_batch(
         self,
@@ -145,12 +133,8 @@ class Producer:
         Cost: about 0.1 us a record without keys, 0.4 with.
         """
         rows = aio.columns(values, keys, timestamp_ms, headers)
-        deadline: Deadline | None = None
-        while True:
-            try:
-                return BatchDelivery(topic, self._extend(topic, rows, rows.keys, partition))
-            except NotNow:
-                deadline = self._run(self._on_loop.admitted(topic, deadline), self._block_s, "send_batch")
+        take = partial(self._extend, topic, rows, rows.keys, partition)
+        return BatchDelivery(topic, self._when_admitted(topic, take, "send_batch"))
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Send everything that was taken before now, and wait until each record has its outcome.
@@ -281,6 +265,15 @@ class Producer:
         """In a forked child: refuse every call [CLI-61]. Called by the engine thread's fork hook."""
         self._open = False
         self._append = self._extend = _refuse
+
+    def _when_admitted(self, topic: str, take: Callable[[], T], doing: str) -> T:
+        """What `take` returns, as soon as a record for `topic` may be taken. Within max.block.ms."""
+        deadline: Deadline | None = None
+        while True:
+            try:
+                return take()
+            except NotNow:
+                deadline = self._run(self._on_loop.admitted(topic, deadline), self._block_s, doing)
 
     def _run(self, coroutine: Coroutine[object, object, T], limit_s: float, doing: str) -> T:
         return self._thread.run(coroutine, limit_s, doing)
