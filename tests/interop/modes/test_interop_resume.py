@@ -6,8 +6,8 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from dual_write import OtherSystem, dual_write, recover
 from failing_cluster import Crashed, FaultPlan
+from other_system import OtherSystem, dual_write, recover
 from plain_flow import producer
 from raw_producer import committed_values, make_topic
 from raw_wire import RawConnection
