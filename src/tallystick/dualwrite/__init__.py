@@ -1,0 +1,1 @@
+"""Dual write: a database and Kafka commit together, or not at all."""

@@ -1,0 +1,105 @@
+"""What a dual write raises besides what its two halves raise. Each says what became of both.
+
+    DualWriteError
+      Fenced            another writer has claimed the id: neither half was committed
+      NotRecovered      recover() comes first; nothing was begun
+      NotYours          a call inside the block would have ended a half that the writer owns
+      UnsafeStore       the database would lose what it acknowledged; nothing was begun
+      BadStore          the table, path or family is missing or of another version
+      BadRow            the row of an id is not what this library writes
+      CommitUnknown     (from stores) the answer to a database commit was lost; a writer raises InDoubt
+      Halted            recovery found what it must not decide; nothing was changed in Kafka
+        LogBehind         the cluster has lost a transaction that it acknowledged
+        ForeignCluster    the row was recorded with another cluster
+      Torn              the database committed, and the cluster has aborted its half: to be repaired by hand
+      NoFreeId          every id of a pool was in use for too long
+    InDoubt             (kernel) a commit was sent, and its outcome is not known: recover() finds out
+
+All of them pickle.
+"""
+
+from tallystick.kernel.errors import TallystickError
+
+
+class DualWriteError(TallystickError):
+    """Root of these."""
+
+
+class Fenced(DualWriteError):
+    """Another writer has claimed this transactional id in the database. Close this one, or recover it."""
+
+    def __init__(self, transactional_id: str, owner: str, found: str = "") -> None:
+        super().__init__(transactional_id, owner, found)
+        self.transactional_id, self.owner, self.found = transactional_id, owner, found
+
+    def __str__(self) -> str:
+        now = f"it is now {self.found}" if self.found else "it is another now"
+        return (
+            f"{self.transactional_id!r} was claimed by another writer: the owner of its row was "
+            f"{self.owner}, {now}; neither half was committed"
+        )
+
+
+class NotRecovered(DualWriteError):
+    """A transaction was asked for before recover(), or after an outcome that only recover() can settle."""
+
+
+class NotYours(DualWriteError):
+    """The writer commits both halves: inside its block the session and the connection are not committed."""
+
+
+class UnsafeStore(DualWriteError):
+    """A database set up to lose what it acknowledged: `setting` has `found`, and `wanted` would be safe."""
+
+    def __init__(self, setting: str, found: str, wanted: str) -> None:
+        super().__init__(setting, found, wanted)
+        self.setting, self.found, self.wanted = setting, found, wanted
+
+    def __str__(self) -> str:
+        return (
+            f"{self.setting} is {self.found}; {self.wanted} is needed: after a crash of the database the "
+            "Kafka half would be committed and the rows gone"
+        )
+
+
+class BadStore(DualWriteError):
+    """The place of the rows is missing or of another version; `create()` makes it."""
+
+
+class BadRow(DualWriteError):
+    """The row of `transactional_id` cannot be read. Never take it for an empty one."""
+
+    def __init__(self, transactional_id: str, why: str) -> None:
+        super().__init__(transactional_id, why)
+        self.transactional_id, self.why = transactional_id, why
+
+    def __str__(self) -> str:
+        return f"the stored state of {self.transactional_id!r} cannot be read: {self.why}"
+
+
+class CommitUnknown(DualWriteError):
+    """The database was told to commit and did not answer: only a claim, and then a look, can tell."""
+
+
+class Halted(DualWriteError):
+    """Recovery found what neither commit nor abort would put right. Kafka was not touched."""
+
+
+class LogBehind(Halted):
+    """The cluster shows less than it once acknowledged: restored from a backup, or data was lost."""
+
+
+class ForeignCluster(Halted):
+    """The row was recorded with another cluster than the one the producer is connected to."""
+
+
+class Torn(DualWriteError):
+    """The rows are committed and their records are not: the cluster ended the transaction by itself.
+
+    By transaction.timeout.ms in a mode weaker than two-phase commit, or by an operator. Send those records
+    again, or take the rows back.
+    """
+
+
+class NoFreeId(DualWriteError):
+    """Every id of the pool was in use for as long as the caller would wait."""
