@@ -2,9 +2,15 @@
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import pytest
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 sys.path.insert(0, str(Path(__file__).parent / "support"))
 
@@ -13,3 +19,12 @@ _COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, Hea
 settings.register_profile("quick", max_examples=15, derandomize=True, database=None, **_COMMON)
 settings.register_profile("full", max_examples=100, database=None, **_COMMON)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator["SparkSession"]:
+    """A Spark session that all tests of the run share."""
+    from spark import running_spark  # PySpark is loaded for those who ask for it
+
+    with running_spark() as session:
+        yield session

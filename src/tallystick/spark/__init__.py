@@ -1,0 +1,24 @@
+"""tallystick for Spark: `register(spark)`, then `format("tallystick")` reads and writes, batches and streams.
+
+Needs PySpark 4.3 or later (`pip install tallystick[spark]`); no jar. docs/spark.md has the options.
+"""
+
+from typing import TYPE_CHECKING
+
+from tallystick import _lazy
+
+if TYPE_CHECKING:
+    from tallystick.spark.data_source import KafkaDataSource, register
+    from tallystick.spark.session import spark_session
+
+__all__ = ["KafkaDataSource", "register", "spark_session"]
+
+if not TYPE_CHECKING:
+    __getattr__ = _lazy.attributes(
+        __name__,
+        {
+            "KafkaDataSource": "tallystick.spark.data_source:KafkaDataSource",
+            "register": "tallystick.spark.data_source:register",
+            "spark_session": "tallystick.spark.session:spark_session",
+        },
+    )

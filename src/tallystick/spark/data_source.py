@@ -1,0 +1,40 @@
+"""`format("tallystick")`: what Spark asks for when it reads or writes.
+
+Spark pickles this class by reference, so every Python worker must be able to import tallystick. An instance
+holds the options and nothing else: Spark makes one for each question, on the driver and in workers.
+
+Keys of options arrive in lower case. Names of the hooks' arguments are part of Spark's contract.
+"""
+
+from typing import TYPE_CHECKING, Final, cast
+
+from pyspark.sql.datasource import DataSource, DataSourceStreamWriter, DataSourceWriter
+from pyspark.sql.types import StructType
+
+from tallystick import _lazy
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+NAME: Final = "tallystick"
+# Loaded by whoever writes: tasks that read do without.
+_SINK: Final = "tallystick.spark.sink"
+
+
+class KafkaDataSource(DataSource):
+    """Kafka's records as rows, and rows as Kafka's records."""
+
+    @classmethod
+    def name(cls) -> str:
+        return NAME
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        return cast(DataSourceWriter, _lazy.load(_SINK).batch_writer(self.options, schema, overwrite))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
+        return cast(DataSourceStreamWriter, _lazy.load(_SINK).stream_writer(self.options, schema, overwrite))
+
+
+def register(spark: "SparkSession") -> None:
+    """Make `format("tallystick")` known to this session, classic or Connect; again is harmless."""
+    spark.dataSource.register(KafkaDataSource)

@@ -1,0 +1,21 @@
+"""The Spark session that all tests of a run share, as the fixture `spark`: starting one takes seconds.
+
+Two tasks run at a time, and a task has four attempts, so that retries can be seen.
+"""
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from tallystick.spark.session import spark_session
+
+
+@contextmanager
+def running_spark() -> Iterator[SparkSession]:
+    with tempfile.TemporaryDirectory(prefix="ts-spark-") as directory:
+        session = spark_session("tests", Path(directory), master="local[2, 4]")
+        yield session
+        session.stop()
