@@ -4,6 +4,7 @@ Both machines are the real ones. The database is the plainest model: a token tha
 all of them. Old incarnations go on deciding what they had prepared, late.
 """
 
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from txn_pair import PureClient, coordinator
@@ -99,7 +100,7 @@ class World:
             assert (send.outcome is Outcome.COMMIT) == (writer in self.decided), (writer, send.outcome)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(quick=50, full=150), deadline=None)
 @given(STARTS, MOVES)
 def test_both_halves_of_the_tally_agree(start: Identity | None, moves: list[tuple[str, str, str]]) -> None:
     world = World(start)

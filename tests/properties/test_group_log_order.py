@@ -2,6 +2,7 @@
 
 import asyncio
 
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.groups import MemoryPartition, World
@@ -92,7 +93,7 @@ async def play(events: list[object]) -> None:
         prefix.check()
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(quick=50, full=150))
 @given(EVENTS)
 def test_what_is_live_is_always_a_prefix_of_the_log(events: list[object]) -> None:
     """[GRP-7]"""

@@ -1,5 +1,6 @@
 """A log against a list: whatever is done to it, it returns what was put in [LOG-1] [LOG-6]."""
 
+from effort import examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -106,4 +107,4 @@ class LogAgainstList(RuleBasedStateMachine):
 
 
 TestLogAgainstList = LogAgainstList.TestCase
-TestLogAgainstList.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestLogAgainstList.settings = settings(max_examples=examples(quick=20, full=60), stateful_step_count=40, deadline=None)

@@ -12,6 +12,7 @@ I1 to I6 are the model's laws, checked after every step:
 
 from dataclasses import dataclass, field
 
+from effort import examples
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -448,7 +449,7 @@ class MixedTxnMachine(TxnMachine):
 
 
 RUN = settings(
-    max_examples=5 * settings().max_examples,
+    max_examples=examples(quick=25, full=500),
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],

@@ -34,6 +34,7 @@ def peak_of(cls: type, version: int, frame: bytes) -> int:
         tracemalloc.stop()
 
 
+@pytest.mark.slow
 def test_no_element_costs_more_than_it_is_charged_for() -> None:
     """[WIRE-2] Every array of every message; in the long form the worst as large as the purse allows."""
     few, spread = 400, []

@@ -62,6 +62,7 @@ def test_vanilla_transaction_with_epoch_overflow() -> None:
     assert tc_state(txn) == ("CompleteCommit", 85, 0, 42, -1, -1)
 
 
+@pytest.mark.slow
 def test_two_phase_commit_with_two_epoch_overflows() -> None:
     """KIP-939 "Persisted Data Format Changes", "2PC transaction case with two epoch overflows"."""
     # 1. InitProducerId(false)

@@ -173,6 +173,7 @@ def test_complete_with_nothing_ongoing() -> None:
 # ---- two pairs
 
 
+@pytest.mark.slow
 def test_the_example_with_two_overflows() -> None:
     """ "2PC transaction case with two epoch overflows", all ten steps, from the client's chair."""
     txn = coordinator(ident(42, MAX - 2))

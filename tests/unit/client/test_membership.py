@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 import pytest
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -329,7 +330,7 @@ class AnyAnswers(RuleBasedStateMachine):
 
 
 TestAnyAnswers = AnyAnswers.TestCase
-TestAnyAnswers.settings = settings(max_examples=60, stateful_step_count=40)
+TestAnyAnswers.settings = settings(max_examples=examples(quick=20, full=60), stateful_step_count=40)
 
 
 # ------------------------------------------------------------- several, and a coordinator

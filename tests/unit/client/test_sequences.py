@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 import pytest
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -140,7 +141,7 @@ class Broker:
 FATES = st.sampled_from(["ok", "lost request", "lost answer", "refused", "failed"])
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(quick=50, full=300))
 @given(st.lists(FATES, max_size=60), st.integers(1, OUTSTANDING_MAX))
 def test_every_acknowledged_batch_is_in_the_log_once_and_in_order(fates: list[str], window: int) -> None:
     """[CLI-21] [CLI-23] Whatever becomes of requests and answers, as long as a connection keeps its order."""

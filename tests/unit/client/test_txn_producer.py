@@ -3,6 +3,7 @@
 from itertools import product
 
 import pytest
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -452,7 +453,7 @@ class Naive:
                 self.machine = machine.ended(pair(42, self.epoch), version=2)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(quick=50, full=300))
 @given(MOVES)
 def test_whatever_happens_one_transaction_gets_one_decision(moves: list[tuple[Call | str, str]]) -> None:
     """[CLI-43, CLI-46] Against the plainest model: the set of decisions each transaction was ever sent."""

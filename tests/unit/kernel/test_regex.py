@@ -115,6 +115,7 @@ def test_what_takes_python_for_ever_takes_no_time(pattern: str) -> None:
     assert perf_counter() - began < 5
 
 
+@pytest.mark.slow
 def test_a_pattern_that_costs_too_much_ends() -> None:
     """Its sets of states are as many as the texts that end in 300 characters: none is met twice."""
     costly = Pattern("(a|b)*a(a|b){300}")

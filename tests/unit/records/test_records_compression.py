@@ -4,6 +4,7 @@ import tracemalloc
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 
 import cramjam
 import lz4.frame
@@ -152,19 +153,23 @@ def test_a_cut_batch_is_noticed_under_every_codec(codec: Codec) -> None:
             decode_records(seal(header, batch[61:-cut]))
 
 
+@cache
 def zeros_gzip() -> bytes:
     return zlib.compress(bytes(200 * MIB), 9, 31)
 
 
+@cache
 def zeros_lz4() -> bytes:
     frame = lz4.frame.LZ4FrameCompressor()
     return b"".join([frame.begin(), *(frame.compress(bytes(MIB)) for _ in range(200)), frame.flush()])
 
 
+@cache
 def zeros_snappy() -> bytes:
     return XERIAL + xerial_block(bytes(MIB)) * 200
 
 
+@cache
 def zeros_zstd() -> bytes:
     stream = zstandard.ZstdCompressor().compressobj()
     return b"".join([*(stream.compress(bytes(MIB)) for _ in range(200)), stream.flush()])
