@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 sys.path.insert(0, str(Path(__file__).parent / "support"))
 
-import servers  # noqa: E402  it is in that folder
+import servers
 
 # "quick" is for `make check`, "full" for `make test`: HYPOTHESIS_PROFILE chooses.
 _COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large]}
