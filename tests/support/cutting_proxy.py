@@ -31,7 +31,7 @@ class CuttingProxy:
         self._start(self._accept)
 
     def lose_answer(self, wanted: bytes | Wanted) -> None:
-        """Forward the next such request, wait until the server answers, and cut instead of passing that on."""
+        """Forward the next such request, wait until the server answers it, and then cut."""
         self._lose_answer = _matcher(wanted)
 
     def lose_request(self, wanted: bytes | Wanted) -> None:
