@@ -1,0 +1,166 @@
+"""One table of a configuration document: every value checked, every problem kept with its key's path. Pure.
+
+What nobody asked for is unknown, and `rest_is_unknown` says so with the nearest name that is known.
+"""
+
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from enum import StrEnum
+from typing import Final, TypeVar
+
+from tallystick.kernel.settings import BadConfig
+
+E = TypeVar("E", bound=StrEnum)
+
+_MISSING: Final = object()
+
+
+class Problems:
+    """What is wrong with one document; raised together."""
+
+    def __init__(self, source: str) -> None:
+        """Args: source: what the document is called in messages, its file."""
+        self._source = source
+        self._found: list[str] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._found)
+
+    def add(self, path: str, problem: str) -> None:
+        self._found.append(f"{self._source}: {path}: {problem}")
+
+    def check(self) -> None:
+        """Raises: BadConfig with all of them, one a line."""
+        if self._found:
+            raise BadConfig("\n".join(self._found))
+
+
+class Table:
+    """One table of the document, at `path`; the empty path is the document itself."""
+
+    def __init__(self, values: Mapping[str, object], path: str, problems: Problems) -> None:
+        self.path = path
+        self.problems = problems
+        self._values = values
+        self._asked: set[str] = set()
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._values
+
+    def at(self, key: str) -> str:
+        """The path of one of its keys, as TOML writes it; of the table itself for the empty key."""
+        if not key:
+            return self.path
+        shown = key if key.replace("_", "").replace("-", "").isalnum() else f'"{key}"'
+        return f"{self.path}.{shown}" if self.path else shown
+
+    def wrong(self, key: str, problem: str) -> None:
+        self.problems.add(self.at(key), problem)
+
+    def _take(self, key: str) -> object:
+        self._asked.add(key)
+        return self._values.get(key, _MISSING)
+
+    # ------------------------------------------------------------------------------ values
+
+    def text(self, key: str) -> str | None:
+        """A text that is not blank, or None where there is none."""
+        value = self._take(key)
+        if value is _MISSING:
+            return None
+        if not isinstance(value, str) or not value.strip():
+            self.wrong(key, f"{value!r} is not a text" if not isinstance(value, str) else "is empty")
+            return None
+        return value
+
+    def needed(self, key: str, what: str) -> str:
+        """A text that must be there; `what` says what it is. Empty after a problem."""
+        if key not in self._values:
+            self._asked.add(key)
+            self.wrong(key, f"is missing: {what}")
+            return ""
+        return self.text(key) or ""
+
+    def choice(self, key: str, kind: type[E], default: E) -> E:
+        """One word of an enumeration."""
+        value = self._take(key)
+        if value is _MISSING:
+            return default
+        if value not in list(kind):
+            self.wrong(key, f"{value!r} is not one of {', '.join(kind)}")
+            return default
+        return kind(str(value))
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        """A list of texts, none twice; a single text is a list of one."""
+        value = self._take(key)
+        if value is _MISSING:
+            return ()
+        found = [value] if isinstance(value, str) else value
+        if not isinstance(found, list) or not found or not all(isinstance(x, str) and x for x in found):
+            self.wrong(key, f"{value!r} is not a list of texts")
+            return ()
+        for twice in sorted({x for x in found if found.count(x) > 1}):
+            self.wrong(key, f"{twice!r} is there twice")
+        return tuple(found)
+
+    def settings(self, key: str) -> Mapping[str, str]:
+        """A table of settings as texts: `true` and 5 become "true" and "5"."""
+        value = self._take(key)
+        if value is _MISSING:
+            return {}
+        if not isinstance(value, Mapping):
+            self.wrong(key, f"{value!r} is not a table")
+            return {}
+        return dict(self._flat(value, self.at(key)))
+
+    def _flat(self, table: Mapping[str, object], path: str) -> Iterator[tuple[str, str]]:
+        """Dotted names come as tables in tables when they are written without quotes."""
+        for name, value in table.items():
+            match value:
+                case Mapping():
+                    yield from (
+                        (f"{name}.{rest}", text) for rest, text in self._flat(value, f"{path}.{name}")
+                    )
+                case bool():
+                    yield name, str(value).lower()
+                case str() | int() | float():
+                    yield name, str(value)
+                case _:
+                    self.problems.add(f"{path}.{name}", f"{value!r} is not a setting's value")
+
+    # ------------------------------------------------------------------------------ tables
+
+    def table(self, key: str) -> "Table | None":
+        value = self._take(key)
+        if value is _MISSING:
+            return None
+        if not isinstance(value, Mapping):
+            self.wrong(key, f"{value!r} is not a table")
+            return None
+        return Table(value, self.at(key), self.problems)
+
+    def named(self, key: str) -> "list[tuple[str, Table]]":
+        """The tables of a table by their names, in the order of the document."""
+        outer = self.table(key)
+        if outer is None:
+            return []
+        inner = ((name, outer.table(name)) for name in outer._values)
+        return [(name, table) for name, table in inner if table is not None]
+
+    def listed(self, key: str) -> "list[Table]":
+        """The tables of an array of tables."""
+        value = self._take(key)
+        if value is _MISSING:
+            return []
+        if not isinstance(value, list) or not all(isinstance(x, Mapping) for x in value):
+            self.wrong(key, f"is not an array of tables: write [[{self.at(key)}]]")
+            return []
+        return [Table(x, f"{self.at(key)}[{i}]", self.problems) for i, x in enumerate(value)]
+
+    def rest_is_unknown(self) -> None:
+        """Call when everything known has been asked for."""
+        for key in self._values:
+            if key not in self._asked:
+                near = get_close_matches(key, sorted(self._asked), n=1, cutoff=0.6)
+                self.wrong(key, "is unknown" + (f"; did you mean {near[0]}?" if near else ""))
