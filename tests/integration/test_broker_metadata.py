@@ -2,7 +2,6 @@
 
 import asyncio
 import sqlite3
-import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -10,15 +9,16 @@ from typing import TypeVar
 import pytest
 
 from tallystick.broker.config import BrokerConfig
-from tallystick.broker.metadata import MetadataStore, MetadataUnusable, ProducerIds, Topic, id_text, new_id
+from tallystick.broker.metadata import MetadataStore, MetadataUnusable, ProducerIds, Topic
 from tallystick.broker.topics import NewTopic, Topics
 from tallystick.broker.worker import Worker
+from tallystick.storage.log_dir import random_id
 
 T = TypeVar("T")
 
 
 def topic(name: str, **configs: str) -> Topic:
-    return Topic(name, new_id(), 3, configs)
+    return Topic(name, random_id(), 3, configs)
 
 
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:
@@ -89,11 +89,6 @@ def test_a_file_that_is_no_database_is_said_so(tmp_path: Path) -> None:
     (tmp_path / "m").write_bytes(b"not a database, by any means" * 100)
     with pytest.raises(MetadataUnusable):
         MetadataStore(tmp_path / "m", "c")
-
-
-def test_ids_are_written_as_kafka_writes_them() -> None:
-    assert id_text(uuid.UUID("00000000-0000-0001-0000-000000000002")) == "AAAAAAAAAAEAAAAAAAAAAg"
-    assert len(id_text(new_id())) == 22
 
 
 def test_the_image_changes_only_after_the_store(tmp_path: Path) -> None:

@@ -8,12 +8,13 @@ import pytest
 
 from tallystick.broker.config import BrokerConfig
 from tallystick.broker.files import DataDirectory
-from tallystick.broker.metadata import MetadataStore, Topic, new_id
+from tallystick.broker.metadata import MetadataStore, Topic
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import LeaderEpoch
 from tallystick.protocol.records import BatchMeta, Record, encode_batch
 from tallystick.storage import fs
 from tallystick.storage.log import Log
+from tallystick.storage.log_dir import random_id
 from tallystick.testing import FakeClock
 
 pytestmark = pytest.mark.server
@@ -38,7 +39,7 @@ async def start(path: Path, delay_ms: int) -> tuple[DataDirectory, MetadataStore
     config = BrokerConfig.parse({"log.segment.delete.delay.ms": str(delay_ms), "log.reserve.bytes": "0"})
     directory = DataDirectory(path, config, FakeClock(NOW), failed)
     store = directory.open()
-    topic = next(iter(store.topics()), None) or Topic("t", new_id(), 1, {"segment.bytes": "1048576"})
+    topic = next(iter(store.topics()), None) or Topic("t", random_id(), 1, {"segment.bytes": "1048576"})
     log = directory.open_partition(topic, 0, config.topic(topic.configs)).log
     if not store.topics():
         store.create_topics([topic])
@@ -97,7 +98,7 @@ def test_the_loop_waits_for_no_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     async def run() -> None:
         directory, store, _ = await start(tmp_path, 0)
-        topic = Topic("u", new_id(), 1, {})
+        topic = Topic("u", random_id(), 1, {})
         monkeypatch.setattr(fs.RealFileSystem, "sync_dir", noted)
         partition = await directory.make_partition(topic, 0, BrokerConfig.parse({}).topic({}))
         assert partition.log.log_end_offset == 0

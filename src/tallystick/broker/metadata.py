@@ -7,7 +7,6 @@ the metadata, which is what handlers read, only after the store has answered [ME
 Source: docs/adr/0051-metadata-in-sqlite.md.
 """
 
-import base64
 import sqlite3
 import uuid
 from collections.abc import Callable, Iterable, Mapping
@@ -55,19 +54,6 @@ class Topic:
     topic_id: uuid.UUID
     partitions: int
     configs: Mapping[str, str] = field(default_factory=dict)
-
-
-def new_id() -> uuid.UUID:
-    """A random id that is none of those Kafka keeps for itself and does not begin with a dash as text."""
-    while True:
-        made = uuid.uuid4()
-        if not id_text(made).startswith("-"):
-            return made
-
-
-def id_text(value: uuid.UUID) -> str:
-    """Kafka's text of an id: 22 characters of URL-safe base64."""
-    return base64.urlsafe_b64encode(value.bytes).rstrip(b"=").decode()
 
 
 def _nothing() -> None:

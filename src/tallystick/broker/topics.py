@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Final, Protocol
 
 from tallystick.broker.config import BrokerConfig
-from tallystick.broker.metadata import MetadataStore, Topic, new_id
+from tallystick.broker.metadata import MetadataStore, Topic
 from tallystick.broker.partition import Partition
 from tallystick.broker.topic_config import TopicConfig
 from tallystick.broker.worker import Worker
@@ -26,6 +26,7 @@ from tallystick.kernel.limits import TOPIC_NAME_LENGTH_MAX
 from tallystick.kernel.settings import BadConfig
 from tallystick.kernel.value import frozen
 from tallystick.storage.fs import is_full
+from tallystick.storage.log_dir import random_id
 from tallystick.storage.validation import LogConfig
 
 _log = logging.getLogger("tallystick.broker.topics")
@@ -210,7 +211,7 @@ class Topics:
                 if refused is not None:
                     return refused
                 configs = MappingProxyType(dict(wanted.configs))
-                topic = Topic(wanted.name, new_id(), wanted.partitions, configs)
+                topic = Topic(wanted.name, random_id(), wanted.partitions, configs)
                 await self._worker.run(lambda: self._store.create_topics([topic]))
                 self._begun[topic.name] = topic
             self._enter(topic, await self._open(topic, range(topic.partitions)))

@@ -81,6 +81,7 @@ def test_no_text_raises_anything_else(text: str) -> None:
 
 def test_partition_metadata_text() -> None:
     assert format_uuid(TOPIC_ID) == TOPIC_ID_TEXT
+    assert format_uuid(UUID("00000000-0000-0001-0000-000000000002")) == "AAAAAAAAAAEAAAAAAAAAAg"
     assert parse_uuid(TOPIC_ID_TEXT) == TOPIC_ID
     text = format_partition_metadata(TOPIC_ID)
     assert text == f"version: 0\ntopic_id: {TOPIC_ID_TEXT}"

@@ -47,6 +47,7 @@ from tallystick.broker.group.log_order import LogOrder
 from tallystick.broker.group.model import Group, GroupConfig, Now, Ticket
 from tallystick.broker.group.ports import OffsetsPartition, OffsetsTopic
 from tallystick.broker.group.table import GroupTable
+from tallystick.broker.refused_appends import answered
 from tallystick.kernel.clock import Clock
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
@@ -67,18 +68,6 @@ STOPPED: Final = Reject(ErrorCode.COORDINATOR_NOT_AVAILABLE, "the coordinator is
 LOADING: Final = Reject(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "__consumer_offsets is being read")
 LOST: Final = Reject(ErrorCode.NOT_COORDINATOR, "the partition of __consumer_offsets is offline")
 SLOW: Final = Reject(ErrorCode.COORDINATOR_NOT_AVAILABLE, "the offsets topic did not answer in time")
-
-# What a client can do about an append that was refused, as Kafka translates it: look for the
-# coordinator again and retry, or nothing.
-_REFUSED_AS: Final = {
-    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: ErrorCode.COORDINATOR_NOT_AVAILABLE,
-    ErrorCode.NOT_ENOUGH_REPLICAS: ErrorCode.COORDINATOR_NOT_AVAILABLE,
-    ErrorCode.REQUEST_TIMED_OUT: ErrorCode.COORDINATOR_NOT_AVAILABLE,
-    ErrorCode.NOT_LEADER_OR_FOLLOWER: ErrorCode.NOT_COORDINATOR,
-    ErrorCode.KAFKA_STORAGE_ERROR: ErrorCode.NOT_COORDINATOR,
-    ErrorCode.MESSAGE_TOO_LARGE: ErrorCode.UNKNOWN_SERVER_ERROR,
-    ErrorCode.RECORD_LIST_TOO_LARGE: ErrorCode.UNKNOWN_SERVER_ERROR,
-}
 
 
 AnswerFuture = asyncio.Future[Answer]
@@ -477,9 +466,9 @@ class GroupCoordinator:
             appended = self._append_in_turn(index, partition, batch, first.guard, finish)
         if not isinstance(appended, Reject):
             return appended[1]
-        code = _REFUSED_AS.get(appended.code, appended.code)
+        refused = answered(appended)
         for waiting, _ in part:
-            _answer(waiting.future, Reject(code, appended.reason))
+            _answer(waiting.future, refused)
         return None
 
     def _append_in_turn(

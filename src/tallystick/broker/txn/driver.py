@@ -22,6 +22,7 @@ from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import Final
 
+from tallystick.broker.refused_appends import answered
 from tallystick.broker.txn.apply import apply
 from tallystick.broker.txn.codec import decode_record, encode_batch_of, iter_stored, partition_of
 from tallystick.broker.txn.commands import (
@@ -65,19 +66,6 @@ LOST: Final = Reject(ErrorCode.NOT_COORDINATOR, "the partition of __transaction_
 SLOW: Final = Reject(ErrorCode.COORDINATOR_NOT_AVAILABLE, "__transaction_state did not answer in time")
 NO_TOPIC: Final = Reject(ErrorCode.COORDINATOR_NOT_AVAILABLE, "there is no __transaction_state")
 NO_PRODUCER_ID: Final = Reject(ErrorCode.COORDINATOR_NOT_AVAILABLE, "no producer id could be had")
-
-# What a client can do about an append that was refused: look for the coordinator again and retry, or nothing.
-# Source: TransactionStateManager.appendTransactionToLog.
-_REFUSED_AS: Final = {
-    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: ErrorCode.COORDINATOR_NOT_AVAILABLE,
-    ErrorCode.NOT_ENOUGH_REPLICAS: ErrorCode.COORDINATOR_NOT_AVAILABLE,
-    ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND: ErrorCode.COORDINATOR_NOT_AVAILABLE,
-    ErrorCode.REQUEST_TIMED_OUT: ErrorCode.COORDINATOR_NOT_AVAILABLE,
-    ErrorCode.NOT_LEADER_OR_FOLLOWER: ErrorCode.NOT_COORDINATOR,
-    ErrorCode.KAFKA_STORAGE_ERROR: ErrorCode.NOT_COORDINATOR,
-    ErrorCode.MESSAGE_TOO_LARGE: ErrorCode.UNKNOWN_SERVER_ERROR,
-    ErrorCode.RECORD_LIST_TOO_LARGE: ErrorCode.UNKNOWN_SERVER_ERROR,
-}
 
 
 AnswerFuture = asyncio.Future[Answer]
@@ -433,7 +421,7 @@ class TransactionCoordinator:
         except LogFull as exc:
             appended = Reject(ErrorCode.KAFKA_STORAGE_ERROR, str(exc))
         if isinstance(appended, Reject):
-            return Reject(_REFUSED_AS.get(appended.code, appended.code), appended.reason)
+            return answered(appended)
         return partition.durable(appended.last_offset) if step.needs_durable else None
 
     def _durable(
