@@ -217,11 +217,14 @@ class Cluster:
                 node_id, request, max_version=max_version, version=version, timeout_ms=timeout_ms, lane=lane
             )
         except ClientError as exc:
-            if exc.remedy is Remedy.REFRESH:
-                self.suspect(node_id)
+            self._suspect_after(exc, node_id)
             raise
         assert isinstance(found, answer)
         return found
+
+    def _suspect_after(self, failure: ClientError, node_id: int) -> None:
+        if failure.remedy is Remedy.REFRESH:
+            self.suspect(node_id)
 
     def suspect(self, node_id: int) -> None:
         """A broker did not answer: whatever it coordinated may have moved, and so may what it led."""
@@ -231,12 +234,16 @@ class Cluster:
 
     async def versions(self, node_id: int) -> BrokerVersions:
         """What a broker can do; connects if need be. Raises: Unreachable, TimedOut, Closed."""
-        link = self._link(node_id, "")
-        task = asyncio.get_running_loop().create_task(link.versions(), context=Context())
         try:
-            return await self._within(task, f"connect to {link.address}")
-        finally:
-            task.cancel()
+            link = self._link(node_id, "")
+            task = asyncio.get_running_loop().create_task(link.versions(), context=Context())
+            try:
+                return await self._within(task, f"connect to {link.address}")
+            finally:
+                task.cancel()
+        except ClientError as exc:
+            self._suspect_after(exc, node_id)
+            raise
 
     def feature(self, name: str) -> int:
         """The finalized level of a feature, the newest any broker told; 0 when it has none."""

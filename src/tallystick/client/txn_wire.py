@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from tallystick.client import txn_requests as requests
 from tallystick.client.cluster import Cluster
-from tallystick.client.errors import BrokerRefused, ClientError, refused
+from tallystick.client.errors import BrokerRefused, refused
 from tallystick.client.modes import EPOCH_BUMP_VERSION, KEEP_API_VERSION, Offer, Seen
 from tallystick.client.offsets import GroupMetadata, OffsetAndMetadata
 from tallystick.client.txn_producer import End
@@ -48,12 +48,7 @@ class TxnWire:
 
         async def attempt() -> Offer:
             node = await self._cluster.coordinator("transaction", self.transactional_id)
-            try:
-                versions = await self._cluster.versions(node)
-            except ClientError as exc:
-                if exc.remedy is Remedy.REFRESH:
-                    self._cluster.suspect(node)  # else it would be asked for ever
-                raise
+            versions = await self._cluster.versions(node)
             return Offer(
                 init_version=versions.highest(ApiKey.INIT_PRODUCER_ID) or 0,
                 transaction_version=self.transaction_version,

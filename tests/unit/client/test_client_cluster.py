@@ -454,6 +454,27 @@ def test_a_coordinator_that_does_not_answer_is_looked_up_again() -> None:
     run(story)
 
 
+def test_a_coordinator_that_is_gone_is_looked_up_again_after_its_versions_were_asked_for() -> None:
+    """Nothing was sent to it, and what was found before would lead there for ever."""
+
+    async def main() -> None:
+        async with ScriptedBroker(1) as first:
+            async with ScriptedBroker(2) as gone:
+                first.scripts[ApiKey.METADATA] = lambda _: first.metadata(gone)
+                first.scripts[ApiKey.FIND_COORDINATOR] = lambda seen: FindCoordinatorResponse(
+                    coordinators=(Coordinator(key="t", node_id=2, host="127.0.0.1", port=gone.port),)
+                )
+                cluster = Cluster(config(first))
+                assert await cluster.coordinator("transaction", "t") == 2
+            with pytest.raises((Unreachable, ConnectionLost)):
+                await cluster.versions(2)
+            first.scripts[ApiKey.FIND_COORDINATOR] = here(first)
+            assert await cluster.coordinator("transaction", "t") == 1
+            await cluster.close()
+
+    asyncio.run(main())
+
+
 def ending(cluster: Cluster) -> Callable[[], Awaitable[EndTxnResponse]]:
     async def attempt() -> EndTxnResponse:
         answer = await cluster.send(await cluster.coordinator("transaction", "t"), END, EndTxnResponse)
