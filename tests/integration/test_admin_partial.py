@@ -14,9 +14,11 @@ from tallystick.admin.hanging import Finding, Verdict
 from tallystick.admin.transactions import AbortSpec
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import INT32_MAX, TopicPartition
+from tallystick.kernel.value import replace
 from tallystick.protocol.apis import ApiKey
 from tallystick.protocol.messages import describe_producers as dp
-from tallystick.protocol.messages.list_transactions import ListTransactionsResponse
+from tallystick.protocol.messages.find_coordinator import Coordinator, FindCoordinatorResponse
+from tallystick.protocol.messages.list_transactions import ListTransactionsResponse, TransactionState
 from tallystick.protocol.messages.metadata import MetadataResponse, MetadataResponseBroker
 from tallystick.protocol.messages.write_txn_markers import (
     WritableTxnMarkerPartitionResult,
@@ -69,7 +71,11 @@ class Partition:
 
 
 def on(
-    partition: Partition, check: Callable[[Admin, ScriptedBroker], Awaitable[None]], *, dead: bool = False
+    partition: Partition,
+    check: Callable[[Admin, ScriptedBroker], Awaitable[None]],
+    *,
+    dead: bool = False,
+    timeout_ms: int = 60_000,
 ) -> None:
     async def main() -> None:
         broker = ScriptedBroker()
@@ -85,6 +91,8 @@ def on(
                 "reconnect.backoff.ms": 1,
                 "reconnect.backoff.max.ms": 1,
                 "retry.backoff.ms": 1,
+                "request.timeout.ms": timeout_ms,
+                "default.api.timeout.ms": timeout_ms,
             }
             async with Admin(config) as admin:
                 await check(admin, broker)
@@ -122,6 +130,45 @@ def test_a_broker_that_is_down_is_reported_and_makes_nothing_hang() -> None:
         assert (case.finding, case.verdict) == (Finding.UNSEEN, Verdict.UNKNOWN)
 
     on(Partition(), check, dead=True)
+
+
+def test_a_partition_without_a_leader_does_not_hide_what_hangs_elsewhere() -> None:
+    """[ADM-2] Nobody can be asked about t-1; t-0 is judged all the same, and t-1 reported."""
+
+    async def check(admin: Admin, broker: ScriptedBroker) -> None:
+        whole = broker.metadata(t=1)
+        (topic,) = whole.topics
+        (first,) = topic.partitions
+        lost = replace(first, partition_index=1, error_code=ErrorCode.LEADER_NOT_AVAILABLE, leader_id=-1)
+        broker.scripts[ApiKey.METADATA] = lambda _: replace(
+            whole, topics=(replace(topic, partitions=(first, lost)),)
+        )
+        report = await admin.find_hanging_transactions(topic="t", limit_ms=0)
+        assert [case.transaction.partition for case in report.hanging] == [AT]
+        assert set(report.failures) == {"t-1"}
+        assert not report.complete
+
+    on(Partition(), check, timeout_ms=500)
+
+
+def test_an_id_whose_coordinator_cannot_be_asked_is_reported() -> None:
+    """[ADM-2] It is listed as open, and nobody can say in which partitions: it may be this transaction."""
+
+    async def check(admin: Admin, broker: ScriptedBroker) -> None:
+        state = TransactionState(transactional_id="x", producer_id=7, transaction_state="Ongoing")
+        broker.scripts |= {
+            ApiKey.LIST_TRANSACTIONS: lambda _: ListTransactionsResponse(transaction_states=(state,)),
+            ApiKey.FIND_COORDINATOR: lambda _: FindCoordinatorResponse(
+                coordinators=(Coordinator(key="x", error_code=ErrorCode.COORDINATOR_NOT_AVAILABLE),)
+            ),
+        }
+        report = await admin.find_hanging_transactions(topic="t", limit_ms=0)
+        (case,) = report.cases
+        assert (case.finding, case.verdict) == (Finding.UNREADABLE, Verdict.UNKNOWN)
+        assert set(report.failures) == {"'x'"}
+        assert not report.complete
+
+    on(Partition(), check, timeout_ms=500)
 
 
 def test_where_nobody_checks_the_start_offset_the_partition_is_read_immediately_before() -> None:

@@ -80,6 +80,14 @@ class Asker:
         self.cluster = cluster
         self.deadline = deadline
 
+    def step(self) -> "Asker":
+        """For one of several questions: half of the time that is left, so that what cannot be asked at all
+        leaves some to the questions after it [ADM-2].
+        """
+        left_ms = self.deadline.left_ms(self.cluster.now_ms())
+        limit = f"half of what was left of {self.deadline.limit}"
+        return Asker(self.cluster, self.cluster.deadline(limit, left_ms // 2))
+
     async def brokers(self, wanted: Sequence[int] | None = None) -> tuple[int, ...]:
         """The ids of all brokers, or `wanted`. Raises: NotSupported where the cluster has no such broker."""
         image = await self.cluster.retrying("Metadata", "", self.cluster.refresh, self.deadline)

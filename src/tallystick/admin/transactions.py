@@ -59,7 +59,7 @@ LIMIT_MS: Final = 15 * 60_000
 class HangingReport:
     """Open transactions that are late, and what could not be asked [ADM-2].
 
-    `failures`: by partition or broker, as text. `complete`: every partition and every coordinator answered.
+    `failures`: by partition, broker or quoted transactional id, as text. `complete`: everybody answered.
     """
 
     cases: tuple[Case, ...]
@@ -219,7 +219,7 @@ class Transactions:
         self, asker: Asker, partitions: Collection[TopicPartition], broker: int | None
     ) -> tuple[Look, dict[str, ClientError]]:
         """Partitions first, then their coordinators: the proof of [ADM-1] rests on that order."""
-        producers = await _producers(asker, partitions, broker)
+        producers = await _producers(asker.step(), partitions, broker)
         failures = {str(at): failure for at, failure in producers.failures.items()}
         opened = tuple(
             one for at, states in producers.found.items() for state in states if (one := _opened(at, state))
@@ -228,10 +228,13 @@ class Transactions:
             return self._seen((), Answers({}, {}), Answers({}, {}), complete=True), failures
         leaders = await self._coordinators(asker)
         request = ListTransactionsRequest(producer_id_filters=tuple({o.writer.producer_id for o in opened}))
-        listed = await gather(await asker.brokers(), lambda node_id: _list_of(asker, node_id, request))
+        brokers, step = await asker.brokers(), asker.step()
+        listed = await gather(brokers, lambda node_id: _list_of(step, node_id, request))
         names = {one.transactional_id for each in listed.found.values() for one in each}
-        described = await gather(names, lambda name: _describe(asker, name))
+        step = asker.step()
+        described = await gather(names, lambda name: _describe(step, name))
         failures |= {f"broker {node_id}": failure for node_id, failure in listed.failures.items()}
+        failures |= {repr(name): why for name, why in described.failures.items() if not _is_forgotten(why)}
         settled = leaders == await self._coordinators(asker) and all(n in listed.found for n in leaders)
         return self._seen(opened, listed, described, complete=settled and listed.complete), failures
 
@@ -253,11 +256,7 @@ class Transactions:
             opened=opened,
             listed=by_producer,
             described=described.found,
-            forgotten=frozenset(
-                name
-                for name, failure in described.failures.items()
-                if isinstance(failure, BrokerRefused) and failure.code == ErrorCode.TRANSACTIONAL_ID_NOT_FOUND
-            ),
+            forgotten=frozenset(name for name, why in described.failures.items() if _is_forgotten(why)),
             complete=complete,
         )
 
@@ -445,6 +444,10 @@ async def _describe(asker: Asker, name: str) -> TransactionDescription:
         else _pair(found.superseded.producer_id, found.superseded.producer_epoch),
         forced_outcomes=tuple(_forced(each) for each in found.forced_outcomes),
     )
+
+
+def _is_forgotten(failure: ClientError) -> bool:
+    return isinstance(failure, BrokerRefused) and failure.code == ErrorCode.TRANSACTIONAL_ID_NOT_FOUND
 
 
 def _forced(each: dt.ForcedOutcome) -> ForcedOutcome:
