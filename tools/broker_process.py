@@ -39,7 +39,10 @@ def answers(port: int, timeout_s: float = 5.0) -> bool:
 
 
 def _tied(command: list[str]) -> list[str]:
-    """The command, so started that the kernel kills it when we are gone, however that came about."""
+    """The command, so started that the kernel kills it when we are gone, however that came about.
+
+    "We" is the thread that starts it (prctl(2), PR_SET_PDEATHSIG).
+    """
     return ["setpriv", "--pdeathsig", "KILL", *command] if shutil.which("setpriv") else command
 
 
@@ -87,7 +90,7 @@ class BrokerProcess:
         return self.wait_ready(wait_s)
 
     def launch(self) -> None:
-        """Start the process and do not wait."""
+        """Start the process and do not wait. It dies with the thread that calls this: no worker thread."""
         if self.running:
             raise BrokerFailed(f"{self.name} runs already")
         with self.log.open("ab") as log:

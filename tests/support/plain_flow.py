@@ -11,6 +11,7 @@ from tallystick.client.cluster import Cluster
 from tallystick.client.config import ProducerConfig
 from tallystick.client.errors import ClientError, refused
 from tallystick.client.transactions import TransactionManager
+from tallystick.kernel.clock import SystemClock
 from tallystick.kernel.ids import Identity, TopicPartition
 from tallystick.protocol.messages.produce import (
     PartitionProduceData,
@@ -80,9 +81,10 @@ class PlainProducer:
             base_sequence=self.flow.sequences.get(at, 0),
             transactional=True,
         )
-        data = PartitionProduceData(
-            index=at.partition, records=encode_batch([Record(0, 0, None, value.encode())], meta)
-        )
+        # A record of 1970 is older than any retention: Kafka rolls the segment behind it, and deletes it half a
+        # minute after its start.
+        record = Record(0, SystemClock().now_ms(), None, value.encode())
+        data = PartitionProduceData(index=at.partition, records=encode_batch([record], meta))
         request = ProduceRequest(
             transactional_id=self.txn.transactional_id,
             acks=-1,
