@@ -11,6 +11,8 @@ from typing import Any
 from crc32c import crc32c
 from wire_values import random_value
 
+from tallystick.client.reading import Fetched
+from tallystick.kernel.ids import TopicPartition
 from tallystick.protocol import DecodeError, decode, encode, hot, messages
 from tallystick.protocol.compile import _Cost
 from tallystick.protocol.frames import FrameReader
@@ -31,6 +33,7 @@ from tallystick.protocol.wire import Array, Scalar, all_messages, message_spec, 
 
 # Numbers that decide something somewhere: sizes, signs, nulls, the ends of varint lengths.
 SPECIAL = (0, 1, 2, 0x7F, 0x80, 0xFF, 0xFE)
+AT = TopicPartition("t", 0)
 SPECIAL_INT32 = tuple(struct.pack(">i", n) for n in (-(2**31), -2, -1, 0, 1, 2**16, 2**24, 2**31 - 1))
 
 
@@ -79,6 +82,16 @@ def record_targets() -> Iterator[Target]:
     seeds = tuple(encode_batch(records, BatchMeta(codec=codec)) for codec in Codec)
     yield Target("batch", lambda raw: check_batch(memoryview(raw)), seeds)
     yield from [Target("records", lambda raw: decode_records(with_crc(raw)), seeds)] * 30
+    yield from [Target("consumed", consumed, seeds)] * 30
+
+
+def consumed(raw: bytes) -> None:
+    """Read by the consumer as columns and as records, whichever codec does that: as many as there are."""
+    raw = with_crc(raw)
+    table = Fetched(AT, 0, raw, None).take_columns(1_000_000)
+    records = Fetched(AT, 0, raw, None).take(1_000_000)
+    if table is not None and table[0] != len(records):
+        raise AssertionError(f"{table[0]} rows, {len(records)} records")
 
 
 def with_crc(raw: bytes) -> bytes:

@@ -25,7 +25,7 @@ from contextlib import AbstractContextManager
 from itertools import count as tickets
 from typing import Final, cast
 
-from tallystick.client.batching import RECORD_OVERHEAD, Columns, Rows, Run, by_partition, cut, headers_size
+from tallystick.client.batching import RECORD_OVERHEAD, Columns, Rows, Run, cut, headers_size
 from tallystick.client.delivery import Delivery, DeliveryCallback, Outcome
 from tallystick.client.errors import ClientError, refused
 from tallystick.client.partitioner import next_partition, partition_of
@@ -274,27 +274,25 @@ class Accumulator:
             batch.outcome.watch(on_delivery, ticket)
         return Delivery(batch.outcome, ticket)
 
-    def extend(
-        self, topic: str, rows: Rows, keys: Sequence[bytes | None] | None, partition: int | None
-    ) -> Parts:
+    def extend(self, topic: str, rows: Rows, partition: int | None) -> Parts:
         """Take many records at once: the outcomes of the batches they went into, and which went there.
 
         Records without key stay together, in batches of one partition each; keyed ones keep their order
         within a partition.
 
         Args:
-            keys: those of `rows`, to choose partitions by; None when there are none.
+            partition: of all of them; None to choose by their keys.
         Raises: as `append`; then none is taken.
-        Cost: about 0.1 us a record without keys, 0.4 with.
+        Cost: 0.01 us an Arrow record without key, 0.1 one with; several times that without the extension.
         """
         queues = self._queues(topic)
         if self.buffered >= self.limits.buffer_bytes:
             raise NotNow(topic, full=True)
-        if keys is None or partition is not None:
+        if partition is not None or not rows.keyed:
             where = None if partition is None else self._queue(topic, None, partition).tp.partition
             groups = [(where, rows, cast(Sequence[int], range(rows.count)))]
         else:
-            places = by_partition(keys, len(queues.partitions))
+            places = rows.by_partition(len(queues.partitions))
             groups = [(p, rows.pick(of_p, keyed=p is not None), of_p) for p, of_p in places.items()]
         pieces = []
         for where, group, of_group in groups:

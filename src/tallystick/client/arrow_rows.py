@@ -1,10 +1,12 @@
-"""Records from Arrow arrays: a section is laid out by numpy and joined by Arrow; no record becomes an object.
+"""Records from Arrow arrays: no record becomes an object. Pure.
+
+The codec's extension writes a section from the arrays' buffers. Without it numpy lays it out and Arrow joins:
 
     size, attributes, time, offset, size of the key | key | size of the value | value | no headers
 
 The first and third piece of a record are varints. numpy computes those of all records at once and scatters
 their bytes into one buffer; Arrow's kernel then concatenates element by element. The data buffer of its
-result is the section, the same bytes as `encode_records` makes [CLI-26].
+result is the section. Either way it is the bytes that `encode_records` makes [CLI-26].
 
 numpy and pyarrow are loaded when somebody brings an Arrow array, and not before.
 
@@ -16,18 +18,31 @@ from types import ModuleType
 from typing import Final, Protocol, Self, cast
 
 from tallystick import _lazy
-from tallystick.client.batching import RECORD_OVERHEAD, Run
+from tallystick.client.batching import (
+    RECORD_OVERHEAD,
+    Columns,
+    Run,
+    by_partition,
+    headers_size,
+    part_of_runs,
+    picked_runs,
+    tails_of,
+)
+from tallystick.protocol.records import Headers, native
 
 # Where a varint gets another byte; a record's size is below 2^31.
 _STEPS: Final = (1 << 7, 1 << 14, 1 << 21, 1 << 28)
 _NULL: Final = 1  # zigzag of -1
+_INT16_MAX: Final = 2**15 - 1
 
 
 class Array(Protocol):
     """The little of an Arrow array that is used here. It may be chunked."""
 
     type: object
+    offset: int
 
+    def buffers(self) -> list[object]: ...
     def __len__(self) -> int: ...
     def cast(self, target_type: object) -> Self: ...
     def slice(self, offset: int, length: int) -> Self: ...
@@ -54,28 +69,71 @@ class Numbers(Protocol):
 
 
 class ArrowRows:
-    """Records as one or two arrays of `large_binary`, all with one timestamp and without headers."""
+    """Records as one or two arrays of `large_binary`, and what else there is of them in lists."""
 
-    __slots__ = ("_keys", "_values", "runs")
+    __slots__ = ("_keys", "_values", "headers", "runs")
 
-    def __init__(self, values: Array, keys: Array | None, runs: Sequence[Run]) -> None:
-        self._values, self._keys, self.runs = values, keys, runs
+    def __init__(
+        self,
+        values: Array,
+        keys: Array | None,
+        runs: Sequence[Run],
+        headers: Sequence[Headers] | None = None,
+    ) -> None:
+        self._values, self._keys, self.runs, self.headers = values, keys, runs, headers
 
     @classmethod
-    def of(cls, values: Array, keys: Array | None, runs: Sequence[Run]) -> "ArrowRows":
+    def of(
+        cls,
+        values: Array,
+        keys: Array | None,
+        runs: Sequence[Run],
+        headers: Sequence[Headers] | None = None,
+    ) -> "ArrowRows":
         """Arrays of any binary or string type, chunked or not. Raises: TypeError for other types."""
-        return cls(_plain(values), None if keys is None else _plain(keys), runs)
+        return cls(_plain(values), None if keys is None else _plain(keys), runs, headers)
 
     @property
     def count(self) -> int:
         return len(self._values)
 
     @property
-    def keys(self) -> list[bytes | None] | None:
-        """The keys, to choose partitions by."""
-        return None if self._keys is None else self._keys.to_pylist()
+    def keyed(self) -> bool:
+        return self._keys is not None
+
+    def by_partition(self, partitions: int) -> dict[int | None, Sequence[int]]:
+        keys = self._keys
+        if keys is None:
+            return {None: range(self.count)}
+        codec = native.codec
+        hashed = None if codec is None else codec.partitions(self.count, _buffers(keys), partitions)
+        if hashed is None:
+            return by_partition(keys.to_pylist(), partitions)
+        np = _lazy.load("numpy")
+        numbers = np.frombuffer(hashed, dtype=np.int32)
+        # The stable sort of small integers takes linear time.
+        order = np.argsort(numbers.astype(np.int16) if partitions <= _INT16_MAX else numbers, kind="stable")
+        found, begins = np.unique(numbers[order], return_index=True)
+        groups = zip(found.tolist(), np.split(order, begins[1:]), strict=True)
+        return {None if number < 0 else number: places.tolist() for number, places in groups}
 
     def section(self) -> bytes:
+        if native.codec is not None:
+            keys = None if self._keys is None else _buffers(self._keys)
+            tails = None if self.headers is None else tails_of(self.headers)
+            made = native.codec.encode(self.count, list(self.runs), _buffers(self._values), keys, tails)
+            if made is not None:
+                return made
+        if self.headers is not None or len(self.runs) > 1:
+            return self._listed().section()
+        return self._joined()
+
+    def _listed(self) -> Columns:
+        keys = None if self._keys is None else self._keys.to_pylist()
+        return Columns(values=self._values.to_pylist(), keys=keys, headers=self.headers, runs=self.runs)
+
+    def _joined(self) -> bytes:
+        """Of records without headers, all with one timestamp."""
         np, pc = _lazy.load("numpy"), _lazy.load("pyarrow.compute")
         offsets = np.arange(self.count, dtype=np.int64)
         values = _Column(self._values)
@@ -106,25 +164,48 @@ class ArrowRows:
 
     def upto(self) -> Sequence[int]:
         np = _lazy.load("numpy")
-        sizes = _Column(self._values).sizes + RECORD_OVERHEAD
+        sizes = _sizes(self._values) + RECORD_OVERHEAD
         if self._keys is not None:
-            sizes = sizes + _Column(self._keys).sizes
+            sizes = sizes + _sizes(self._keys)
+        if self.headers is not None:
+            sizes = sizes + np.fromiter(map(headers_size, self.headers), np.int64, self.count)
         return cast(Sequence[int], np.concatenate(([0], np.cumsum(sizes))))
 
     def part(self, begin: int, end: int) -> "ArrowRows":
         length = end - begin
-        keys = None if self._keys is None else self._keys.slice(begin, length)
-        return ArrowRows(self._values.slice(begin, length), keys, self.runs)
+        return ArrowRows(
+            self._values.slice(begin, length),
+            None if self._keys is None else self._keys.slice(begin, length),
+            part_of_runs(self.runs, begin, end),
+            None if self.headers is None else self.headers[begin:end],
+        )
 
     def pick(self, places: Sequence[int], *, keyed: bool) -> "ArrowRows":
         indices = _lazy.load("numpy").asarray(places)
-        keys = self._keys.take(indices) if keyed and self._keys is not None else None
-        return ArrowRows(self._values.take(indices), keys, self.runs)
+        return ArrowRows(
+            self._values.take(indices),
+            self._keys.take(indices) if keyed and self._keys is not None else None,
+            picked_runs(self.runs, places),
+            None if self.headers is None else [self.headers[place] for place in places],
+        )
 
 
 def is_arrow(column: object) -> bool:
     """Is it an array of pyarrow's?"""
     return type(column).__module__.partition(".")[0] == "pyarrow"
+
+
+def _buffers(array: Array) -> native.Texts:
+    """An array of `large_binary`, as the extension takes it."""
+    validity, offsets, data = array.buffers()
+    return validity, offsets, data, array.offset
+
+
+def _sizes(array: Array) -> Numbers:
+    """The sizes of its texts; 0 for null."""
+    np, pc = _lazy.load("numpy"), _lazy.load("pyarrow.compute")
+    lengths = pc.fill_null(pc.binary_length(array), 0)
+    return cast(Numbers, lengths.to_numpy(zero_copy_only=False).astype(np.int64))
 
 
 class _Column:

@@ -7,7 +7,8 @@ is filled by one call: for records without key and headers that is
 
 where the second column is a slice of a table, and the first and third are one constant, if all values have
 one size, or looked up by size. That is four pointers a record and no bytecode. Whatever is different goes
-through `encode_records`. The result is the same bytes [CLI-26].
+through `encode_records`. Where the codec's extension is, it does all of it. The result is the same bytes
+[CLI-26].
 
 From Arrow arrays: `arrow_rows.py`.
 
@@ -15,18 +16,17 @@ Source: the format is in protocol/records/record.py; docs/adr/0107.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, lru_cache
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Final, Protocol, cast
 
 from tallystick.client.partitioner import partition_of
-from tallystick.kernel.check import check
 from tallystick.kernel.ids import Identity
 from tallystick.kernel.value import frozen
-from tallystick.protocol.records import BatchHeader, Codec, Headers
+from tallystick.protocol.records import BatchHeader, Codec, Headers, native
 from tallystick.protocol.records.batch import MAGIC, TRANSACTIONAL_BIT
-from tallystick.protocol.records.record import Record, encode_records, encode_zigzag
+from tallystick.protocol.records.record import Record, encode_headers, encode_records, encode_zigzag
 from tallystick.protocol.records.section import seal
 
 # Attributes, deltas, lengths and the number of headers of one record, at their longest.
@@ -63,8 +63,17 @@ class Rows(Protocol):
         """The records from one place up to another."""
         ...
 
+    @property
+    def keyed(self) -> bool:
+        """Has any a key?"""
+        ...
+
+    def by_partition(self, partitions: int) -> "Mapping[int | None, Sequence[int]]":
+        """The places of the records of each partition; under None those without a key."""
+        ...
+
     def pick(self, places: Sequence[int], *, keyed: bool) -> "Rows":
-        """The records at these places, with their keys or without; only while all have one timestamp."""
+        """The records at these places, with their keys or without."""
         ...
 
 
@@ -82,11 +91,21 @@ class Columns:
         return len(self.values)
 
     def section(self) -> bytes:
+        section = self._section_natively()
+        if section is not None:
+            return section
         if self.keys is None and self.headers is None and None not in self.values:
             section = _values_alone(cast(Sequence[bytes], self.values), self.runs)
             if section is not None:
                 return section
         return encode_records(list(self.records()), 0, self.runs[0][1])
+
+    def _section_natively(self) -> bytes | None:
+        if native.codec is None:
+            return None
+        keys = None if self.keys is None else list(self.keys)
+        tails = None if self.headers is None else tails_of(self.headers)
+        return native.codec.encode(self.count, list(self.runs), list(self.values), keys, tails)
 
     def records(self) -> Iterator[Record]:
         """The records one by one, offsets from 0."""
@@ -112,14 +131,31 @@ class Columns:
             runs=part_of_runs(self.runs, begin, end),
         )
 
+    @property
+    def keyed(self) -> bool:
+        return self.keys is not None
+
+    def by_partition(self, partitions: int) -> "dict[int | None, Sequence[int]]":
+        return {None: range(self.count)} if self.keys is None else by_partition(self.keys, partitions)
+
     def pick(self, places: Sequence[int], *, keyed: bool) -> "Columns":
-        check(len(self.runs) == 1, "records are picked from what came at one time")
         return Columns(
             values=[self.values[place] for place in places],
             keys=[self.keys[place] for place in places] if keyed and self.keys is not None else None,
             headers=None if self.headers is None else [self.headers[place] for place in places],
-            runs=self.runs,
+            runs=picked_runs(self.runs, places),
         )
+
+
+def tails_of(headers: Sequence[Headers]) -> list[bytes | None]:
+    """How each record ends: its headers, encoded. Equal ones, which follow each other, only once."""
+    tails: list[bytes | None] = []
+    before, tail = headers[0], encode_headers(headers[0])
+    for own in headers:
+        if own is not before:
+            before, tail = own, encode_headers(own)
+        tails.append(tail)
+    return tails
 
 
 def headers_size(headers: Headers) -> int:
@@ -135,7 +171,21 @@ def time_at(runs: Sequence[Run], place: int) -> int:
 def part_of_runs(runs: Sequence[Run], begin: int, end: int) -> list[Run]:
     """The runs of the records from `begin` up to `end`."""
     first = bisect_right(runs, begin, key=_begin) - 1
-    return [(max(at - begin, 0), ms) for at, ms in runs[first:] if at < end]
+    last = bisect_right(runs, end - 1, key=_begin)
+    return [(max(at - begin, 0), ms) for at, ms in runs[first:last]]
+
+
+def picked_runs(runs: Sequence[Run], places: Sequence[int]) -> list[Run]:
+    """The runs of the records at these places."""
+    if len(runs) == 1:
+        return list(runs)
+    return runs_of([time_at(runs, place) for place in places])
+
+
+def runs_of(times: Sequence[int]) -> list[Run]:
+    """Runs of equal timestamps, of one for each record."""
+    before = chain((None,), times)
+    return [(place, ms) for place, (ms, last) in enumerate(zip(times, before, strict=False)) if ms != last]
 
 
 def _begin(run: Run) -> int:
@@ -158,13 +208,18 @@ def cut(rows: Rows, room: int) -> Iterator[tuple[Rows, int]]:
         begin = end
 
 
-def by_partition(keys: Sequence[bytes | None], partitions: int) -> dict[int | None, list[int]]:
+def by_partition(keys: Sequence[bytes | None], partitions: int) -> dict[int | None, Sequence[int]]:
     """The places of the records of each partition; under None those that have no key."""
     places: dict[int | None, list[int]] = {}
+    codec = native.codec
+    hashed = None if codec is None else codec.partitions(len(keys), list(keys), partitions)
+    if hashed is not None:
+        for place, number in enumerate(memoryview(hashed).cast("i")):
+            places.setdefault(number, []).append(place)
+        return {None if number == -1 else number: of for number, of in places.items()}
     for place, key in enumerate(keys):
-        where = None if key is None else partition_of(key, partitions)
-        places.setdefault(where, []).append(place)
-    return places
+        places.setdefault(None if key is None else partition_of(key, partitions), []).append(place)
+    return dict(places)
 
 
 # --------------------------------------------------------------------------------- sections

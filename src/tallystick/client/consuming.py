@@ -14,10 +14,11 @@ wait may be called by any task of the loop.
 import asyncio
 import logging
 import re
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Final, Protocol
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
-from tallystick.client.arrow import arrow_batch
+from tallystick.client.arrow import batch_of
 from tallystick.client.assignors import ASSIGNORS
 from tallystick.client.cluster import Cluster
 from tallystick.client.config import ConsumerConfig
@@ -51,6 +52,11 @@ if TYPE_CHECKING:
     from pyarrow import RecordBatch
 
 _log = logging.getLogger("tallystick.consumer")
+
+T = TypeVar("T")
+
+ARROW_ROWS: Final = 65_536
+"""The rows of an Arrow batch, unless said otherwise."""
 
 INTERNAL: Final = frozenset({"__consumer_offsets", "__transaction_state"})
 _RESETS: Final = {"earliest": Seeking.EARLIEST, "latest": Seeking.LATEST, "none": None}
@@ -191,6 +197,9 @@ class ConsumerEngine:
     async def poll(self, timeout_ms: int, most: int | None = None) -> list[ConsumerRecord]:
         """Records, as soon as there are any; none when `timeout_ms` has passed.
 
+        None, too, as soon as the position moved past markers and aborted records alone, as Kafka's consumer
+        does it: who reads up to an offset then sees that it is reached.
+
         Callbacks, and the commit before partitions are given up, are not cut short by the timeout. Other
         tasks of the loop have their turn in every call, heartbeats among them.
 
@@ -199,6 +208,21 @@ class ConsumerEngine:
         Raises: WokenUp; BrokerRefused (a grant is missing, a topic is invalid, this member was fenced),
             PositionUnknown, RecordUnreadable; Closed; whatever a callback raises.
         """
+        return await self._poll(
+            timeout_ms, partial(self._fetcher.take, most or self._config.max_poll_records)
+        )
+
+    async def poll_arrow(self, timeout_ms: int, most: int | None = None) -> "RecordBatch":
+        """`poll`, as an Arrow batch with the columns of `client.arrow`; it may have no rows.
+
+        Args:
+            most: rows to return; 65,536 unless given, for `max.poll.records` is a number of objects.
+        Raises: as `poll`, and NotSupported without pyarrow.
+        Cost: about 30 ns a record with the codec's extension, 1.1 us without.
+        """
+        return batch_of(await self._poll(timeout_ms, partial(self._fetcher.take_pieces, most or ARROW_ROWS)))
+
+    async def _poll(self, timeout_ms: int, take: Callable[[], list[T]]) -> list[T]:
         if not self._subscribed and not self._tracks.assigned:
             self._not_closing()
             raise IllegalState("poll: nothing is subscribed or assigned")
@@ -211,9 +235,9 @@ class ConsumerEngine:
             await self._take_part()
             self._auto_commit()
             self._locate()
-            records = self._fetcher.take(most or self._config.max_poll_records)
-            if records:
-                return records
+            taken = take()
+            if taken or self._fetcher.passed_hidden:
+                return taken
             left_ms = deadline.left_ms(self._cluster.now_ms())
             if not left_ms:
                 return []
@@ -222,13 +246,6 @@ class ConsumerEngine:
                     await self._news.wait()
             except TimeoutError:
                 pass
-
-    async def poll_arrow(self, timeout_ms: int, most: int | None = None) -> "RecordBatch":
-        """`poll`, as an Arrow batch with the columns of `client.arrow`; it may have no rows.
-
-        Raises: as `poll`, and NotSupported without pyarrow.
-        """
-        return arrow_batch(await self.poll(timeout_ms, most))
 
     def wakeup(self) -> None:
         """End the wait of `poll`, or of the next one, with WokenUp."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 from uuid import UUID
 
+from tallystick.client.arrow import Piece, take_piece
 from tallystick.client.cluster import Cluster
 from tallystick.client.config import ConsumerConfig
 from tallystick.client.consumer_errors import PositionUnknown, RecordUnreadable
@@ -71,6 +72,8 @@ class Fetcher:
         self._looked_for: set[str] = set()
         self._row: deque[_AtHand] = deque()
         self._errors: deque[tuple[TopicPartition, int, TallystickError]] = deque()
+        self.passed_hidden = False
+        """Did the last `take` move a position and find nothing that may be seen?"""
 
     def close(self) -> None:
         """Stop asking, forget what is at hand."""
@@ -88,8 +91,33 @@ class Fetcher:
             before an error are returned first.
         """
         records: list[ConsumerRecord] = []
+
+        def take_records(fetched: Fetched, room: int) -> int:
+            some = fetched.take(room)
+            records.extend(some)
+            return len(some)
+
+        self._take(most, take_records)
+        return records
+
+    def take_pieces(self, most: int) -> list[Piece]:
+        """As `take`, for an Arrow batch."""
+        pieces: list[Piece] = []
+
+        def take_rows(fetched: Fetched, room: int) -> int:
+            piece, rows = take_piece(fetched, room)
+            if rows:
+                pieces.append(piece)
+            return rows
+
+        self._take(most, take_rows)
+        return pieces
+
+    def _take(self, most: int, take: Callable[[Fetched, int], int]) -> None:
+        taken = 0
+        self.passed_hidden = False
         for _ in range(len(self._row)):
-            if len(records) >= most:
+            if taken >= most:
                 break
             at_hand = self._row[0]
             fetched, partition = at_hand.fetched, at_hand.fetched.partition
@@ -99,31 +127,30 @@ class Fetcher:
             elif track.paused:
                 self._row.rotate(-1)
             else:
-                failure = self._take_from(at_hand, records, most)
-                if failure is not None:
+                try:
+                    taken += take(fetched, most - taken)
+                except RecordsError as exc:
                     self._row.popleft()
-                    self._fail(partition, at_hand.serial, failure)
-                elif fetched.exhausted:
+                    at, where = fetched.position, (partition.topic, partition.partition)
+                    self._fail(partition, at_hand.serial, RecordUnreadable(*where, at, exc.reason))
+                    continue
+                self._advance(at_hand)
+                if fetched.exhausted:
                     self._row.popleft()
                     track.at_hand = False
         self.kick()
-        if not records:
+        self.passed_hidden = self.passed_hidden and not taken
+        if not taken:
             self._raise()
-        return records
 
-    def _take_from(
-        self, at_hand: _AtHand, records: list[ConsumerRecord], most: int
-    ) -> RecordUnreadable | None:
+    def _advance(self, at_hand: _AtHand) -> None:
+        """The position is behind what was taken."""
         fetched, partition = at_hand.fetched, at_hand.fetched.partition
-        try:
-            records += fetched.take(most - len(records))
-        except RecordsError as exc:
-            return RecordUnreadable(partition.topic, partition.partition, fetched.position, exc.reason)
         position = self._tracks[partition].position
+        self.passed_hidden |= position is not None and fetched.position > position.offset
         before = None if position is None else position.leader_epoch
         epoch = before if fetched.leader_epoch is None else fetched.leader_epoch
         self._tracks.advance(partition, at_hand.serial, Position(fetched.position, epoch))
-        return None
 
     def _fail(self, partition: TopicPartition, serial: int, error: TallystickError) -> None:
         """Not asked for again until the user has heard of it."""

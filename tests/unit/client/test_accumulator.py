@@ -194,7 +194,7 @@ def test_many_at_once_are_where_they_are_said_to_be() -> None:
     keys: list[bytes | None] = [b"%d" % (i % 11) if i % 3 else None for i in range(300)]
     contents: list[bytes | None] = [b"%d" % i for i in range(300)]
     rows = Columns(values=contents, keys=keys, runs=[(0, world.now_ms)])
-    delivery = BatchDelivery("t", world.accumulator.extend("t", rows, keys, None))
+    delivery = BatchDelivery("t", world.accumulator.extend("t", rows, None))
     batches = list(world.take_all())
     acknowledge(batches)
     log = {

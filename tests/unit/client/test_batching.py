@@ -1,11 +1,14 @@
 """Sections built by column are those built record by record [CLI-26]."""
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tallystick.client.batching import Columns, Run, Signature, cut, part_of_runs, sealed, time_at
 from tallystick.kernel.ids import Identity, ProducerEpoch, ProducerId
 from tallystick.protocol.records import BatchMeta, Codec, Headers, compress, encode_batch
+
+pytestmark = pytest.mark.usefixtures("either_codec")
 
 HEADERS = st.lists(st.tuples(st.text(max_size=5), st.none() | st.binary(max_size=9)), max_size=3).map(tuple)
 TIMES = st.integers(1_700_000_000_000, 1_700_000_000_050) | st.integers(0, 2**45)

@@ -114,7 +114,7 @@ class Producer:
     ) -> BatchDelivery:
         """Take many records at once."""
         rows = columns(values, keys, timestamp_ms, headers)
-        take = partial(self.extend, topic, rows, rows.keys, partition)
+        take = partial(self.extend, topic, rows, partition)
         return BatchDelivery(topic, await self._when_admitted(topic, take))
 
     async def _when_admitted(self, topic: str, take: Callable[[], T]) -> T:

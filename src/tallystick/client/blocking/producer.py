@@ -133,7 +133,7 @@ class Producer:
         Cost: about 0.1 us a record without keys, 0.4 with.
         """
         rows = aio.columns(values, keys, timestamp_ms, headers)
-        take = partial(self._extend, topic, rows, rows.keys, partition)
+        take = partial(self._extend, topic, rows, partition)
         return BatchDelivery(topic, self._when_admitted(topic, take, "send_batch"))
 
     def flush(self, timeout_s: float | None = None) -> None:

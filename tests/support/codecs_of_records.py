@@ -1,0 +1,18 @@
+"""Choose which half of the record codec is used: the compiled one, or Python."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tallystick.protocol.records import native
+
+EXTENSION = native.codec
+
+
+@contextmanager
+def codec(chosen: native.Extension | None) -> Iterator[None]:
+    """Use the extension, or None for Python, for a while."""
+    before, native.codec = native.codec, chosen
+    try:
+        yield
+    finally:
+        native.codec = before
