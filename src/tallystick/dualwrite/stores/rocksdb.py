@@ -1,0 +1,182 @@
+"""RocksDB through rocksdict: the rows are a column family, and a transaction is one synced WriteBatch.
+
+What fences: RocksDB's own lock lets one process open a database, and a kill -9 gives it back; so a process
+that stalled keeps everybody out, and one that is gone commits nothing. Within the process the owner of the
+row is compared and the batch written under one lock of the database, which a claim takes, too [DW-2].
+
+The family has the raw mode of the database it is in. Source: KIP-939 "Normal processing recipe", which has
+the state in the database of the application; rocksdict `Rdict.write`, `WriteOptions.sync`.
+"""
+
+import secrets
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from tallystick.dualwrite.errors import BadStore, CommitUnknown, Fenced, NotYours
+from tallystick.dualwrite.model import TABLE, StoredState, from_bytes, to_bytes
+
+try:
+    from rocksdict import ColumnFamily, DbClosedError, Options, Rdict, WriteBatch, WriteOptions
+except ImportError as exc:
+    raise ImportError("the store in RocksDB needs rocksdict: pip install 'tallystick[rocksdb]'") from exc
+
+# Several stores may share a database, and RocksDB lets a process open it once: its path names it.
+_LOCKS: Final[dict[Path, threading.Lock]] = {}
+_LOCKS_GUARD: Final = threading.Lock()
+
+
+def _synced() -> WriteOptions:
+    """A commit is on the disk before it is acknowledged, whatever the database's own options say."""
+    options = WriteOptions()
+    options.sync = True
+    return options
+
+
+class RocksTransaction:
+    """A WriteBatch that the store writes. Reads do not see it: RocksDB's batches are not indexed."""
+
+    def __init__(self, store: "RocksStore") -> None:
+        self._store = store
+        self._rows: list[StoredState] = []
+        self._ended = False
+        self.batch = WriteBatch(raw_mode=store.raw_mode)
+        """Put and delete here; of other families, with the handle of the family."""
+
+    @property
+    def handle(self) -> WriteBatch:
+        return self.batch
+
+    def record(self, row: StoredState) -> None:
+        """Add the row to the batch; its owner is compared here, and once more when the batch is written."""
+        self._check_open()
+        self._store.check_owner(row)
+        self._rows.append(row)
+
+    def commit(self) -> None:
+        """Write the batch, synced. Raises: Fenced, CommitUnknown."""
+        self._check_open()
+        self._ended = True
+        self._store.write(self.batch, self._rows)
+
+    def rollback(self) -> None:
+        """Forget the batch."""
+        self._ended = True
+
+    def _check_open(self) -> None:
+        if self._ended:
+            raise NotYours("this transaction has ended")
+        try:
+            self.batch.len()
+        except Exception as exc:  # rocksdict has no class of its own for a batch that was written
+            raise NotYours("the batch was written by somebody else; the writer does that") from exc
+
+
+class RocksStore:
+    """The rows of an open database. It stays open; who opened it closes it, after this store."""
+
+    def __init__(self, database: Rdict) -> None:
+        """`database`: opened for reading and writing, with all its column families, as rocksdict does."""
+        self.database = database
+        self.raw_mode = _raw_mode(database)
+        self._family: tuple[Rdict, ColumnFamily] | None = None
+        with _LOCKS_GUARD:
+            self._lock = _LOCKS.setdefault(Path(database.path()).resolve(), threading.Lock())
+
+    def create(self) -> None:
+        """Make the family `kafka_transaction_state` if it is not there, and read what it holds."""
+        with self._lock:
+            if TABLE not in Rdict.list_cf(self.database.path()):
+                self.database.create_column_family(TABLE, Options(raw_mode=self.raw_mode)).close()
+        for transactional_id in self.transactional_ids():
+            self.read_state(transactional_id)
+
+    def claim(self, transactional_id: str) -> StoredState:
+        """Take the row over; a batch that is being written is waited for."""
+        owner = secrets.token_hex(16)
+        with self._lock:
+            row = self.read_state(transactional_id)
+            row = row.owned_by(owner) if row else StoredState(transactional_id=transactional_id, owner=owner)
+            batch = WriteBatch(raw_mode=self.raw_mode)
+            self._put(batch, row)
+            self._write(batch)
+        return row
+
+    def begin(self) -> RocksTransaction:
+        """A new batch."""
+        return RocksTransaction(self)
+
+    def read_state(self, transactional_id: str) -> StoredState | None:
+        """The row as it is written."""
+        rows, _ = self._families()
+        data = rows.get(self._key(transactional_id))
+        if data is None:
+            return None
+        return from_bytes(transactional_id, data)
+
+    def transactional_ids(self) -> Iterable[str]:
+        """Every id that has a row, in order."""
+        rows, _ = self._families()
+        return sorted(key.decode() if isinstance(key, bytes) else str(key) for key in rows.keys())  # noqa: SIM118
+
+    def close(self) -> None:
+        """Let go of the family, so that the database can be closed."""
+        if self._family is not None:
+            self._family[0].close()
+            self._family = None
+
+    def check_owner(self, row: StoredState) -> None:
+        """Raises: Fenced if the row is another's, or gone."""
+        now = self.read_state(row.transactional_id)
+        if now is None or now.owner != row.owner:
+            raise Fenced(row.transactional_id, row.owner, now.owner if now else "")
+
+    def write(self, batch: WriteBatch, rows: Iterable[StoredState]) -> None:
+        """Write a batch and the rows, if every row has its owner still [DW-2]."""
+        with self._lock:
+            for row in rows:
+                self.check_owner(row)
+                self._put(batch, row)
+            self._write(batch)
+
+    def _put(self, batch: WriteBatch, row: StoredState) -> None:
+        _, family = self._families()
+        batch.put(self._key(row.transactional_id), to_bytes(row), family)
+
+    def _write(self, batch: WriteBatch) -> None:
+        try:
+            self.database.write(batch, _synced())
+        except DbClosedError:
+            raise
+        except Exception as exc:
+            # A log that could not be synced may still hold the batch when the database is opened again.
+            raise CommitUnknown(f"RocksDB could not write the batch: {exc}") from exc
+
+    def _key(self, transactional_id: str) -> str | bytes:
+        return transactional_id.encode() if self.raw_mode else transactional_id
+
+    def _families(self) -> tuple[Rdict, ColumnFamily]:
+        if self._family is None:
+            try:
+                handle = self.database.get_column_family_handle(TABLE)
+                self._family = self.database.get_column_family(TABLE), handle
+            except DbClosedError:
+                raise
+            except Exception as exc:  # rocksdict has no class of its own for a family that is missing
+                raise BadStore(
+                    f"{self.database.path()}: no column family {TABLE}; create() makes it"
+                ) from exc
+        return self._family
+
+
+def _raw_mode(database: Rdict) -> bool:
+    """rocksdict does not tell, but takes no batch of the other mode."""
+    try:
+        database.write(WriteBatch(raw_mode=False))
+    except DbClosedError:
+        raise
+    except Exception:
+        database.write(WriteBatch(raw_mode=True))
+        return True
+    return False
