@@ -301,6 +301,19 @@ async def test_who_gave_up_waiting_for_markers_is_not_kept() -> None:
 
 
 @on_a_loop
+async def test_who_gave_up_waiting_for_the_disk_is_not_kept() -> None:
+    async with World() as world:
+        who = await world.begin()
+        world.log.hold()
+        world.ask(add(who, P1))
+        for _ in range(3):
+            world.ask(add(who, P1))
+            await world.pass_time(world.settings.answer_timeout_ms)
+        assert len(world.coordinator._lanes[T].queue) == 1
+        world.log.sync()
+
+
+@on_a_loop
 async def test_an_older_pair_does_not_wait_for_markers() -> None:
     async with World() as world:
         who = await world.begin()
@@ -439,8 +452,27 @@ async def test_without_producer_ids_a_client_is_told_to_ask_again() -> None:
 
 
 @on_a_loop
+async def test_without_producer_ids_whatever_needs_none_is_decided() -> None:
+    """[TXN-14] A prepared transaction can be committed although the metadata store hands out no more ids."""
+    async with World() as world:
+        who = await world.begin()
+        world.no_ids = OSError("disk full")
+        names = [TransactionalId(f"id-{number}") for number in range(SPARES + 1)]
+        answers = [await world.ask(InitProducerId(timeout_ms=1000), name) for name in names]
+        assert answers[-1] == NO_PRODUCER_ID
+        given = [answer.client.producer_id for answer in answers if isinstance(answer, Initialised)]
+        ended = await world.ask(commit(who))
+        assert isinstance(ended, Ended)
+        assert ended.client.producer_id == who.producer_id
+        world.no_ids = None
+        later = await world.ask(InitProducerId(timeout_ms=1000), names[-1])
+        assert isinstance(later, Initialised)
+        assert later.client.producer_id not in {who.producer_id, *given}
+
+
+@on_a_loop
 async def test_a_full_disk_uses_up_no_producer_ids() -> None:
-    """Without any at hand nothing can be decided, and a prepared transaction must be, on a full disk, too."""
+    """An end may need one, and has to be possible on a full disk, too: what was refused gives its id back."""
     async with World() as world:
         who = await world.begin()
         world.no_ids, world.log.refusal = OSError("disk full"), FULL

@@ -45,7 +45,7 @@ from tallystick.broker.txn.sweeping import Sweeps
 from tallystick.kernel.clock import Clock
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
-from tallystick.kernel.ids import Identity, ProducerId, TransactionalId
+from tallystick.kernel.ids import INT64_MAX, Identity, ProducerId, TransactionalId
 from tallystick.kernel.value import replace
 from tallystick.storage.fs import LogFull
 from tallystick.storage.producers import AppendOrigin
@@ -59,6 +59,8 @@ REPLAYED_PER_SLICE: Final = 64
 LOADING_MS: Final = 100
 # Producer ids at hand, for decisions that cannot wait for one.
 SPARES: Final = 16
+# What is decided with while there is none. No block of ids has it; a Step that takes it waits for another.
+_NO_SPARE: Final = ProducerId(INT64_MAX)
 
 STOPPED: Final = Reject(ErrorCode.COORDINATOR_NOT_AVAILABLE, "the coordinator is stopping")
 LOADING: Final = Reject(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "__transaction_state is being read")
@@ -342,19 +344,12 @@ class TransactionCoordinator:
             case WhilePending.PASS:
                 self._run(transactional_id, (asked,))
             case WhilePending.WAIT | WhilePending.MERGE:
-                lane.queue.append(asked)
-                self._bound(asked)
+                self._queue(lane.queue, asked)
 
     def _run(self, transactional_id: TransactionalId, group: Sequence[_Asked]) -> None:
         """One decision, guarded: a broken invariant ends the shard it was found in, and nothing else."""
         if self._lost and self.partition_of(transactional_id) in self._lost:
             _answer_all(group, LOST)  # it waited for something else while the partition was lost
-            return
-        if not self._spares:
-            for asked in group:
-                self._bound(asked)
-            self._starving.append((transactional_id, group))
-            self._restock()
             return
         try:
             self._decide(transactional_id, group)
@@ -371,9 +366,14 @@ class TransactionCoordinator:
             self._refuse(transactional_id, group, step)
             return
         if step.used_spare:
-            self._spares.popleft()
             if len(self._spares) <= SPARES // 2:
                 self._restock()
+            if not self._spares:
+                for asked in group:
+                    self._bound(asked)
+                self._starving.append((transactional_id, group))
+                return
+            self._spares.popleft()
         pending = self._append(transactional_id, step, env) if step.append else None
         if isinstance(pending, Reject):
             if step.used_spare:
@@ -392,7 +392,7 @@ class TransactionCoordinator:
             transactional_id=transactional_id,
             config=self._settings().config,
             now_ms=self._clock.now_ms(),
-            spare_id=self._spares[0],
+            spare_id=self._spares[0] if self._spares else _NO_SPARE,
         )
 
     def _refuse(self, transactional_id: TransactionalId, group: Sequence[_Asked], why: Reject) -> None:
@@ -401,11 +401,15 @@ class TransactionCoordinator:
             _answer_all(group, why)
             return
         held = self._held.setdefault(transactional_id, deque())
-        while held and held[0].future.done():
-            held.popleft()  # its time came; markers may be on their way for long
         for asked in group:
-            held.append(asked)
-            self._bound(asked)
+            self._queue(held, asked)
+
+    def _queue(self, waiting: deque[_Asked], asked: _Asked) -> None:
+        """Have it wait, bounded in time; whose time came leaves, however long the disk or markers take."""
+        while waiting and waiting[0].future.done():
+            waiting.popleft()
+        waiting.append(asked)
+        self._bound(asked)
 
     def _append(
         self, transactional_id: TransactionalId, step: Step, env: Env
