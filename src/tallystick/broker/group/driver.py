@@ -353,6 +353,8 @@ class GroupCoordinator:
         if lane is None:
             self._run(group_id, waiting)
         else:
+            while lane.queue and lane.queue[0].future.done():
+                lane.queue.popleft()  # its time came; the disk may hang for long
             lane.queue.append(waiting)
         return future
 
@@ -361,14 +363,18 @@ class GroupCoordinator:
 
         A commit takes along the commits that queue right behind it.
         """
+        if self._lost and self.partition_of(group_id) in self._lost:
+            _answer(waiting.future, LOST)  # it waited for something else while the partition was lost
+            return
+        commits = _commits(waiting, queue) if queue and group_id in self._groups else [waiting]
         try:
-            commits = _commits(waiting, queue) if queue and group_id in self._groups else [waiting]
             if len(commits) > 1:
                 self._decide_commits(group_id, commits)
             else:
                 self._decide(group_id, waiting)
         except Exception as exc:
-            _answer(waiting.future, LOST)
+            for commit in commits:
+                _answer(commit.future, LOST)
             self._report_loss(self.partition_of(group_id), exc)
 
     def _decide(self, group_id: GroupId, waiting: _Waiting) -> None:
