@@ -14,13 +14,13 @@ what the machine says now, run `make scripts-rewrite` (TALLYSTICK_REWRITE_SCRIPT
 """
 
 import os
-import re
 import struct
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
+from transcripts import Runner, rewritten
 
 from tallystick.broker.group.codec import decode_batches
 from tallystick.broker.group.commands import (
@@ -322,44 +322,21 @@ class Script:
                 return " ".join(f"{p}:{code.name}" for p, code in refused.items()) or "ok"
 
 
-def blocks(text: str) -> list[tuple[list[str], list[str]]]:
-    """(comment and command lines, transcript lines) of each block."""
-    found = []
-    for block in re.split(r"\n\n+", text.strip()):
-        above, dashes, below = block.partition("\n----")
-        found.append((above.splitlines(), below.strip("\n").splitlines() if dashes else []))
-    return found
+def runner(settings: Mapping[str, str]) -> Runner:
+    script = Script(replace(GroupConfig(), **{name: int(value) for name, value in settings.items()}))
 
-
-def settings(lines: list[str]) -> dict[str, Any]:
-    words = [word for line in lines if line.startswith("config ") for word in line.split()[1:]]
-    return {name: int(value) for name, value in (word.split("=") for word in words)}
-
-
-def rewritten(text: str) -> str:
-    """The script with the transcript the machine gives now."""
-    parsed = blocks(text)
-    script = Script(replace(GroupConfig(), **settings([line for above, _ in parsed for line in above])))
-    out = []
-    for above, _ in parsed:
-        commands = [line for line in above if line and not line.startswith(("#", "config "))]
-        if not commands:
-            out.append("\n".join(above))
-            continue
+    def run(command: str) -> list[str]:
         script.lines = []
-        lines: list[str] = []
-        for command in " ; ".join(commands).split(" ; "):
-            script.lines = []
-            script.run(command)
-            lines += script.lines
-        out.append("\n".join([*above, "----", *lines]))
-    return "\n\n".join(out) + "\n"
+        script.run(command)
+        return script.lines
+
+    return run
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
 def test_transcript(path: Path) -> None:
     text = path.read_text()
-    now = rewritten(text)
+    now = rewritten(text, runner)
     if os.environ.get("TALLYSTICK_REWRITE_SCRIPTS"):
         path.write_text(now)
     else:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from txn_words import ident
 
 from tallystick.broker.txn import codec
 from tallystick.broker.txn.codec import (
@@ -65,10 +66,6 @@ MAX = INT16_MAX
 
 T = TransactionalId("pay-7")
 ORDERS_0, ORDERS_3 = TopicPartition("orders", 0), TopicPartition("orders", 3)
-
-
-def ident(producer_id: int, epoch: int) -> Identity:
-    return Identity(ProducerId(producer_id), ProducerEpoch(epoch))
 
 
 def at(ms: int) -> TimestampMs:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 
 import pytest
+from txn_words import ident
 
 from tallystick.broker.comparing import UncleanStart
 from tallystick.broker.txn.codec import decode_batches
@@ -50,7 +51,6 @@ from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import (
     Identity,
     Offset,
-    ProducerEpoch,
     ProducerId,
     TimestampMs,
     TopicPartition,
@@ -64,10 +64,6 @@ A, B = TopicPartition("a", 0), TopicPartition("b", 0)
 COMMIT, ABORT = Outcome.COMMIT, Outcome.ABORT
 NOW = TimestampMs(START_MS)
 END = Offset(5)
-
-
-def ident(producer_id: int, epoch: int) -> Identity:
-    return Identity(ProducerId(producer_id), ProducerEpoch(epoch))
 
 
 # ---- every combination of little
