@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Iterator
 
 import pytest
-from plain_flow import producer
+from plain_flow import PlainProducer, producer
 from raw_producer import committed_values, make_topic
 
 from tallystick.client.errors import (
@@ -51,6 +51,21 @@ def in_mode(mode: Mode) -> dict[str, object]:
     return dict(MODES[mode])
 
 
+async def write(client: PlainProducer, name: str, value: str) -> None:
+    """One transaction of one record."""
+    await client.txn.begin()
+    await client.send(name, value)
+    await client.txn.commit()
+
+
+async def prepared(client: PlainProducer, name: str) -> PreparedTxnState:
+    """A new incarnation's first transaction, with the record "a", up to the other system's decision."""
+    await client.txn.init()
+    await client.txn.begin()
+    await client.send(name, "a")
+    return await client.txn.prepare()
+
+
 @pytest.mark.parametrize("mode", list(Mode))
 def test_prepare_commit_and_the_next_transaction(broker: EmbeddedBroker, name: str, mode: Mode) -> None:
     async def run() -> None:
@@ -79,10 +94,7 @@ def test_a_crash_after_prepare_ends_as_the_other_system_decided(
 ) -> None:
     async def run() -> None:
         async with producer(broker.bootstrap_servers, name, in_mode(mode)) as one:
-            await one.txn.init()
-            await one.txn.begin()
-            await one.send(name, "a")
-            token = await one.txn.prepare()
+            token = await prepared(one, name)
         known = {"this": token, "none": PreparedTxnState(), "another": PreparedTxnState("1:1")}[stored]
         for expected in (State.PREPARED, None):
             async with producer(broker.bootstrap_servers, name, in_mode(mode)) as two:
@@ -98,9 +110,7 @@ def test_a_crash_after_prepare_ends_as_the_other_system_decided(
         async with producer(broker.bootstrap_servers, name, in_mode(mode)) as three:
             await three.txn.init(keep_prepared_txn=True)
             await three.txn.complete(known)
-            await three.txn.begin()
-            await three.send(name, "b")
-            await three.txn.commit()
+            await write(three, name, "b")
 
     asyncio.run(run())
     eventually(lambda: committed_values(broker, name, 0) == (["a", "b"] if stored == "this" else ["b"]))
@@ -115,9 +125,7 @@ def test_an_empty_prepared_transaction(broker: EmbeddedBroker, name: str, mode: 
             token = await one.txn.prepare()
             assert str(token) == ""
             await one.txn.complete(token)
-            await one.txn.begin()
-            await one.send(name, "a")
-            await one.txn.commit()
+            await write(one, name, "a")
 
     asyncio.run(run())
     eventually(lambda: committed_values(broker, name, 0) == ["a"])
@@ -126,17 +134,12 @@ def test_an_empty_prepared_transaction(broker: EmbeddedBroker, name: str, mode: 
 def test_init_without_keep_aborts_what_was_prepared(broker: EmbeddedBroker, name: str) -> None:
     async def run() -> None:
         async with producer(broker.bootstrap_servers, name, TWO_PHASE) as one:
-            await one.txn.init()
-            await one.txn.begin()
-            await one.send(name, "a")
-            token = await one.txn.prepare()
+            token = await prepared(one, name)
             async with producer(broker.bootstrap_servers, name, TWO_PHASE) as two:
                 await two.txn.init()
                 with pytest.raises(InvalidTxnState):
                     await two.txn.complete(token)
-                await two.txn.begin()
-                await two.send(name, "b")
-                await two.txn.commit()
+                await write(two, name, "b")
                 with pytest.raises((Fenced, DecisionExpired)):
                     await one.txn.commit()
 
@@ -147,10 +150,7 @@ def test_init_without_keep_aborts_what_was_prepared(broker: EmbeddedBroker, name
 def test_the_earlier_client_is_fenced_by_recovery(broker: EmbeddedBroker, name: str) -> None:
     async def run() -> None:
         async with producer(broker.bootstrap_servers, name, TWO_PHASE) as one:
-            await one.txn.init()
-            await one.txn.begin()
-            await one.send(name, "a")
-            token = await one.txn.prepare()
+            token = await prepared(one, name)
             async with producer(broker.bootstrap_servers, name, TWO_PHASE) as two:
                 await two.txn.init(keep_prepared_txn=True)
                 with pytest.raises(Fenced):
@@ -167,10 +167,7 @@ def test_a_decision_after_the_cluster_ended_it_is_its_own_error(broker: Embedded
 
     async def run() -> None:
         async with producer(broker.bootstrap_servers, name, TWO_PHASE) as one:
-            await one.txn.init()
-            await one.txn.begin()
-            await one.send(name, "a")
-            token = await one.txn.prepare()
+            token = await prepared(one, name)
         async with producer(broker.bootstrap_servers, name) as plain:  # somebody without a mode
             await plain.txn.init()
         for mode in Mode:
@@ -211,9 +208,7 @@ def test_what_failed_is_aborted_and_not_committed(broker: EmbeddedBroker, name: 
             with pytest.raises(AbortRequired):
                 await one.txn.commit()
             await one.txn.abort()
-            await one.txn.begin()
-            await one.send(name, "b")
-            await one.txn.commit()
+            await write(one, name, "b")
 
     asyncio.run(run())
     eventually(lambda: committed_values(broker, name, 0) == ["b"])
