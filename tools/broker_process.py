@@ -12,20 +12,28 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
+from random import randrange
 from types import TracebackType
 from typing import Self
 
 # ApiVersions v0, correlation id 0, no client id: every broker answers it, as soon as it serves at all.
 _PING = struct.pack(">ihhih", 10, 18, 0, 0, -1)
 _POLL_S = 0.002
+# Below what Linux (32768), macOS and Windows (49152) take for outgoing connections.
+_PORTS = (10_000, 32_768)
 
 
 def free_port() -> int:
-    """A loopback port nobody listens on; another process may take it first, so callers bind soon."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A loopback port nobody listens on, and no outgoing connection takes: a broker that was killed finds its
+    port again.
+    """
+    while True:
+        port = randrange(*_PORTS)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def answers(port: int, timeout_s: float = 5.0) -> bool:
