@@ -18,6 +18,7 @@ Source: KIP-227, KIP-320; SubscriptionState, FetchSessionHandler, FetchCollector
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from itertools import count
 from typing import Final
 
 from tallystick.client.retry import rule_for
@@ -56,7 +57,7 @@ class Track:
 
     position   None while it is being sought
     seeking    where it comes from
-    serial     counts seeks: an answer to a question from before one is dropped
+    serial     another one with every seek and assignment: an answer to a question from before is dropped
     at_hand    fetched data of it waits to be taken, or a request for it is on its way
     replica    a broker nearer than the leader (KIP-392)
     """
@@ -114,6 +115,8 @@ class Tracks:
         """
         self._reset = reset
         self._tracks: dict[TopicPartition, Track] = {}
+        # One row for all: a partition that goes and comes back is not the one that was asked about.
+        self._serials = count()
 
     def __contains__(self, partition: object) -> bool:
         return partition in self._tracks
@@ -139,12 +142,14 @@ class Tracks:
             committed: whether new ones begin at the group's committed offset.
         """
         start = Seeking.COMMITTED if committed else (self._reset or Seeking.COMMITTED)
-        self._tracks = {p: self._tracks.get(p) or Track(seeking=start) for p in partitions}
+        self._tracks = {
+            p: self._tracks.get(p) or Track(seeking=start, serial=next(self._serials)) for p in partitions
+        }
 
     def seek(self, partition: TopicPartition, to: Position | Seeking) -> None:
         """Go elsewhere; what is on its way or at hand is dropped."""
         track = self._tracks[partition]
-        track.serial += 1
+        track.serial = next(self._serials)
         track.at_hand = False
         if isinstance(to, Position):
             track.position = to

@@ -32,17 +32,18 @@ def fetchable(of: Tracks) -> dict[TopicPartition, int]:
 
 def test_a_position_comes_from_the_group_then_from_the_reset_policy() -> None:
     mine = tracks()
-    assert mine.sought(Seeking.COMMITTED) == {A: 0, B: 0}
-    assert mine.found(A, 0, Position(5))
-    assert mine.found(B, 0, None)
-    assert mine.sought(Seeking.EARLIEST) == {B: 0}
-    assert mine.found(B, 0, Position(0))
+    asked = mine.sought(Seeking.COMMITTED)
+    assert set(asked) == {A, B}
+    assert mine.found(A, asked[A], Position(5))
+    assert mine.found(B, asked[B], None)
+    assert mine.sought(Seeking.EARLIEST) == {B: asked[B]}
+    assert mine.found(B, asked[B], Position(0))
     assert fetchable(mine) == {A: 5, B: 0}
 
 
 def test_without_a_reset_policy_the_user_is_asked() -> None:
     mine = tracks(None)
-    assert not mine.found(A, 0, None)
+    assert not mine.found(A, mine[A].serial, None)
     mine.seek(A, Position(3))
     assert not mine.out_of_range(A)
     assert not mine.truncated(A, 1, None)
@@ -52,15 +53,29 @@ def test_without_a_reset_policy_the_user_is_asked() -> None:
 def test_an_answer_from_before_a_seek_is_no_news() -> None:
     """[CLI-35]"""
     mine = tracks()
+    before = mine[A].serial
     mine.seek(A, Seeking.LATEST)
-    assert mine.found(A, 0, Position(5))
+    assert mine.found(A, before, Position(5))
     assert mine[A].position is None
-    assert mine.found(A, 1, Position(9))
+    assert mine.found(A, asked := mine[A].serial, Position(9))
     mine.seek(A, Position(2))
-    mine.advance(A, 1, Position(10))
+    mine.advance(A, asked, Position(10))
     assert mine[A].position == Position(2)
-    assert mine.found(A, 2, Position(99))
+    assert mine.found(A, mine[A].serial, Position(99))
     assert mine[A].position == Position(2), "nobody asked any more"
+
+
+def test_an_answer_from_an_earlier_assignment_is_no_news() -> None:
+    """[CLI-35] Each time the partition is sought once: the number of seeks does not tell them apart."""
+    mine = tracks()
+    mine.seek(A, Position(100))
+    asked = mine[A].serial
+    mine.assign([B], committed=True)
+    mine.assign([A, B], committed=True)
+    mine.seek(A, Position(3))
+    mine.advance(A, asked, Position(150))
+    assert mine[A].position == Position(3)
+    assert mine[A].serial != asked
 
 
 def test_what_stays_assigned_keeps_its_place() -> None:
