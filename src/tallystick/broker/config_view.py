@@ -4,7 +4,8 @@ A value comes from the nearest of: the topic, this broker while running, all bro
 or command line, the default. DescribeConfigs lists what would come next as synonyms (KIP-226).
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
 from typing import Final
 
@@ -80,6 +81,15 @@ class Change:
     name: str
     operation: int
     value: str | None
+
+
+@frozen
+class Alteration:
+    """What is asked for one resource."""
+
+    kind: int
+    name: str
+    changes: tuple[Change, ...]
 
 
 ASKED_TWICE: Final = Reject(ErrorCode.INVALID_REQUEST, "a resource is asked for twice")
@@ -187,10 +197,23 @@ def _apply_change(changed: dict[str, str], made: Setting, change: Change) -> str
 
 
 async def alter(
-    broker: Broker, kind: int, name: str, changes: Iterable[Change], *, replace: bool, validate_only: bool
-) -> Reject | None:
-    """Change the settings of one resource; `replace` resets those not named (AlterConfigs)."""
-    changes = list(changes)
+    broker: Broker, asked: Sequence[Alteration], *, replace: bool, validate_only: bool
+) -> list[Reject | None]:
+    """Change the settings of resources, each for itself; `replace` resets those not named (AlterConfigs).
+
+    Returns: why not, for each that was asked for; None: done.
+    """
+    times = Counter((each.kind, each.name) for each in asked)
+    return [
+        ASKED_TWICE
+        if times[each.kind, each.name] > 1
+        else await _alter(broker, each, replace=replace, validate_only=validate_only)
+        for each in asked
+    ]
+
+
+async def _alter(broker: Broker, asked: Alteration, *, replace: bool, validate_only: bool) -> Reject | None:
+    kind, name, changes = asked.kind, asked.name, asked.changes
     malformed = _malformed(kind, name, changes)
     if malformed is not None:
         return Reject(ErrorCode.INVALID_REQUEST, malformed)
@@ -210,7 +233,7 @@ async def alter(
         return Reject(code, str(exc))
 
 
-def _malformed(kind: int, name: str, changes: list[Change]) -> str | None:
+def _malformed(kind: int, name: str, changes: Sequence[Change]) -> str | None:
     """What makes a request one that was not meant to be sent.
 
     Source: ConfigAdminManager.preprocess; ControllerApis.

@@ -1,9 +1,7 @@
 """AlterConfigs: replace all settings of a resource. Deprecated by Kafka for IncrementalAlterConfigs."""
 
-from collections import Counter
-
 from tallystick.broker.broker import Broker
-from tallystick.broker.config_view import ASKED_TWICE, Change, Operation, alter
+from tallystick.broker.config_view import Alteration, Change, Operation, alter
 from tallystick.broker.context import RequestContext
 from tallystick.kernel.codes import ErrorCode
 from tallystick.protocol.messages.alter_configs import (
@@ -16,28 +14,23 @@ from tallystick.protocol.messages.alter_configs import (
 async def handle(
     broker: Broker, request: AlterConfigsRequest, context: RequestContext
 ) -> AlterConfigsResponse:
-    responses = []
-    asked = Counter((resource.resource_type, resource.resource_name) for resource in request.resources)
-    for resource in request.resources:
-        twice = asked[resource.resource_type, resource.resource_name] > 1
-        refused = (
-            ASKED_TWICE
-            if twice
-            else await alter(
-                broker,
-                resource.resource_type,
-                resource.resource_name,
-                [Change(config.name, Operation.SET, config.value) for config in resource.configs],
-                replace=True,
-                validate_only=request.validate_only,
-            )
+    asked = [
+        Alteration(
+            resource.resource_type,
+            resource.resource_name,
+            tuple(Change(config.name, Operation.SET, config.value) for config in resource.configs),
         )
-        responses.append(
+        for resource in request.resources
+    ]
+    outcomes = await alter(broker, asked, replace=True, validate_only=request.validate_only)
+    return AlterConfigsResponse(
+        responses=tuple(
             AlterConfigsResourceResponse(
                 error_code=ErrorCode.NONE if refused is None else refused.code,
                 error_message=None if refused is None else refused.reason,
-                resource_type=resource.resource_type,
-                resource_name=resource.resource_name,
+                resource_type=each.kind,
+                resource_name=each.name,
             )
+            for each, refused in zip(asked, outcomes, strict=True)
         )
-    return AlterConfigsResponse(responses=tuple(responses))
+    )
