@@ -1,0 +1,122 @@
+"""The views of a pipeline: its sources, lookups and transforms, as Spark's SQL sees them.
+
+A source is a view with the columns of its format, and where each row came from: `_key`, `_topic`,
+`_partition`, `_offset`, `_timestamp`. A JSON value that does not fit its schema never becomes a row of nulls:
+it stops the query, or it is a row of the view `NAME_malformed`, for the dead-letter topic.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Final
+
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from tallystick.kernel.settings import BadConfig
+from tallystick.pipeline.definition import Definition, Lookup, OnMalformed, Source, ValueFormat
+
+_ORIGIN: Final = ("key", "topic", "partition", "offset", "timestamp")
+_PARSED: Final = "_parsed"
+_MALFORMED: Final = "_malformed"
+_VALUE_SHOWN_MAX: Final = 200
+
+
+def malformed_view(source: Source) -> str:
+    """The view of the values that do not fit: a record's columns, as they were."""
+    return f"{source.name}_malformed"
+
+
+def make_views(spark: SparkSession, definition: Definition, client: Mapping[str, str]) -> None:
+    """Declare every view; no record is read yet.
+
+    Args:
+        client: settings of the consumers, `bootstrap.servers` among them.
+    Raises: BadConfig with what Spark says of a schema or a SELECT, and the path of its key.
+    """
+    options = {f"kafka.{name}": text for name, text in client.items()}
+    for source in definition.sources:
+        _declare_source(spark, source, options)
+    for lookup in definition.lookups:
+        _declare(lookup.name, f"lookups.{lookup.name}", partial(_lookup, spark, lookup))
+    for i, transform in enumerate(definition.transforms):
+        _declare(transform.name, f"transforms[{i}].sql", partial(spark.sql, transform.sql))
+
+
+def _declare(name: str, path: str, make: Callable[[], DataFrame]) -> None:
+    try:
+        make().createOrReplaceTempView(name)
+    except PySparkException as error:
+        said = next(line for line in str(error).splitlines() if line.strip())
+        raise BadConfig(f"{path}: {said.strip()}") from error
+
+
+def _lookup(spark: SparkSession, lookup: Lookup) -> DataFrame:
+    reader = spark.read.format(lookup.format).options(**lookup.options)
+    if lookup.schema is not None:
+        reader = reader.schema(lookup.schema)
+    return reader.load(lookup.path) if lookup.path is not None else reader.load()
+
+
+def _declare_source(spark: SparkSession, source: Source, client: Mapping[str, str]) -> None:
+    which = {"subscribe": ",".join(source.topics)} if source.topics else {"subscribePattern": source.pattern}
+    reader = spark.readStream.format("tallystick").options(
+        **client, **which, startingOffsets=source.starting, **source.options
+    )
+    records, path = reader.load(), f"sources.{source.name}"
+    _declare(source.name, path, lambda: _watermarked(_rows(records, source), source))
+    if source.malformed is OnMalformed.DEAD_LETTER:
+        bad = _judged(records, source).where(f.col(_MALFORMED)).select("value", *_ORIGIN)
+        bad.createOrReplaceTempView(malformed_view(source))
+
+
+def _rows(records: DataFrame, source: Source) -> DataFrame:
+    match source.format:
+        case ValueFormat.JSON:
+            fitting = _judged(records, source).where(_fits(source))
+            return fitting.select(f"{_PARSED}.*", *_origin()).drop(_MALFORMED)
+        case ValueFormat.STRING:  # what is not UTF-8 stops the query
+            text = f.validate_utf8(f.col("value").cast("string"))
+            return records.select(text.alias("value"), *_origin())
+        case ValueFormat.BYTES:
+            return records.select("value", *_origin())
+
+
+def _origin() -> list[Column]:
+    return [f.col(name).alias(f"_{name}") for name in _ORIGIN]
+
+
+def _judged(records: DataFrame, source: Source) -> DataFrame:
+    """The records with what their JSON says, and whether it does not fit.
+
+    No value at all is no JSON object, and Spark parses bytes that are no UTF-8 as well as it can.
+    """
+    options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _MALFORMED}
+    text = f.col("value").cast("string")
+    parsed = f.from_json(text, f"{source.schema}, {_MALFORMED} STRING", options)
+    does_not_fit = (
+        f.col(_PARSED).isNull() | f.col(f"{_PARSED}.{_MALFORMED}").isNotNull() | ~f.is_valid_utf8(text)
+    )
+    return records.withColumn(_PARSED, parsed).withColumn(_MALFORMED, does_not_fit)
+
+
+def _fits(source: Source) -> Column:
+    """The condition of a good row. To stop is part of it, since Spark drops a column that nobody reads."""
+    if source.malformed is OnMalformed.DEAD_LETTER:
+        return ~f.col(_MALFORMED)
+    text = f.left(f.col("value").cast("string"), f.lit(_VALUE_SHOWN_MAX))
+    said = f.concat(
+        f.lit(f"source {source.name}: the value at "),
+        f.concat_ws("-", "topic", "partition"),
+        f.lit(" offset "),
+        f.col("offset").cast("string"),
+        f.lit(" does not fit the schema: "),
+        f.coalesce(text, f.lit("no value")),
+    )
+    return f.when(f.col(_MALFORMED), f.raise_error(said).cast("boolean")).otherwise(f.expr("true"))
+
+
+def _watermarked(rows: DataFrame, source: Source) -> DataFrame:
+    if source.watermark is None:
+        return rows
+    return rows.withWatermark(source.watermark.column, source.watermark.delay)
