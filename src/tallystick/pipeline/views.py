@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final
 
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
@@ -46,9 +47,10 @@ def make_views(spark: SparkSession, definition: Definition, client: Mapping[str,
 def _declare(name: str, path: str, make: Callable[[], DataFrame]) -> None:
     try:
         make().createOrReplaceTempView(name)
-    except PySparkException as error:
-        said = next(line for line in str(error).splitlines() if line.strip())
-        raise BadConfig(f"{path}: {said.strip()}") from error
+    except (PySparkException, Py4JJavaError) as error:
+        # PySpark hands on some of Spark's errors as they are, an unknown format's among them.
+        said = str(error.java_exception.getMessage() if isinstance(error, Py4JJavaError) else error)
+        raise BadConfig(f"{path}: {said.strip().splitlines()[0]}") from error
 
 
 def _lookup(spark: SparkSession, lookup: Lookup) -> DataFrame:
