@@ -1,1 +1,73 @@
-"""Dual write: a database and Kafka commit together, or not at all."""
+"""Dual write: a database and Kafka commit together, or not at all.
+
+    from tallystick.dualwrite import DualWriter, SqlStore
+
+Names are imported when they are first used: each store needs its own library. `tallystick.dualwrite.aio` has
+the same writers under asyncio. docs/dualwrite.md says what is guaranteed, and how to write a store.
+"""
+
+from typing import TYPE_CHECKING
+
+from tallystick import _lazy
+
+if TYPE_CHECKING:
+    from tallystick.dualwrite import aio
+    from tallystick.dualwrite.errors import (
+        BadRow,
+        BadStore,
+        CommitUnknown,
+        DualWriteError,
+        Fenced,
+        ForeignCluster,
+        Halted,
+        LogBehind,
+        NoFreeId,
+        NotRecovered,
+        NotVisible,
+        NotYours,
+        Torn,
+        UnsafeStore,
+    )
+    from tallystick.dualwrite.recovery import Finding, Report, Verdict
+    from tallystick.dualwrite.stores.sql import SqlStore
+    from tallystick.dualwrite.writer import DualWriter, Transaction
+
+__all__ = [
+    "BadRow",
+    "BadStore",
+    "CommitUnknown",
+    "DualWriteError",
+    "DualWriter",
+    "Fenced",
+    "Finding",
+    "ForeignCluster",
+    "Halted",
+    "LogBehind",
+    "NoFreeId",
+    "NotRecovered",
+    "NotVisible",
+    "NotYours",
+    "Report",
+    "SqlStore",
+    "Torn",
+    "Transaction",
+    "UnsafeStore",
+    "Verdict",
+    "aio",
+]
+
+if not TYPE_CHECKING:
+    _WHERE = {
+        "errors": (
+            "BadRow BadStore CommitUnknown DualWriteError Fenced ForeignCluster Halted LogBehind NoFreeId "
+            "NotRecovered NotVisible NotYours Torn UnsafeStore"
+        ),
+        "recovery": "Finding Report Verdict",
+        "stores.sql": "SqlStore",
+        "writer": "DualWriter Transaction",
+    }
+    __getattr__ = _lazy.attributes(
+        __name__,
+        {"aio": f"{__name__}.aio"}
+        | {name: f"{__name__}.{module}:{name}" for module, names in _WHERE.items() for name in names.split()},
+    )

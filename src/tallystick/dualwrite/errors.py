@@ -12,6 +12,7 @@
         LogBehind         the cluster has lost a transaction that it acknowledged
         ForeignCluster    the row was recorded with another cluster
       Torn              the database committed, and the cluster has aborted its half: to be repaired by hand
+      NotVisible        both halves are committed, and readers did not see it in time
       NoFreeId          every id of a pool was in use for too long
     InDoubt             (kernel) a commit was sent, and its outcome is not known: recover() finds out
 
@@ -99,6 +100,10 @@ class Torn(DualWriteError):
     By transaction.timeout.ms in a mode weaker than two-phase commit, or by an operator. Send those records
     again, or take the rows back.
     """
+
+
+class NotVisible(DualWriteError):
+    """Both halves are committed; the markers that show it to readers were not written in time."""
 
 
 class NoFreeId(DualWriteError):

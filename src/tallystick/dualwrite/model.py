@@ -1,9 +1,10 @@
 """What a database keeps of a transactional id: one row, in columns or in one text. Pure.
 
-The row is written twice in the life of a transaction's owner. A *claim* puts a new random `owner` into it and
-changes nothing else; from then on nobody's commit can succeed who holds an older owner. A *record*, in the
-database transaction of the user's own rows, puts there the name of the Kafka transaction that belongs to
-them. So the row always names the last Kafka transaction whose database half was committed.
+A *claim* puts a new random `owner` into it and changes nothing else; from then on nobody's commit can succeed
+who holds an older owner. A *record*, in the database transaction of the user's own rows, puts there the name
+of the Kafka transaction that belongs to them. So the row always names the last Kafka transaction whose
+database half was committed. When recovery has seen that the other half is finished, too, it notes that as
+`settled`: initialising an id wipes out what the cluster could tell of the past.
 
 `former_producer_ids` is the row's history. A transactional id gets another producer id when the epochs of one
 are used up, and two producer ids alone do not tell which was first: brokers take them from different blocks.
@@ -40,6 +41,7 @@ class StoredState:
 
     owner                the token of who may record; a claim replaces it
     state                the last Kafka transaction that the database committed; empty: there was none yet
+    settled              both halves of `state` are known to be finished
     former_producer_ids  those that `state` named before, oldest first
     cluster_id           where that transaction was; None: nothing was recorded, or the cluster has no id
     transaction_version  what it was started with; below 2 a pair names many transactions
@@ -50,6 +52,7 @@ class StoredState:
     transactional_id: str
     owner: str
     state: PreparedTxnState = NOTHING
+    settled: bool = False
     former_producer_ids: tuple[int, ...] = ()
     cluster_id: str | None = None
     transaction_version: int | None = None
@@ -60,6 +63,11 @@ class StoredState:
     def owned_by(self, owner: str) -> "StoredState":
         """The row after a claim."""
         return replace(self, owner=owner)
+
+    @property
+    def pending(self) -> PreparedTxnState:
+        """What may still have to be committed in Kafka."""
+        return NOTHING if self.settled else self.state
 
     def after(self, state: PreparedTxnState) -> tuple[int, ...]:
         """`former_producer_ids` once the row names `state`."""
@@ -79,6 +87,7 @@ def to_columns(row: StoredState) -> dict[str, Value]:
         "transactional_id": row.transactional_id,
         "owner": row.owner,
         "prepared_transaction_state": str(row.state),
+        "settled": int(row.settled),
         "former_producer_ids": " ".join(map(str, row.former_producer_ids)),
         "cluster_id": row.cluster_id,
         "transaction_version": row.transaction_version,
@@ -99,6 +108,7 @@ def from_columns(columns: Mapping[str, object]) -> StoredState:
             transactional_id=_text(columns["transactional_id"]),
             owner=_text(columns["owner"]),
             state=PreparedTxnState(_text(columns["prepared_transaction_state"])),
+            settled=_whole(columns["settled"]) == 1,
             former_producer_ids=tuple(int(each) for each in _text(columns["former_producer_ids"]).split()),
             cluster_id=None if columns["cluster_id"] is None else _text(columns["cluster_id"]),
             transaction_version=_whole_or_none(columns["transaction_version"]),

@@ -1,0 +1,290 @@
+"""The tables of the SQL stores, the statements on them, and what each database is asked and believed.
+
+Shared by the stores that wait and those that are awaited: nothing here executes anything, but for `create`.
+Needs SQLAlchemy 2, the extra `sql`.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Connection,
+    Dialect,
+    Executable,
+    Integer,
+    MetaData,
+    PrimaryKeyConstraint,
+    SmallInteger,
+    String,
+    Table,
+    Text,
+    func,
+    insert,
+    inspect,
+    select,
+    text,
+    update,
+)
+from sqlalchemy.dialects import mysql, postgresql, sqlite
+from sqlalchemy.exc import DatabaseError, DBAPIError, IntegrityError
+from sqlalchemy.schema import CreateTable
+from sqlalchemy.sql import ColumnElement
+from sqlalchemy.types import TypeDecorator, TypeEngine
+
+from tallystick.dualwrite.errors import BadStore, UnsafeStore
+from tallystick.dualwrite.model import TABLE, StoredState, to_columns
+from tallystick.dualwrite.stores.base import OffsetMoved
+from tallystick.kernel.ids import TopicPartition
+
+OFFSETS_TABLE: Final = "kafka_consumed_offsets"
+CHECKED: Final = "tallystick.durable"
+"""The key in a connection's `info` under which it is noted that it was asked."""
+
+_NAME_BYTES_MAX: Final = 750  # four of them fit into a key of InnoDB
+_MYSQL: Final = ("mysql", "mariadb")
+
+
+class Name(TypeDecorator[str]):
+    """Text that is equal when its bytes are.
+
+    PostgreSQL and SQLite can say so. Of MySQL's and MariaDB's collations those that both have ignore trailing
+    spaces or the case, and would merge two ids: there the bytes are kept.
+    """
+
+    impl = Text
+    cache_ok = True
+
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+        if dialect.name in _MYSQL:
+            return dialect.type_descriptor(mysql.VARBINARY(_NAME_BYTES_MAX))
+        return dialect.type_descriptor(Text(collation="C" if dialect.name == "postgresql" else "BINARY"))
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> object:
+        return value.encode() if value is not None and dialect.name in _MYSQL else value
+
+    def process_result_value(self, value: object, dialect: Dialect) -> str | None:
+        return value.decode() if isinstance(value, bytes | bytearray) else value  # type: ignore[return-value]
+
+
+class Tables:
+    """Both tables, in a MetaData that may be the user's own (for Alembic and its like)."""
+
+    def __init__(self, metadata: MetaData | None = None, *, schema: str | None = None) -> None:
+        """Args:
+        schema: where they are; None for the connection's own.
+        """
+        metadata = MetaData() if metadata is None else metadata
+        self.states = Table(
+            TABLE,
+            metadata,
+            Column("transactional_id", Name, primary_key=True),
+            Column("owner", String(64), nullable=False),
+            Column("prepared_transaction_state", String(64), nullable=False),
+            Column("settled", SmallInteger, nullable=False),
+            Column("former_producer_ids", Text, nullable=False),
+            Column("cluster_id", Text),
+            Column("transaction_version", Integer),
+            Column("started_at", BigInteger),
+            Column("timeout_ms", Integer),
+            Column("schema_version", Integer, nullable=False),
+            schema=schema,
+            mysql_engine="InnoDB",
+        )
+        self.offsets = Table(
+            OFFSETS_TABLE,
+            metadata,
+            Column("consumer_group", Name, nullable=False),
+            Column("topic", Name, nullable=False),
+            Column("partition_id", Integer, nullable=False),
+            Column("next_offset", BigInteger, nullable=False),
+            PrimaryKeyConstraint("consumer_group", "topic", "partition_id"),
+            schema=schema,
+            mysql_engine="InnoDB",
+        )
+
+    def create(self, connection: Connection) -> None:
+        """Make them where they are not there, and check the others. Raises: BadStore."""
+        for table in (self.states, self.offsets):
+            connection.execute(CreateTable(table, if_not_exists=True))
+            self._check(connection, table)
+
+    def _check(self, connection: Connection, table: Table) -> None:
+        there = {column["name"] for column in inspect(connection).get_columns(table.name, table.schema)}
+        missing = [column.name for column in table.columns if column.name not in there]
+        if missing:
+            raise BadStore(f"table {table.fullname} is of another version: it has no {', '.join(missing)}")
+        if connection.dialect.name in _MYSQL:
+            options = inspect(connection).get_table_options(table.name, table.schema)
+            engine = options.get("mysql_engine") or options.get("mariadb_engine")
+            if engine not in (None, "InnoDB"):
+                raise BadStore(f"table {table.fullname} is kept by {engine}, which has no transactions")
+
+    # ---- statements
+
+    def claim(self, row: StoredState, dialect: str) -> Executable:
+        """Put `row.owner` into the row, or the row into the table. Waits for whoever has it."""
+        values = to_columns(row)
+        if dialect in _MYSQL:
+            return mysql.insert(self.states).values(values).on_duplicate_key_update(owner=row.owner)
+        made = postgresql.insert(self.states) if dialect == "postgresql" else sqlite.insert(self.states)
+        return made.values(values).on_conflict_do_update(
+            index_elements=["transactional_id"], set_={"owner": row.owner}
+        )
+
+    def read(self, transactional_id: str) -> Executable:
+        return select(self.states).where(self.states.c.transactional_id == transactional_id)
+
+    def ids(self) -> Executable:
+        return select(self.states.c.transactional_id).order_by(self.states.c.transactional_id)
+
+    def record(self, row: StoredState, dialect: str) -> Executable:
+        """Replace the row if its owner is still `row.owner`. See `record_outcome`."""
+        values = to_columns(row)
+        who, owner = values.pop("transactional_id"), values.pop("owner")
+        states = self.states.c
+        replaced = (
+            update(self.states).where(states.transactional_id == who, states.owner == owner).values(values)
+        )
+        if dialect == "postgresql":
+            # A transaction can turn it off for itself (SET LOCAL): ask in the same breath.
+            return replaced.returning(func.current_setting("synchronous_commit"))
+        return replaced
+
+    def read_offsets(self, group: str) -> Executable:
+        offsets = self.offsets.c
+        return select(offsets.topic, offsets.partition_id, offsets.next_offset).where(
+            offsets.consumer_group == group
+        )
+
+    def move_offset(self, group: str, at: TopicPartition, moved: OffsetMoved) -> Executable:
+        """Insert or replace one offset, if it is still `before`: one row then."""
+        if moved.before is None:
+            return insert(self.offsets).values(
+                consumer_group=group, topic=at.topic, partition_id=at.partition, next_offset=moved.after
+            )
+        offsets = self.offsets.c
+        same: Sequence[ColumnElement[bool]] = (
+            offsets.consumer_group == group,
+            offsets.topic == at.topic,
+            offsets.partition_id == at.partition,
+            offsets.next_offset == moved.before,
+        )
+        return update(self.offsets).where(*same).values(next_offset=moved.after)
+
+
+def offsets_of(rows: Iterable[Mapping[str, Any]]) -> Mapping[TopicPartition, int]:
+    """What `read_offsets` returned, as mappings."""
+    return {TopicPartition(row["topic"], row["partition_id"]): row["next_offset"] for row in rows}
+
+
+# ---- what a database promises
+
+CLAIM_LOCK_S: Final = 60
+_BEFORE: Final[Mapping[str, str]] = {
+    # Write locks are taken at once: a transaction that has read first could otherwise not write any more.
+    "sqlite": "BEGIN IMMEDIATE",
+}
+_BEFORE_CLAIM: Final[Mapping[str, str]] = {
+    # The server keeps the lock of a client whose host is gone until its keepalive finds out: two hours.
+    # InnoDB and SQLite have a limit anyway.
+    "postgresql": f"SET LOCAL lock_timeout = '{CLAIM_LOCK_S}s'",
+}
+
+
+def first_statements(dialect: str, *, claiming: bool) -> tuple[Executable, ...]:
+    """What every transaction, or every claim, begins with."""
+    texts = [_BEFORE.get(dialect), _BEFORE_CLAIM.get(dialect) if claiming else None]
+    return tuple(text(each) for each in texts if each is not None)
+
+
+_QUESTIONS: Final[Mapping[str, tuple[str, ...]]] = {
+    "postgresql": ("SHOW synchronous_commit", "SHOW fsync"),
+    "mysql": (
+        "SELECT @@innodb_flush_log_at_trx_commit",
+        "SELECT CASE WHEN @@log_bin THEN @@sync_binlog ELSE 1 END",
+    ),
+    "sqlite": ("PRAGMA synchronous", "PRAGMA journal_mode"),
+}
+
+
+def questions(dialect: str) -> tuple[Executable, ...]:
+    """What to ask of a new connection: each has one value; `judge` takes the answers."""
+    return tuple(text(each) for each in _QUESTIONS.get("mysql" if dialect in _MYSQL else dialect, ()))
+
+
+def judge(dialect: str, isolation_level: str | None, answers: Sequence[object]) -> None:
+    """Would a commit on this connection survive a crash of the database? (DW-8)
+
+    Args:
+        answers: to `questions`, in their order.
+    Raises: UnsafeStore if not, and for a connection where every statement commits.
+    """
+    if isolation_level is not None and isolation_level.upper() == "AUTOCOMMIT":
+        raise UnsafeStore("isolation level", "AUTOCOMMIT", "a transaction")
+    told = [str(each).lower() for each in answers]
+    match dialect, told:
+        case "postgresql", [synchronous, fsync]:
+            judge_postgresql(synchronous)
+            _need("fsync", fsync, fsync == "on", "on")
+        case (("mysql" | "mariadb"), [flush, binlog]):
+            _need("innodb_flush_log_at_trx_commit", flush, flush == "1", "1")
+            _need(
+                "sync_binlog", binlog, binlog == "1", "1 (with log_bin, recovery takes the binary log's word)"
+            )
+        case "sqlite", [synchronous, journal]:
+            _need("PRAGMA synchronous", synchronous, synchronous in ("2", "3"), "FULL (2) or EXTRA (3)")
+            _need("PRAGMA journal_mode", journal, journal not in ("off", "memory"), "a journal on the disk")
+
+
+def judge_postgresql(synchronous_commit: str) -> None:
+    """Raises: UnsafeStore. The others (local, remote_write, remote_apply, on) flush to the own disk first."""
+    _need("synchronous_commit", synchronous_commit, synchronous_commit != "off", "on")
+
+
+def _need(setting: str, found: str, safe: bool, wanted: str) -> None:
+    if not safe:
+        raise UnsafeStore(setting, found, wanted)
+
+
+def is_missing_table(exc: DBAPIError) -> bool:
+    """Did a statement fail because `create()` was never called?"""
+    state = getattr(exc.orig, "sqlstate", None) or getattr(exc.orig, "pgcode", None)
+    first = next(iter(getattr(exc.orig, "args", ())), None)
+    return state == "42P01" or first == _MYSQL_NO_TABLE or str(first).startswith("no such table")
+
+
+# ---- what became of a commit
+
+_MYSQL_NO_TABLE: Final = 1146
+
+# PostgreSQL answers COMMIT with an error only if it did not commit; a connection that ends is no answer, nor
+# is a shutdown (57), a broken disk (58) or an internal error (XX). 40003: "statement completion unknown".
+_POSTGRESQL_REFUSES: Final = ("22", "23", "25", "40001", "40002", "40P01", "53", "P0")
+_SQLITE_REFUSES: Final = (
+    "SQLITE_BUSY",
+    "SQLITE_LOCKED",
+    "SQLITE_CONSTRAINT",
+    "SQLITE_FULL",
+    "SQLITE_READONLY",
+)
+_MYSQL_REFUSES: Final = (1205, 1213, 1114, 1290, 3024)  # lock wait, deadlock, table full, read only, timeout
+
+
+def certainly_not_committed(exc: BaseException) -> bool:
+    """Does this answer to COMMIT say that it did not happen? If not, the outcome is unknown (DW-3)."""
+    if not isinstance(exc, DBAPIError) or exc.connection_invalidated:
+        return False
+    if isinstance(exc, IntegrityError):
+        return True
+    if not isinstance(exc, DatabaseError):
+        return False
+    state = getattr(exc.orig, "sqlstate", None) or getattr(exc.orig, "pgcode", None)
+    if isinstance(state, str):
+        return state.startswith(_POSTGRESQL_REFUSES)
+    name = getattr(exc.orig, "sqlite_errorname", None)
+    if isinstance(name, str):
+        return name.startswith(_SQLITE_REFUSES)
+    first = next(iter(getattr(exc.orig, "args", ())), None)
+    return first in _MYSQL_REFUSES

@@ -1,0 +1,200 @@
+"""`tallystick.dualwrite.DualWriter`: rows and records, committed together or not at all."""
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from types import TracebackType
+from typing import Final, Generic, Self, TypeVar
+
+from tallystick.admin.client import Admin
+from tallystick.client.aio.producer import Column
+from tallystick.client.blocking.consumer import Consumer
+from tallystick.client.blocking.producer import Producer
+from tallystick.client.delivery import BatchDelivery, Delivery
+from tallystick.client.modes import Mode
+from tallystick.dualwrite.driving import Driver, Step, Watch
+from tallystick.dualwrite.recovery import Report
+from tallystick.dualwrite.session import Making, Session, Standing
+from tallystick.dualwrite.stores.base import Store, StoreTransaction
+from tallystick.dualwrite.transaction import Half, one_of
+
+D = TypeVar("D", bound=StoreTransaction)
+
+ONLY: Final = "kafka"
+"""How the one cluster of a writer is called that was given no names."""
+_MAKING: Final = Making(producer=Producer, admin=Admin, pause=time.sleep)
+
+
+class Transaction(Half[D]):
+    """One dual write, inside its block: rows through `session` or `connection`, records through `send`."""
+
+    def __init__(self, database: D, producers: Mapping[str, Producer], driver: Driver) -> None:
+        super().__init__(database)
+        self._producers = producers
+        self._driver = driver
+
+    def send(
+        self,
+        topic: str,
+        value: bytes | None = None,
+        key: bytes | None = None,
+        *,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+        headers: Iterable[tuple[str, bytes | None]] = (),
+        cluster: str | None = None,
+    ) -> Delivery:
+        """Send one record in this transaction. As `Producer.send`; `cluster` where the writer has several."""
+        sent = partial(
+            self._producer(cluster).send,
+            topic,
+            value,
+            key,
+            partition=partition,
+            timestamp_ms=timestamp_ms,
+            headers=headers,
+        )
+        return self._driver.take(Step("send", topic, sent), sent)
+
+    def send_batch(
+        self,
+        topic: str,
+        values: Column,
+        keys: Column | None = None,
+        *,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+        cluster: str | None = None,
+    ) -> BatchDelivery:
+        """Send many records at once. As `Producer.send_batch`."""
+        sent = partial(
+            self._producer(cluster).send_batch,
+            topic,
+            values,
+            keys,
+            partition=partition,
+            timestamp_ms=timestamp_ms,
+        )
+        return self._driver.take(Step("send", topic, sent), sent)
+
+    def send_offsets(self, consumer: Consumer, *, cluster: str | None = None) -> None:
+        """Commit the positions of `consumer` for its group with this transaction (KIP-447).
+
+        All that it has returned counts as processed. If the block fails, the consumer's positions stay where
+        they are: seek back to what is committed, or let the next start do so.
+        """
+        positions = {at: consumer.position(at) for at in consumer.assignment}
+        sent = partial(
+            self._producer(cluster).send_offsets_to_transaction, positions, consumer.group_metadata()
+        )
+        self._driver.take(Step("send offsets", consumer.group_metadata().group_id, sent), sent)
+
+    def _producer(self, cluster: str | None) -> Producer:
+        self.check_open()
+        return one_of(self._producers, cluster)
+
+
+class DualWriter(Generic[D]):
+    """Writes a database and Kafka, in transactions that commit in both or in neither.
+
+        writer = DualWriter(SqlStore(engine), {"bootstrap.servers": ..., "transactional.id": "payments-1"})
+        print(writer.recover())
+        with writer.transaction() as txn:
+            txn.session.add(Payment(...))
+            txn.send("payments", b"...")
+
+    Life: made, recovered, used, closed; `with` closes it. One transaction at a time: a writer is one
+    transactional id, and each writer that lives at the same time needs its own (a WriterPool hands them out).
+    The store and its engine stay the caller's.
+
+    Two-phase commit is asked for unless `tallystick.modes` lists weaker ways: docs/dualwrite.md says what
+    each mode guarantees.
+    """
+
+    def __init__(
+        self,
+        store: Store[D],
+        producer_config: Mapping[str, object] | None = None,
+        *,
+        clusters: Mapping[str, Mapping[str, object]] | None = None,
+        watch: Watch | None = None,
+    ) -> None:
+        """Connects to nothing yet.
+
+        Args:
+            producer_config: settings of the producer by Kafka's names; `transactional.id` among them.
+            clusters: instead of it, such settings for each of several clusters, by names of your own. Each
+                needs a transactional id of its own.
+            watch: told of every step; for tests that end the process at one.
+        Raises: BadConfig with all problems; ValueError.
+        """
+        if (producer_config is None) == (clusters is None):
+            raise ValueError("either producer_config or clusters")
+        configs = clusters if producer_config is None else {ONLY: producer_config}
+        self._session: Session[D, Producer] = Session(store, configs or {}, _MAKING)
+        self._driver = Driver(watch)
+
+    def recover(self, *, accept_torn: bool = False) -> Report:
+        """Bring both halves of this writer's id to the same end; needed before the first transaction.
+
+        Another writer of the id is fenced in the database, and in Kafka. Again: finds nothing more to do.
+
+        Args:
+            accept_torn: go on although the cluster has aborted what the database has committed; after it was
+                repaired by hand.
+        Returns: what it found and did; `print` it.
+        Raises: LogBehind or ForeignCluster, and nothing was changed in Kafka. Torn. UnsafeStore. What the
+            database and the client raise: then call it again.
+        """
+        return self._driver.run(self._session.recover(accept_torn=accept_torn))
+
+    @contextmanager
+    def transaction(self, *, wait_visible: bool = False) -> Iterator[Transaction[D]]:
+        """A dual write. When the block ends, both halves are committed; if it raises, neither is.
+
+        The rows are readable when the block has ended, and the records are decided: readers of committed
+        records see them as soon as the markers are written.
+
+        Args:
+            wait_visible: wait for those, too.
+        Raises: InDoubt when an outcome is not known: `recover()` finds out, and finishes it. Fenced when
+            another writer has claimed the id. NotRecovered. Torn; NotVisible.
+        """
+        driver, session = self._driver, self._session
+        database = driver.run(session.begin())
+        producers = {name: branch.producer for name, branch in session.branches.items()}
+        txn = Transaction(database, producers, driver)
+        try:
+            yield txn
+        except BaseException:
+            txn.end()
+            driver.run(session.rollback(database))
+            raise
+        txn.end()
+        driver.run(session.commit(database, wait_visible=wait_visible))
+
+    @property
+    def ready(self) -> bool:
+        """Can a transaction begin? If not, recover() comes first, or the writer is in use or closed."""
+        return self._session.standing is Standing.READY
+
+    @property
+    def modes(self) -> Mapping[str, Mode | None]:
+        """What a prepared transaction rests on in each cluster, after recover()."""
+        return {name: branch.producer.mode for name, branch in self._session.branches.items()}
+
+    def close(self) -> None:
+        """End the clients; again is harmless. What is in doubt stays so, for the next recover()."""
+        self._driver.run(self._session.close())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<DualWriter {self._session.name}: {self._session.standing.value}>"
