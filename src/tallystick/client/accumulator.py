@@ -231,6 +231,27 @@ class Accumulator:
 
     # -------------------------------------------------------------------- in any thread
 
+    def append_value(self, topic: str, value: bytes | None) -> Delivery | None:
+        """Take a record that is nothing but a value, if its batch is open and has room; else `append` does.
+
+        Cost: about 0.3 us.
+        """
+        batch = self._sticky.get(topic)
+        if type(value) is bytes and batch is not None:
+            left = batch.left - len(value) - RECORD_OVERHEAD
+            if left >= 0:
+                ticket = batch.ticket()
+                if not batch.stamp_start <= (now := self._now()) < batch.stamp_end:
+                    self._stamp(batch, ticket, now)
+                batch.values[ticket] = value
+                batch.left = left
+                if not batch.sealed or self._kept(batch, ticket):
+                    # Half the time of a call of the class, and this is a sixth of the whole.
+                    delivery = _new(Delivery)
+                    delivery.outcome, delivery.ticket = batch.outcome, ticket
+                    return delivery
+        return None
+
     def append(
         self,
         topic: str,
@@ -247,26 +268,6 @@ class Accumulator:
         Raises: NotNow when the caller has to wait first; TooLarge; TypeError; what the gate says.
         Cost: about 0.3 us.
         """
-        if (
-            type(value) is bytes
-            and key is None
-            and partition is None
-            and timestamp_ms is None
-            and on_delivery is None
-            and not headers
-        ):
-            batch = self._sticky.get(topic)
-            if batch is not None and (left := batch.left - len(value)) >= RECORD_OVERHEAD:
-                ticket = batch.ticket()
-                if not batch.stamp_start <= (now := self._now()) < batch.stamp_end:
-                    self._stamp(batch, ticket, now)
-                batch.values[ticket] = value
-                batch.left = left - RECORD_OVERHEAD
-                if not batch.sealed or self._kept(batch, ticket):
-                    # Half the time of a call of the class, and this is a seventh of the whole.
-                    delivery = _new(Delivery)
-                    delivery.outcome, delivery.ticket = batch.outcome, ticket
-                    return delivery
         value, key, headers = _bytes(value), _bytes(key), tuple(headers)
         size = RECORD_OVERHEAD + len(value or b"") + len(key or b"") + headers_size(headers)
         batch, ticket = self._put(topic, (value, key, headers, timestamp_ms), partition, size)

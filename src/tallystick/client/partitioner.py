@@ -17,6 +17,8 @@ from itertools import accumulate
 from struct import Struct
 from typing import Final
 
+from tallystick.protocol.records import native
+
 _SEED: Final = 0x9747B28C
 _M: Final = 0x5BD1E995
 _MASK: Final = 0xFFFFFFFF
@@ -53,6 +55,8 @@ _hash_of_short: Final = lru_cache(_KEYS_REMEMBERED)(murmur2)
 
 def partition_of(key: bytes, partitions: int) -> int:
     """The partition of a keyed record, the same in every client of Kafka."""
+    if native.codec is not None:
+        return native.codec.partition_of(key, partitions)
     h = _hash_of_short(key) if len(key) <= _LONG_KEY else murmur2(key)
     return (h & _POSITIVE) % partitions
 

@@ -75,6 +75,7 @@ class ProducerEngine:
                 wake=self.wake,
             ),
         )
+        self.append_value = self.accumulator.append_value
         self.append = self.accumulator.append
         self.extend = self.accumulator.extend
         signer = OwnIdentity(cluster, self.wake) if config.enable_idempotence else Unsigned()
@@ -86,6 +87,7 @@ class ProducerEngine:
     def use(self, txn: TxnContext) -> None:
         """Send in transactions: `append` and `extend` ask `txn` first. Before the first record."""
         self._dispatcher.signer = InTransactions(txn, self.wake)
+        self.append_value = _after(txn.check_sendable, self.accumulator.append_value)
         self.append = _after(txn.check_sendable, self.accumulator.append)
         self.extend = _after(txn.check_sendable, self.accumulator.extend)
 

@@ -73,6 +73,7 @@ class Producer:
         if self.config.transactional_id is not None:
             self._txn = TransactionManager(self._cluster, self.config, self._engine)
             self._engine.use(self._txn)
+        self.append_value = self._engine.append_value
         self.append, self.extend = self._engine.append, self._engine.extend
         self._closed = False
 

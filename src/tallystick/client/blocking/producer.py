@@ -52,6 +52,7 @@ class Producer:
         self._thread = engine_thread()
         self._on_loop = self._thread.do(lambda: aio.Producer(config), "Producer")
         self._open = True
+        self._append_value = self._on_loop.append_value
         self._append, self._extend = self._on_loop.append, self._on_loop.extend
         settings = self._on_loop.config
         self._block_s = settings.max_block_ms / 1000 + _GRACE_S
@@ -94,6 +95,8 @@ class Producer:
         # Most records have nothing more, and every argument handed on costs.
         if partition is None and timestamp_ms is None and on_delivery is None and not headers:
             try:
+                if key is None and (delivery := self._append_value(topic, value)) is not None:
+                    return delivery
                 return self._append(topic, value, key)
             except NotNow:
                 pass
@@ -264,7 +267,7 @@ class Producer:
     def left_behind(self) -> None:
         """In a forked child: refuse every call [CLI-61]. Called by the engine thread's fork hook."""
         self._open = False
-        self._append = self._extend = _refuse
+        self._append_value = self._append = self._extend = _refuse
 
     def _when_admitted(self, topic: str, take: Callable[[], T], doing: str) -> T:
         """What `take` returns, as soon as a record for `topic` may be taken. Within max.block.ms."""
