@@ -12,6 +12,7 @@ from tallystick import _lazy
 
 if TYPE_CHECKING:
     from tallystick.dualwrite import aio
+    from tallystick.dualwrite.consuming import consume_into
     from tallystick.dualwrite.errors import (
         BadRow,
         BadStore,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
         Torn,
         UnsafeStore,
     )
+    from tallystick.dualwrite.pool import WriterPool
     from tallystick.dualwrite.recovery import Finding, Report, Verdict
     from tallystick.dualwrite.stores.sql import SqlStore
     from tallystick.dualwrite.writer import DualWriter, Transaction
@@ -53,7 +55,9 @@ __all__ = [
     "Transaction",
     "UnsafeStore",
     "Verdict",
+    "WriterPool",
     "aio",
+    "consume_into",
 ]
 
 if not TYPE_CHECKING:
@@ -62,6 +66,8 @@ if not TYPE_CHECKING:
             "BadRow BadStore CommitUnknown DualWriteError Fenced ForeignCluster Halted LogBehind NoFreeId "
             "NotRecovered NotVisible NotYours Torn UnsafeStore"
         ),
+        "consuming": "consume_into",
+        "pool": "WriterPool",
         "recovery": "Finding Report Verdict",
         "stores.sql": "SqlStore",
         "writer": "DualWriter Transaction",

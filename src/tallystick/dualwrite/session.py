@@ -44,7 +44,7 @@ from tallystick.dualwrite.halves import Describing, MakeAdmin, MakeProducer, P, 
 from tallystick.dualwrite.model import NOTHING, StoredState
 from tallystick.dualwrite.recovery import VERDICTS, Finding, Recovered, Report, Shown, Verdict, find
 from tallystick.kernel.check import check
-from tallystick.kernel.clock import Clock, SystemClock
+from tallystick.kernel.clock import Clock
 from tallystick.kernel.errors import InDoubt
 from tallystick.kernel.settings import BadConfig
 from tallystick.kernel.value import replace
@@ -133,7 +133,7 @@ class Making(Generic[P]):
     producer: MakeProducer[P]
     admin: MakeAdmin
     pause: Callable[[float], object]
-    clock: Clock = SystemClock()
+    clock: Clock
 
 
 class Session(Generic[D, P]):

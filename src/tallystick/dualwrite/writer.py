@@ -18,12 +18,13 @@ from tallystick.dualwrite.recovery import Report
 from tallystick.dualwrite.session import Making, Session, Standing
 from tallystick.dualwrite.stores.base import Store, StoreTransaction
 from tallystick.dualwrite.transaction import Half, one_of
+from tallystick.kernel.clock import SystemClock
 
 D = TypeVar("D", bound=StoreTransaction)
 
 ONLY: Final = "kafka"
 """How the one cluster of a writer is called that was given no names."""
-_MAKING: Final = Making(producer=Producer, admin=Admin, pause=time.sleep)
+_MAKING: Final = Making(producer=Producer, admin=Admin, pause=time.sleep, clock=SystemClock())
 
 
 class Transaction(Half[D]):

@@ -1,0 +1,158 @@
+"""The same dual writes under asyncio: `async with`, and stores that are awaited."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
+from types import TracebackType
+from typing import Final, Generic, Self, TypeVar
+
+from tallystick.admin.aio import Admin
+from tallystick.client.aio.consumer import Consumer
+from tallystick.client.aio.producer import Column, Producer
+from tallystick.client.delivery import BatchDelivery, Delivery
+from tallystick.client.modes import Mode
+from tallystick.dualwrite.driving import AsyncDriver, Step, Watch
+from tallystick.dualwrite.recovery import Report
+from tallystick.dualwrite.session import Making, Session, Standing
+from tallystick.dualwrite.stores.base import AsyncStore, AsyncStoreTransaction
+from tallystick.dualwrite.transaction import Half, one_of
+from tallystick.kernel.clock import SystemClock
+from tallystick.dualwrite.writer import ONLY
+
+D = TypeVar("D", bound=AsyncStoreTransaction)
+
+_MAKING: Final = Making(producer=Producer, admin=Admin, pause=asyncio.sleep, clock=SystemClock())
+
+
+class Transaction(Half[D]):
+    """One dual write, inside its block; as `tallystick.dualwrite.Transaction`, awaited."""
+
+    def __init__(self, database: D, producers: Mapping[str, Producer], driver: AsyncDriver) -> None:
+        super().__init__(database)
+        self._producers = producers
+        self._driver = driver
+
+    async def send(
+        self,
+        topic: str,
+        value: bytes | None = None,
+        key: bytes | None = None,
+        *,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+        headers: Iterable[tuple[str, bytes | None]] = (),
+        cluster: str | None = None,
+    ) -> Delivery:
+        """Send one record in this transaction."""
+        sent = partial(
+            self._producer(cluster).send,
+            topic,
+            value,
+            key,
+            partition=partition,
+            timestamp_ms=timestamp_ms,
+            headers=headers,
+        )
+        return await self._driver.take_async(Step("send", topic, sent), sent)
+
+    async def send_batch(
+        self,
+        topic: str,
+        values: Column,
+        keys: Column | None = None,
+        *,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+        cluster: str | None = None,
+    ) -> BatchDelivery:
+        """Send many records at once."""
+        sent = partial(
+            self._producer(cluster).send_batch,
+            topic,
+            values,
+            keys,
+            partition=partition,
+            timestamp_ms=timestamp_ms,
+        )
+        return await self._driver.take_async(Step("send", topic, sent), sent)
+
+    async def send_offsets(self, consumer: Consumer, *, cluster: str | None = None) -> None:
+        """Commit the positions of `consumer` for its group with this transaction (KIP-447)."""
+        positions = {at: await consumer.position(at) for at in consumer.assignment}
+        group = consumer.group_metadata()
+        sent = partial(self._producer(cluster).send_offsets_to_transaction, positions, group)
+        await self._driver.take_async(Step("send offsets", group.group_id, sent), sent)
+
+    def _producer(self, cluster: str | None) -> Producer:
+        self.check_open()
+        return one_of(self._producers, cluster)
+
+
+class DualWriter(Generic[D]):
+    """Writes a database and Kafka, in transactions that commit in both or in neither.
+
+    Its methods are those of `tallystick.dualwrite.DualWriter`, where they are described; here they are
+    awaited. A cancelled task is like an exception in the block; cancelled while the database commits, the
+    outcome is unknown, and recover() finds out.
+    """
+
+    def __init__(
+        self,
+        store: AsyncStore[D],
+        producer_config: Mapping[str, object] | None = None,
+        *,
+        clusters: Mapping[str, Mapping[str, object]] | None = None,
+        watch: Watch | None = None,
+    ) -> None:
+        """Connects to nothing yet. Raises: BadConfig with all problems; ValueError."""
+        if (producer_config is None) == (clusters is None):
+            raise ValueError("either producer_config or clusters")
+        configs = clusters if producer_config is None else {ONLY: producer_config}
+        self._session: Session[D, Producer] = Session(store, configs or {}, _MAKING)
+        self._driver = AsyncDriver(watch)
+
+    async def recover(self, *, accept_torn: bool = False) -> Report:
+        """Bring both halves of this writer's id to the same end; needed before the first transaction."""
+        return await self._driver.run_async(self._session.recover(accept_torn=accept_torn))
+
+    @asynccontextmanager
+    async def transaction(self, *, wait_visible: bool = False) -> AsyncIterator[Transaction[D]]:
+        """A dual write. When the block ends, both halves are committed; if it raises, neither is."""
+        driver, session = self._driver, self._session
+        database = await driver.run_async(session.begin())
+        producers = {name: branch.producer for name, branch in session.branches.items()}
+        txn = Transaction(database, producers, driver)
+        try:
+            yield txn
+        except BaseException:
+            txn.end()
+            await driver.run_async(session.rollback(database))
+            raise
+        txn.end()
+        await driver.run_async(session.commit(database, wait_visible=wait_visible))
+
+    @property
+    def ready(self) -> bool:
+        """Can a transaction begin?"""
+        return self._session.standing is Standing.READY
+
+    @property
+    def modes(self) -> Mapping[str, Mode | None]:
+        """What a prepared transaction rests on in each cluster, after recover()."""
+        return {name: branch.producer.mode for name, branch in self._session.branches.items()}
+
+    async def close(self) -> None:
+        """End the clients; again is harmless."""
+        await self._driver.run_async(self._session.close())
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return f"<DualWriter {self._session.name}: {self._session.standing.value}>"

@@ -1,0 +1,127 @@
+"""WriterPool: a writer, and so a transactional id, for each of several transactions at the same time."""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from queue import Empty, LifoQueue
+from types import TracebackType
+from typing import Final, Generic, Self, TypeVar
+
+from tallystick.dualwrite.errors import NoFreeId, NotRecovered
+from tallystick.dualwrite.recovery import Report
+from tallystick.dualwrite.stores.base import Store, StoreTransaction
+from tallystick.dualwrite.writer import DualWriter, Transaction
+from tallystick.kernel.settings import BadConfig
+
+D = TypeVar("D", bound=StoreTransaction)
+
+WAIT_S: Final = 30.0
+SIZE_MAX: Final = 1000
+
+
+def ids_of(config: Mapping[str, object], size: int) -> list[str]:
+    """The ids of a pool: `transactional.id`, a hyphen and a number. Raises: BadConfig."""
+    base = config.get("transactional.id")
+    if not isinstance(base, str) or not base:
+        raise BadConfig("transactional.id: must be set: the ids of the pool begin with it")
+    if not 1 <= size <= SIZE_MAX:
+        raise BadConfig(f"size: {size} is not 1..{SIZE_MAX}")
+    return [f"{base}-{number}" for number in range(size)]
+
+
+def beyond(base: object, size: int, stored: Iterable[str]) -> list[str]:
+    """Ids that a larger pool of the same name has left in the store."""
+    form = re.compile(rf"{re.escape(str(base))}-(0|[1-9][0-9]*)")
+    return [each for each in stored if (found := form.fullmatch(each)) and int(found[1]) >= size]
+
+
+class WriterPool(Generic[D]):
+    """Hands out writers, at most `size` at a time. Threads share it.
+
+        pool = WriterPool(store, {"bootstrap.servers": ..., "transactional.id": "payments-host1"}, size=8)
+        print(pool.recover())
+        with pool.transaction() as txn:
+            ...
+
+    Its ids are `payments-host1-0` to `payments-host1-7`. Two processes need two names, or they fence each
+    other. Life: made, recovered, used, closed.
+    """
+
+    def __init__(
+        self, store: Store[D], producer_config: Mapping[str, object], size: int, *, wait_s: float = WAIT_S
+    ) -> None:
+        """Connects to nothing yet.
+
+        Args:
+            size: transactions at the same time, 1..1000.
+            wait_s: seconds that a caller waits for a free id, unless it says otherwise.
+        Raises: BadConfig.
+        """
+        self._store = store
+        self._config = producer_config
+        self._size = size
+        self._wait_s = wait_s
+        self._writers = [self._writer(each) for each in ids_of(producer_config, size)]
+        self._free: LifoQueue[DualWriter[D]] = LifoQueue()
+        self._recovered = False
+
+    def _writer(self, transactional_id: str) -> DualWriter[D]:
+        return DualWriter(self._store, {**self._config, "transactional.id": transactional_id})
+
+    def recover(self) -> Report:
+        """Recover every id, those of a larger pool before this one included: what a dead process left.
+
+        Before the first transaction, and no transaction may be open.
+        Raises: as DualWriter.recover.
+        """
+        found = [line for writer in self._writers for line in writer.recover().ids]
+        base = self._config["transactional.id"]
+        for each in beyond(base, self._size, self._store.transactional_ids()):
+            with self._writer(each) as left:
+                found += left.recover().ids
+        if not self._recovered:
+            self._recovered = True
+            for writer in reversed(self._writers):
+                self._free.put(writer)
+        return Report(tuple(found))
+
+    @contextmanager
+    def writer(self, wait_s: float | None = None) -> Iterator[DualWriter[D]]:
+        """A writer for this caller alone. One whose last outcome was not known is recovered first.
+
+        Raises: NoFreeId after `wait_s`; NotRecovered; as DualWriter.recover.
+        """
+        if not self._recovered:
+            raise NotRecovered("the pool has not been recovered: call recover() first")
+        limit_s = self._wait_s if wait_s is None else wait_s
+        try:
+            writer = self._free.get(timeout=limit_s)
+        except Empty:
+            raise NoFreeId(f"none of {self._size} ids became free within {limit_s:g} s") from None
+        try:
+            if not writer.ready:
+                writer.recover()
+            yield writer
+        finally:
+            self._free.put(writer)
+
+    @contextmanager
+    def transaction(
+        self, *, wait_visible: bool = False, wait_s: float | None = None
+    ) -> Iterator[Transaction[D]]:
+        """A dual write under a free id. Raises: as `writer` and DualWriter.transaction."""
+        with self.writer(wait_s) as writer, writer.transaction(wait_visible=wait_visible) as txn:
+            yield txn
+
+    def close(self) -> None:
+        """Close every writer; again is harmless."""
+        for writer in self._writers:
+            writer.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,132 @@
+"""The recipe of consuming into a database: rows and the offsets they came from, in one transaction.
+
+KIP-939's other recipe: "the database tracks the consumption state atomically with the data update". The
+offset in the database is the only one that counts. After every assignment, failure or unknown outcome the
+consumer is set to it; and a transaction that would move it is refused unless it is still where this reader
+began [DW-4], so that a reader who has lost a partition, and does not know yet, cannot write.
+"""
+
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import Generic, Protocol, TypeVar
+
+from tallystick.client.offsets import GroupMetadata
+from tallystick.client.reading import ConsumerRecord
+from tallystick.dualwrite.driving import Recipe, do
+from tallystick.dualwrite.errors import CommitUnknown
+from tallystick.dualwrite.halves import Later, Transacting
+from tallystick.dualwrite.stores.base import OffsetMoved
+from tallystick.kernel.errors import InDoubt
+from tallystick.kernel.ids import TopicPartition
+from tallystick.kernel.value import frozen
+
+
+class Polling(Protocol):
+    """`tallystick.Consumer` and `tallystick.aio.Consumer`."""
+
+    @property
+    def assignment(self) -> frozenset[TopicPartition]: ...
+    def poll(self, timeout_s: float, most: int | None = None) -> Later[list[ConsumerRecord]]: ...
+    def position(self, partition: TopicPartition) -> Later[int]: ...
+    def seek(self, partition: TopicPartition, offset: int) -> None: ...
+    def group_metadata(self) -> GroupMetadata: ...
+
+
+class Moving(Transacting, Protocol):
+    """`OffsetTransaction` and `AsyncOffsetTransaction`."""
+
+    def move_offsets(self, group: str, moved: Mapping[TopicPartition, OffsetMoved]) -> Later[None]: ...
+
+
+M = TypeVar("M", bound=Moving)
+M_co = TypeVar("M_co", bound=Moving, covariant=True)
+
+
+class Keeping(Protocol[M_co]):
+    """`OffsetStore` and `AsyncOffsetStore`."""
+
+    def begin(self) -> Later[M_co]: ...
+    def read_offsets(self, group: str) -> Later[Mapping[TopicPartition, int]]: ...
+
+
+@frozen
+class Took:
+    """What one poll returned, and how far each partition is moved by it."""
+
+    records: tuple[ConsumerRecord, ...]
+    moved: Mapping[TopicPartition, OffsetMoved]
+
+
+class Reading(Generic[M]):
+    """Where a consumer is, beside where the database has it. Its methods are recipes."""
+
+    def __init__(self, store: Keeping[M], consumer: Polling, group: str | None) -> None:
+        self.group = group or consumer.group_metadata().group_id
+        self._store = store
+        self._consumer = consumer
+        self._kept: dict[TopicPartition, int] = {}
+        self._unsynced = True
+
+    def unsync(self) -> None:
+        """What the consumer reads, or from where, is not known to be what the database says."""
+        self._unsynced = True
+
+    def poll(self, timeout_s: float, most: int | None) -> Recipe[Took]:
+        """Records that follow what the database has; none if `timeout_s` has passed."""
+        poll = partial(self._consumer.poll, timeout_s, most)
+        records: list[ConsumerRecord] = yield from do("poll", self.group, poll)
+        if self._unsynced:  # these may not be the ones: an assignment may have come with them
+            yield from self._sync(records)
+            records = yield from do("poll", self.group, poll)
+            if self._unsynced:
+                yield from self._sync(records)
+                records = []
+        moved = {}
+        for at in {TopicPartition(each.topic, each.partition) for each in records}:
+            after: int = yield from do("position", str(at), partial(self._consumer.position, at))
+            moved[at] = OffsetMoved(before=self._kept.get(at), after=after)
+        return Took(tuple(records), moved)
+
+    def _sync(self, records: Iterable[ConsumerRecord]) -> Recipe[None]:
+        """Set the consumer to where the database is; partitions it does not have begin where they did."""
+        first: dict[TopicPartition, int] = {}
+        for each in records:
+            first.setdefault(TopicPartition(each.topic, each.partition), each.offset)
+        self._unsynced = False
+        kept = yield from do("read offsets", self.group, partial(self._store.read_offsets, self.group))
+        assigned = self._consumer.assignment
+        self._kept = {at: offset for at, offset in kept.items() if at in assigned}
+        for at, offset in {**first, **self._kept}.items():
+            if at in assigned:
+                self._consumer.seek(at, offset)
+
+    def begin(self) -> Recipe[M]:
+        return (yield from do("begin database", self.group, self._store.begin))
+
+    def commit(self, txn: M, took: Took) -> Recipe[None]:
+        """Raises: Fenced if another has moved a partition; InDoubt, and the next poll finds out."""
+        self._unsynced = True
+        try:
+            if took.moved:
+                move = partial(txn.move_offsets, self.group, took.moved)
+                yield from do("move offsets", self.group, move)
+            yield from do("commit database", self.group, txn.commit)
+        except BaseException as exc:
+            yield from self.rollback(txn, took)
+            if isinstance(exc, CommitUnknown):
+                raise InDoubt(
+                    f"{self.group}: whether the database committed is not known: {exc}; the next batch "
+                    "begins where it says"
+                ) from exc
+            raise
+        self._kept |= {at: each.after for at, each in took.moved.items()}
+        self._unsynced = False
+
+    def rollback(self, txn: M, took: Took) -> Recipe[None]:
+        """The rows are taken back, and the records will be returned again, unless the database has them."""
+        self._unsynced = True
+        for each in reversed(took.records):
+            at = TopicPartition(each.topic, each.partition)
+            if at in self._consumer.assignment:
+                self._consumer.seek(at, each.offset)
+        yield from do("roll back", self.group, txn.rollback)
