@@ -8,10 +8,20 @@ Keys of options arrive in lower case. Names of the hooks' arguments are part of 
 
 from typing import TYPE_CHECKING, Final, cast
 
-from pyspark.sql.datasource import DataSource, DataSourceStreamWriter, DataSourceWriter
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
 from pyspark.sql.types import StructType
 
 from tallystick import _lazy
+from tallystick.spark.batch_read import BatchReader
+from tallystick.spark.options import read_options
+from tallystick.spark.rows import spark_schema
+from tallystick.spark.source import StreamReader
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -27,6 +37,16 @@ class KafkaDataSource(DataSource):
     @classmethod
     def name(cls) -> str:
         return NAME
+
+    def schema(self) -> StructType:
+        """The columns of Spark's own Kafka source. Raises: BadConfig, as early as `load()`."""
+        return spark_schema(headers=read_options(self.options).include_headers)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return BatchReader(self.options)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 -- Spark's name
+        return StreamReader(self.options)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         return cast(DataSourceWriter, _lazy.load(_SINK).batch_writer(self.options, schema, overwrite))

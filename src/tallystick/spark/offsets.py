@@ -1,0 +1,162 @@
+"""Which records a query reads: offsets as JSON, a batch's share of a backlog, a batch's tasks.
+
+The rules are those of Spark's own Kafka source, so that a query plans the same batches on either and a
+checkpoint of one can be read by the other. Nothing here asks the cluster.
+
+Sources: Spark 4.3 connector/kafka-0-10-sql: JsonUtils, KafkaMicroBatchStream.rateLimit and .delayBatch,
+    KafkaOffsetRangeCalculator, KafkaOffsetReader.getOffsetRangesFromResolvedOffsets.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+from tallystick.kernel.ids import INT64_MAX, TopicPartition
+from tallystick.kernel.value import frozen
+
+Offsets = Mapping[TopicPartition, int]
+"""Of each partition, the next offset to read."""
+
+OffsetJson = dict[str, dict[str, int]]
+
+# A query that reads a new partition expects to see all of it, from the first offset there can be.
+_FIRST: Final = 0
+
+
+@frozen
+class Range:
+    """Records of one partition: from `start` up to, not including, `end`."""
+
+    partition: TopicPartition
+    start: int
+    end: int
+
+    @property
+    def size(self) -> int:
+        """Offsets, of which transaction markers and compacted records take some."""
+        return self.end - self.start
+
+    def __str__(self) -> str:
+        return f"{self.partition} [{self.start}, {self.end})"
+
+
+def offsets_of(json: Mapping[str, Mapping[str, int]]) -> dict[TopicPartition, int]:
+    """The offsets in a checkpoint of ours or of Spark's own source: `{"topic": {"0": 5}}`."""
+    return {
+        TopicPartition(topic, int(number)): offset
+        for topic, numbers in json.items()
+        for number, offset in numbers.items()
+    }
+
+
+def json_of(offsets: Offsets) -> OffsetJson:
+    """What a checkpoint keeps, sorted by topic and partition. Equal to the JSON of Spark's own source."""
+    json: OffsetJson = {}
+    for at in sorted(offsets):
+        json.setdefault(at.topic, {})[str(at.partition)] = offsets[at]
+    return json
+
+
+# ------------------------------------------------------------------------ the size of a batch
+
+
+def waiting(start: Offsets, latest: Offsets) -> int:
+    """Offsets that have not been read, as `minOffsetsPerTrigger` counts them."""
+    return sum(end - start.get(at, _FIRST) for at, end in latest.items())
+
+
+def limited(most: int, start: Offsets, latest: Offsets) -> dict[TopicPartition, int]:
+    """Where a batch of about `most` offsets ends: every partition has its share of the backlog.
+
+    A share below one is rounded up, so that small partitions do not starve; the sum may then pass `most`.
+
+    Args:
+        start: of all partitions in `latest` that can still be read, new ones included.
+    """
+    sizes = {at: end - start[at] for at, end in latest.items() if at in start and end > start[at]}
+    total = sum(sizes.values())
+    ends = dict(latest)
+    for at, size in sizes.items():
+        share = most * (size / total)
+        taken = math.ceil(share) if share < 1 else math.floor(share)
+        ends[at] = min(latest[at], start[at] + min(taken, INT64_MAX - start[at]))
+    return ends
+
+
+# --------------------------------------------------------------------- what is read, and lost
+
+
+@frozen
+class Plan:
+    """What a batch reads, and in words what it should have read and cannot."""
+
+    ranges: tuple[Range, ...]
+    losses: tuple[str, ...]
+
+
+def plan(start: Offsets, end: Offsets, earliest: Offsets) -> Plan:
+    """Compare where a batch begins with where it ends.
+
+    Args:
+        earliest: where the logs of partitions begin that are in `end` and not in `start`.
+    """
+    losses = []
+    added = sorted(set(end) - set(start))
+    for at in added:
+        if at not in earliest:
+            losses.append(f"{at} was added and is gone")
+        elif earliest[at] != _FIRST:
+            losses.append(f"{at} was added and begins at offset {earliest[at]}, not {_FIRST}")
+    gone = ", ".join(map(str, sorted(set(start) - set(end))))
+    if gone:
+        losses.append(f"gone since they were last read: {gone}")
+    begins = {**earliest, **start}
+    ranges = []
+    for at in sorted(end):
+        if at not in begins:
+            continue
+        if end[at] < begins[at]:
+            losses.append(f"{at} was read up to offset {begins[at]} and ends at {end[at]} now")
+        elif end[at] > begins[at]:
+            ranges.append(Range(at, begins[at], end[at]))
+    return Plan(tuple(ranges), tuple(losses))
+
+
+def split(
+    ranges: Sequence[Range], min_partitions: int | None = None, max_records: int | None = None
+) -> list[Range]:
+    """The ranges as tasks: one each, or pieces of them where more tasks or smaller ones are wanted.
+
+    The number of tasks is about `min_partitions`, as it is in Spark: large ranges are cut in proportion.
+    """
+    pieces = [each for each in ranges if each.size > 0]
+    if max_records is not None:
+        pieces = [part for each in pieces for part in _cut(each, -(-each.size // max_records))]
+    if min_partitions is None or len(pieces) >= min_partitions:
+        return pieces
+    # What stays whole is left out of the proportion by which the rest is cut.
+    total = sum(each.size for each in pieces)
+    whole = [each for each in pieces if _parts(each.size, total, min_partitions) == 1]
+    cut_total = total - sum(each.size for each in whole)
+    wanted = max(min_partitions - len(whole), 1)
+    kept = {each.partition for each in whole}
+    return [
+        part
+        for each in pieces
+        for part in _cut(each, 1 if each.partition in kept else _parts(each.size, cut_total, wanted))
+    ]
+
+
+def _parts(size: int, total: int, wanted: int) -> int:
+    return max(math.floor(size / total * wanted + 0.5), 1)  # Java's Math.round
+
+
+def _cut(whole: Range, parts: int) -> Iterable[Range]:
+    """Equal parts; the last ones have what division leaves over."""
+    start, left = whole.start, whole.size
+    for part in range(parts):
+        size = left // (parts - part)
+        left -= size
+        if size:
+            yield Range(whole.partition, start, start + size)
+        start += size

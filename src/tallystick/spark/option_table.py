@@ -1,0 +1,208 @@
+"""Every option of Spark's Kafka guide, and what it does here. docs/spark.md shows this table.
+
+Source: Spark 4.3 docs/streaming/structured-streaming-kafka-integration.md.
+"""
+
+from enum import Enum
+from typing import Final
+
+from tallystick.kernel.value import frozen
+
+PREFIX: Final = "kafka."
+
+
+class Standing(Enum):
+    """What becomes of an option."""
+
+    SUPPORTED = "supported"
+    NO_EFFECT = "no effect"
+    REFUSED = "refused"
+
+
+class Side(Enum):
+    SOURCE = "source"
+    SINK = "sink"
+
+
+class Query(Enum):
+    BATCH = "batch"
+    STREAM = "streaming"
+
+
+_BOTH: Final = (Query.STREAM, Query.BATCH)
+_SOURCE: Final = (Side.SOURCE,)
+_SINK: Final = (Side.SINK,)
+
+
+@frozen(kw_only=True)
+class Option:
+    """One option.
+
+    values             what may be written
+    ignored_elsewhere  in the other kind of query it is accepted without effect, as in Spark
+    """
+
+    name: str
+    doc: str
+    values: str = ""
+    default: str = ""
+    sides: tuple[Side, ...] = _SOURCE
+    queries: tuple[Query, ...] = _BOTH
+    standing: Standing = Standing.SUPPORTED
+    ignored_elsewhere: bool = False
+
+
+def _idle(name: str, doc: str, sides: tuple[Side, ...] = _SOURCE) -> Option:
+    return Option(name=name, doc=doc, sides=sides, standing=Standing.NO_EFFECT)
+
+
+def _refused(name: str, doc: str, sides: tuple[Side, ...] = _SOURCE) -> Option:
+    return Option(name=name, doc=doc, sides=sides, standing=Standing.REFUSED)
+
+
+_TIMES: Final = '`{"topicA":{"0":1000}}`, milliseconds'
+_STREAM: Final = (Query.STREAM,)
+_BATCH: Final = (Query.BATCH,)
+
+OPTIONS: Final = (
+    Option(
+        name="kafka.bootstrap.servers",
+        values="`host:port,...`",
+        sides=(Side.SOURCE, Side.SINK),
+        doc="Brokers to ask first. Required.",
+    ),
+    Option(
+        name="subscribe",
+        values="`topicA,topicB`",
+        doc="Topics to read. Exactly one of `subscribe`, `subscribePattern` and `assign` is given.",
+    ),
+    Option(
+        name="subscribePattern",
+        values="regular expression",
+        doc="Topics whose whole name matches, those made later included. Python's syntax, not Java's.",
+    ),
+    Option(name="assign", values='`{"topicA":[0,1]}`', doc="These partitions only."),
+    Option(
+        name="startingOffsets",
+        values='`earliest`, `latest`, `{"topicA":{"0":23,"1":-1}}`',
+        default="`latest` (streaming), `earliest` (batch)",
+        doc="Where a new query starts; -2 is earliest, -1 is latest (streaming only). JSON names every "
+        "partition. A query that goes on starts where it stopped; partitions added later are read from "
+        "their beginning.",
+    ),
+    Option(
+        name="startingTimestamp",
+        values="milliseconds",
+        doc="The first record of this time or later, in all partitions. Goes before "
+        "`startingOffsetsByTimestamp`, and that before `startingOffsets`.",
+    ),
+    Option(name="startingOffsetsByTimestamp", values=_TIMES, doc="The same for each partition."),
+    Option(
+        name="startingOffsetsByTimestampStrategy",
+        values="`error`, `latest`",
+        default="`error`",
+        doc="What to do where no record is that late: fail, or start at the end.",
+    ),
+    Option(
+        name="endingOffsets",
+        values='`latest`, `{"topicA":{"0":50,"1":-1}}`',
+        default="`latest`",
+        queries=_BATCH,
+        doc="Where a batch ends; -1 is latest, which with `read_committed` is the last stable offset.",
+    ),
+    Option(
+        name="endingTimestamp",
+        values="milliseconds",
+        queries=_BATCH,
+        doc="Ends before the first record of this time or later; at latest where there is none.",
+    ),
+    Option(
+        name="endingOffsetsByTimestamp",
+        values=_TIMES,
+        queries=_BATCH,
+        doc="The same for each partition.",
+    ),
+    Option(
+        name="failOnDataLoss",
+        values="`true`, `false`",
+        default="`true`",
+        doc="Fail when records that the query should read are gone: aged out, cut off, or the topic was "
+        "deleted. `false`: log it and go on with what is left. Aborted transactions and markers are no loss.",
+    ),
+    Option(
+        name="includeHeaders",
+        values="`true`, `false`",
+        default="`false`",
+        sides=(Side.SOURCE, Side.SINK),
+        doc="Whether rows have the column `headers`: an array, empty for a record without headers.",
+    ),
+    Option(
+        name="maxOffsetsPerTrigger",
+        values="number",
+        queries=_STREAM,
+        ignored_elsewhere=True,
+        doc="About how many offsets a micro-batch takes, each partition's backlog in proportion.",
+    ),
+    Option(
+        name="minOffsetsPerTrigger",
+        values="number",
+        queries=_STREAM,
+        ignored_elsewhere=True,
+        doc="Wait for this many before a micro-batch, `maxTriggerDelay` at most. With `Trigger.AvailableNow` "
+        "nothing is waited for: all that is there is read.",
+    ),
+    Option(
+        name="maxTriggerDelay",
+        values="`15m`, `30s`, `100ms`",
+        default="`15m`",
+        queries=_STREAM,
+        ignored_elsewhere=True,
+        doc="The longest wait for `minOffsetsPerTrigger`.",
+    ),
+    Option(
+        name="minPartitions",
+        values="number",
+        doc="About how many tasks to read with, at least: large partitions are cut into several ranges.",
+    ),
+    Option(
+        name="maxRecordsPerPartition",
+        values="number",
+        doc="The most offsets of one task: larger ranges are cut.",
+    ),
+    Option(
+        name="kafkaConsumer.pollTimeoutMs",
+        values="milliseconds",
+        default="120000",
+        doc="How long a task waits for the next record of its range before it fails.",
+    ),
+    Option(
+        name="kafka.isolation.level",
+        values="`read_committed`, `read_uncommitted`",
+        default="`read_committed`",
+        doc="Differs from Spark's own source, whose default shows records of aborted and open transactions.",
+    ),
+    _idle("fetchOffset.numRetries", "Tried again until `kafka.default.api.timeout.ms` is over."),
+    _idle("fetchOffset.retryIntervalMs", "See `kafka.retry.backoff.ms`."),
+    _idle("groupIdPrefix", "No consumer group is used."),
+    _idle("kafka.group.id", "No consumer group is used; offsets are in the checkpoint."),
+    _refused("kafka.auto.offset.reset", "say it with startingOffsets and failOnDataLoss"),
+    _refused("kafka.key.deserializer", "keys are bytes; convert them with Spark"),
+    _refused("kafka.value.deserializer", "values are bytes; convert them with Spark"),
+    _refused("kafka.enable.auto.commit", "offsets are in the checkpoint"),
+    _refused("kafka.interceptor.classes", "no Java classes are loaded", (Side.SOURCE, Side.SINK)),
+    Option(
+        name="topic",
+        values="name",
+        sides=_SINK,
+        doc="The topic of all rows; goes before a column `topic`.",
+    ),
+    Option(
+        name="transactional.id.prefix",
+        values="name",
+        sides=_SINK,
+        doc="Required, and new here: what this query's transactions are called. One live query a prefix.",
+    ),
+    _refused("kafka.key.serializer", "keys are strings or bytes; convert them with Spark", _SINK),
+    _refused("kafka.value.serializer", "values are strings or bytes; convert them with Spark", _SINK),
+    _refused("kafka.partitioner.class", "no Java classes are loaded; give rows a column partition", _SINK),
+)

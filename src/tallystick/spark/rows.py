@@ -1,0 +1,60 @@
+"""A source's rows: the columns of Spark's own Kafka source, as Spark's schema and as Arrow's.
+
+Spark checks the first batch of a task against the schema field by field, and none of the others.
+"""
+
+from typing import Final
+
+import pyarrow as pa
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+_COLUMNS: Final = (
+    StructField("key", BinaryType()),
+    StructField("value", BinaryType()),
+    StructField("topic", StringType()),
+    StructField("partition", IntegerType()),
+    StructField("offset", LongType()),
+    StructField("timestamp", TimestampType()),
+    StructField("timestampType", IntegerType()),
+)
+_HEADER: Final = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
+_ARROW: Final = (
+    pa.field("key", pa.binary()),
+    pa.field("value", pa.binary()),
+    pa.field("topic", pa.string()),
+    pa.field("partition", pa.int32()),
+    pa.field("offset", pa.int64()),
+    pa.field("timestamp", pa.timestamp("us", tz="UTC")),
+    pa.field("timestampType", pa.int32()),
+)
+_ARROW_HEADER: Final = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
+
+
+def spark_schema(*, headers: bool) -> StructType:
+    """Source: Spark 4.3 KafkaRecordToRowConverter.kafkaSchema."""
+    last = [StructField("headers", ArrayType(_HEADER))] if headers else []
+    return StructType([*_COLUMNS, *last])
+
+
+def arrow_schema(*, headers: bool) -> pa.Schema:
+    """`spark_schema` as Spark sends it to Python."""
+    element = pa.field("element", _ARROW_HEADER)
+    return pa.schema([*_ARROW, *([pa.field("headers", pa.list_(element))] if headers else [])])
+
+
+def rows(records: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """The columns of a consumer's batch that `schema` names, in its types.
+
+    `headers` has no nulls: a null array costs Spark time quadratic in the size of the batch.
+    """
+    columns = [records.column(field.name).cast(field.type) for field in schema]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
