@@ -9,14 +9,17 @@ import pytest
 from tests.support.scripted_broker import HangUp, ScriptedBroker, Seen
 
 from tallystick.admin.aio import Admin
+from tallystick.admin.configs import ConfigResource, ResourceType
 from tallystick.admin.errors import BrokerDown, NothingOpen
 from tallystick.admin.hanging import Finding, Verdict
 from tallystick.admin.transactions import AbortSpec
+from tallystick.client.errors import NotSupported
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import INT32_MAX, TopicPartition
 from tallystick.kernel.value import replace
 from tallystick.protocol.apis import ApiKey
 from tallystick.protocol.messages import describe_producers as dp
+from tallystick.protocol.messages.describe_configs import DescribeConfigsResponse, DescribeConfigsResult
 from tallystick.protocol.messages.find_coordinator import Coordinator, FindCoordinatorResponse
 from tallystick.protocol.messages.list_transactions import ListTransactionsResponse, TransactionState
 from tallystick.protocol.messages.metadata import MetadataResponse, MetadataResponseBroker
@@ -169,6 +172,24 @@ def test_an_id_whose_coordinator_cannot_be_asked_is_reported() -> None:
         assert not report.complete
 
     on(Partition(), check, timeout_ms=500)
+
+
+def test_settings_of_a_broker_that_came_back_are_asked_of_it() -> None:
+    """It was down when the brokers were listed last; that it is not in that list is no reason to refuse."""
+
+    async def check(admin: Admin, broker: ScriptedBroker) -> None:
+        async with ScriptedBroker(node_id=2) as second:
+            resource = ConfigResource(ResourceType.BROKER, "2")
+            told = DescribeConfigsResult(resource_type=ResourceType.BROKER, resource_name="2")
+            second.scripts[ApiKey.DESCRIBE_CONFIGS] = lambda _: DescribeConfigsResponse(results=(told,))
+            await admin.describe_cluster()
+            broker.scripts[ApiKey.METADATA] = lambda _: broker.metadata(second)
+            assert (await admin.describe_configs([resource])).one(resource) == {}
+            nobody = ConfigResource(ResourceType.BROKER, "3")
+            with pytest.raises(NotSupported, match="lists 1, 2"):
+                (await admin.describe_configs([nobody])).one(nobody)
+
+    on(Partition(), check)
 
 
 def test_where_nobody_checks_the_start_offset_the_partition_is_read_immediately_before() -> None:

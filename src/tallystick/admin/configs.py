@@ -128,9 +128,10 @@ def _altered(at: ConfigResource, changes: Mapping[str, str | None]) -> ac.AlterC
 
 async def _by_node(asker: Asker, resources: Sequence[ConfigResource]) -> dict[int, list[ConfigResource]]:
     """A broker knows its own settings; all others any broker knows, and the controller changes."""
-    if not asker.cluster.image.nodes:
-        await asker.cluster.refresh()
     nodes = asker.cluster.image.nodes
+    named = {int(each.name) for each in resources if each.type in _ON_ONE_BROKER and each.name.isdecimal()}
+    if not nodes or not named <= nodes.keys():  # one that was down may be listed again
+        nodes = (await asker.cluster.refresh()).nodes
     by_node: dict[int, list[ConfigResource]] = {}
     for each in resources:
         if each.type in _ON_ONE_BROKER and each.name:
