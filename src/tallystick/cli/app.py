@@ -30,18 +30,28 @@ def broker() -> None:
 
 
 @app.command(add_help_option=False)
+def produce() -> None:
+    """Send lines to a topic, one by one or as one transaction."""
+
+
+@app.command(add_help_option=False)
+def consume() -> None:
+    """Read topics."""
+
+
+@app.command(add_help_option=False)
 def transactions() -> None:
-    """List, describe, find hanging and end transactions, on any Kafka cluster."""
+    """List, describe, find hanging, complete and end transactions, on any Kafka cluster."""
 
 
 @app.command(add_help_option=False)
 def topics() -> None:
-    """List, describe, create, grow and delete topics."""
+    """List, describe, create, grow and delete topics, and the records in them."""
 
 
 @app.command(add_help_option=False)
 def groups() -> None:
-    """List, describe and delete groups."""
+    """List, describe and delete groups, and move their offsets."""
 
 
 @app.command(add_help_option=False)

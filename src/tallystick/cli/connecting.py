@@ -9,6 +9,7 @@ Exit codes, so that scripts can tell (docs/adr/0120):
     4  the answer is incomplete: stderr says which brokers or partitions could not be asked
     5  refused: it would break something and --force was not given, or it was not confirmed
     6  there is no such open transaction (any more)
+  130  interrupted; a transaction was aborted
 """
 
 import sys
@@ -22,6 +23,7 @@ import typer
 from tallystick.admin.client import Admin
 from tallystick.admin.errors import NothingOpen, NotSafe
 from tallystick.cli.tables import Output, Row, show
+from tallystick.client.config import CLIENT_SETTINGS, ROLE_SETTINGS
 from tallystick.client.errors import ClientError
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.settings import BadConfig, read_properties
@@ -38,6 +40,7 @@ class Exit(IntEnum):
     INCOMPLETE = 4
     REFUSED = 5
     NOTHING_OPEN = 6
+    INTERRUPTED = 130
 
 
 @frozen
@@ -71,18 +74,30 @@ def target(
     ] = None,
 ) -> None:
     """The options before (or after) every subcommand."""
-    config: dict[str, object] = {"client.id": "tallystick-cli"}
-    if command_config is not None:
-        try:
-            config |= read_properties(command_config.read_text(), str(command_config))
-        except OSError as exc:
-            raise BadConfig(f"--command-config: {exc}") from exc
-    if bootstrap_server is not None:
-        config["bootstrap.servers"] = bootstrap_server
+    config = connection(bootstrap_server, command_config)
     if timeout_ms is not None:
         config["default.api.timeout.ms"] = timeout_ms
         config["request.timeout.ms"] = min(timeout_ms, int(str(config.get("request.timeout.ms", 30_000))))
     context.obj = Target(config, output)
+
+
+def connection(bootstrap_server: str | None, command_config: Path | None) -> dict[str, object]:
+    """What a client is told of the cluster. Raises: BadConfig."""
+    config: dict[str, object] = {"client.id": "tallystick-cli"}
+    if command_config is not None:
+        try:
+            config |= read_properties(command_config.read_text(), str(command_config))
+        except (OSError, UnicodeDecodeError) as exc:
+            raise BadConfig(f"--command-config: {command_config}: {exc}") from exc
+    if bootstrap_server is not None:
+        config["bootstrap.servers"] = bootstrap_server
+    return config
+
+
+def settings_of(role: str, config: Mapping[str, object]) -> dict[str, object]:
+    """Without the settings of other roles only: one file may be for all of them."""
+    others = {name for other in ROLE_SETTINGS.values() for name in other} - ROLE_SETTINGS[role].keys()
+    return {name: value for name, value in config.items() if name not in others or name in CLIENT_SETTINGS}
 
 
 def run(app: typer.Typer, name: str, words: Sequence[str]) -> int:
@@ -98,6 +113,8 @@ def run(app: typer.Typer, name: str, words: Sequence[str]) -> int:
     except NothingOpen as exc:
         return complain(exc.what(), Exit.NOTHING_OPEN)
     except TallystickError as exc:
+        return complain(str(exc), Exit.FAILED)
+    except OSError as exc:  # of stdin and stdout: those of a connection are a client's errors
         return complain(str(exc), Exit.FAILED)
     return Exit.DONE
 

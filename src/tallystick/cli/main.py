@@ -14,7 +14,9 @@ from tallystick.cli import broker
 # Commands with a parser of their own, by the module whose `main` runs them.
 OWN: Final = {
     "configs": "tallystick.cli.configs",
+    "consume": "tallystick.cli.consume",
     "groups": "tallystick.cli.groups",
+    "produce": "tallystick.cli.produce",
     "topics": "tallystick.cli.topics",
     "transactions": "tallystick.cli.transactions",
 }

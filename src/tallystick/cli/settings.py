@@ -1,14 +1,35 @@
-"""NAME=VALUE on the command line."""
+"""NAME=VALUE and points in time on the command line."""
 
 from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from typing import Final
 
 import typer
 
+_DIGITS_MAX: Final = 18
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
-def named_values(texts: Iterable[str], option: str) -> dict[str, str]:
-    """Values by name. Raises: BadParameter, which names every text that is not NAME=VALUE."""
+
+def named_values(texts: Iterable[str], option: str, *, strip: bool = True) -> dict[str, str]:
+    """Values by name; `strip`: blanks around a value say nothing.
+
+    Raises: BadParameter, which names every text that is not NAME=VALUE.
+    """
     parts = {text: text.partition("=") for text in texts}
     wrong = [text for text, (name, equals, _) in parts.items() if not name or not equals]
     if wrong:
         raise typer.BadParameter(f"{option} {', '.join(wrong)}: is not NAME=VALUE")
-    return {name.strip(): value.strip() for name, _, value in parts.values()}
+    return {name.strip(): value.strip() if strip else value for name, _, value in parts.values()}
+
+
+def time_ms(text: str, option: str) -> int:
+    """Milliseconds since 1970 of a number of them, or of an ISO 8601 time; UTC unless it says otherwise."""
+    if text.isascii() and text.isdecimal() and len(text) <= _DIGITS_MAX:
+        return int(text)
+    try:
+        at = datetime.fromisoformat(text)
+        return ((at if at.tzinfo else at.replace(tzinfo=UTC)) - _EPOCH) // timedelta(milliseconds=1)
+    except (ValueError, OverflowError):
+        raise typer.BadParameter(
+            f"{option} {text}: is neither a time like 2026-11-21T12:00:00Z nor a number of milliseconds"
+        ) from None

@@ -13,11 +13,14 @@ from typing import Annotated, Final
 
 import typer
 
+from tallystick.admin import by_hand
 from tallystick.admin.hanging import Case, Verdict, idle_ms
 from tallystick.admin.model import Cause, ForcedOutcome, TransactionDescription
 from tallystick.admin.transactions import AbortPlan, AbortSpec
-from tallystick.cli.connecting import Exit, Target, complain, confirm, incomplete, run, target
+from tallystick.cli.connecting import Exit, Target, complain, confirm, incomplete, run, settings_of, target
+from tallystick.cli.modes import ModeName, with_modes
 from tallystick.cli.tables import Output, Row
+from tallystick.client.prepared import BadPreparedTxnState, PreparedTxnState
 from tallystick.kernel.clock import SystemClock
 from tallystick.kernel.ids import INT16_MAX, Identity, ProducerEpoch, ProducerId, TopicPartition
 
@@ -40,6 +43,12 @@ _HANGING: Final = (
     "LastTimestamp", "Duration(min)", "TransactionalId", "Why",
 )  # fmt: skip
 _FORCED: Final = ("ProducerId", "ProducerEpoch", "Cause", "TimestampMs", "TopicPartition")
+
+_COMPLETED: Final = {
+    by_hand.Outcome.LOST: Exit.FAILED,
+    by_hand.Outcome.BEHIND: Exit.FAILED,
+    by_hand.Outcome.UNKNOWN: Exit.NOTHING_OPEN,
+}
 
 Topic = Annotated[str, typer.Option("--topic")]
 Partition = Annotated[int, typer.Option("--partition", min=0)]
@@ -246,6 +255,49 @@ def force_terminate(
     at.show(tuple(row), [row])
 
 
+@app.command()
+def complete(
+    context: typer.Context,
+    transactional_id: Annotated[str, typer.Argument(metavar="TRANSACTIONAL_ID", show_default=False)],
+    state: Annotated[
+        str, typer.Argument(metavar="STATE", show_default=False, help="As it was stored; '' for none.")
+    ],
+    *,
+    mode: ModeName = None,
+    yes: Yes = False,
+    audit_log: AuditLog = None,
+) -> None:
+    """Decide what is prepared under an id: commit if STATE names exactly that, abort otherwise (KIP-939).
+
+    Exit code 6 when nothing is open and nothing tells how it ended, 1 when it was aborted before.
+    """
+    at: Target = context.obj
+    try:
+        stored = PreparedTxnState(state)
+    except BadPreparedTxnState as exc:
+        raise typer.BadParameter(f"STATE: {exc}") from exc
+    with _audited(audit_log):
+        with at.admin() as admin:
+            decision = by_hand.plan_completion(admin, transactional_id, stored)
+        typer.echo(_found(decision), err=True)
+        result = decision.outcome.name.lower()
+        if decision.outcome.sends:
+            confirm(f"{decision.outcome.name.capitalize()} it?", yes=yes)
+            config = with_modes(settings_of("producer", at.config), mode or (), prepares=True)
+            result = by_hand.complete(config, decision).value
+    writer = decision.found.writer
+    row: Row = {
+        "TransactionalId": transactional_id,
+        "ProducerId": writer.producer_id,
+        "ProducerEpoch": writer.epoch,
+        "FoundState": decision.found.state,
+        "State": str(stored),
+        "Result": result,
+    }
+    at.show(tuple(row), [row])
+    raise typer.Exit(_COMPLETED.get(decision.outcome, Exit.DONE))
+
+
 def main(words: Sequence[str]) -> int:
     """Run `tallystick transactions WORDS`; the exit code."""
     return run(app, "transactions", words)
@@ -297,6 +349,21 @@ def _case(case: Case, now_ms: int) -> Row:
         "TransactionalId": None if known is None else known.transactional_id,
         "Why": case.finding.value,
     }
+
+
+def _found(decision: by_hand.Decision) -> str:
+    found, state = decision.found, decision.state
+    named = f"state {state}" if state else "the empty state"
+    where = ", ".join(sorted(map(str, found.partitions))) or "no partition"
+    lines = [
+        f"{found.transactional_id!r} is {found.state}, producer {found.writer}, open in: {where}.",
+        f"By {named}: {decision.outcome.value}.",
+    ]
+    if decision.outcome.sends:
+        lines.append("Earlier producers of the id are fenced by this.")
+    if decision.outcome is by_hand.Outcome.ABORT:
+        lines.append("What it wrote there will never be read by read_committed consumers.")
+    return "\n".join(lines)
 
 
 def _warning(plan: AbortPlan) -> str:

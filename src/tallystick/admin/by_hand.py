@@ -1,0 +1,143 @@
+"""A prepared transaction decided by hand: what a stored state means now, and carrying it out (KIP-939).
+
+`InitProducerId` wipes out what tells how the last transaction of an id ended, and makes an id that nobody
+knows. So the plan comes from DescribeTransactions alone [ADM-4]:
+
+    the id has                          the state names    outcome
+    a transaction open                  that one           COMMIT
+    a transaction open                  an older, nothing  ABORT
+    nothing open, or being ended        nothing            NOTHING
+    nothing open, or being ended        a committed one    COMMITTED
+    nothing open, or being ended        an aborted one     LOST: the other system may have committed
+    nothing open                        one of long ago    UNKNOWN
+    come less far than the state        any                BEHIND: the cluster lost what it acknowledged
+
+Only the first two send anything, and then the client compares once more, with what it keeps.
+
+Source: KIP-939 "Recovery recipe"; `client.modes` for what follows from the pair that is shown.
+"""
+
+import logging
+from collections.abc import Mapping
+from enum import Enum
+from typing import Final
+
+from tallystick.admin.client import Admin
+from tallystick.admin.errors import NotSafe
+from tallystick.admin.model import Cause, TransactionDescription
+from tallystick.client.blocking.producer import Producer
+from tallystick.client.errors import IdExpired
+from tallystick.client.modes import VERDICTS, Asked, Seen, Verdict, When, Wish, compare
+from tallystick.client.prepared import PreparedTxnState
+from tallystick.client.transactions import Completion
+from tallystick.kernel.errors import TallystickError
+from tallystick.kernel.value import frozen
+
+_audit = logging.getLogger("tallystick.audit")
+
+
+class Outcome(Enum):
+    """What a stored state means for an id; the value says it to people."""
+
+    COMMIT = "the state names what is open: it will be committed"
+    ABORT = "the state does not name what is open: it will be aborted"
+    NOTHING = "nothing is in doubt"
+    COMMITTED = "the transaction that the state names was committed before"
+    LOST = (
+        "the transaction that the state names was aborted: by its timeout, an administrator or another client"
+    )
+    UNKNOWN = "nothing is in doubt, and nothing tells how the transaction that the state names has ended"
+    BEHIND = "the cluster has not come so far as the state: it lost what it acknowledged"
+
+    @property
+    def sends(self) -> bool:
+        """Is there anything to do?"""
+        return self in (Outcome.COMMIT, Outcome.ABORT)
+
+
+_OF_VERDICTS: Final = {
+    Verdict.DONE: Outcome.COMMITTED,
+    Verdict.CONTRADICTED: Outcome.LOST,
+    Verdict.UNVERIFIED: Outcome.UNKNOWN,
+    Verdict.HALT: Outcome.BEHIND,
+}
+
+
+@frozen(kw_only=True)
+class Decision:
+    """What is to become of an id, by the state that the other system has stored."""
+
+    state: PreparedTxnState
+    found: TransactionDescription
+    outcome: Outcome
+
+
+def plan_completion(admin: Admin, transactional_id: str, state: PreparedTxnState) -> Decision:
+    """What `complete` would do. Changes nothing.
+
+    Raises: IdExpired for an id nobody knows; NotAuthorized without the right to DESCRIBE it.
+    """
+    found = admin.describe_transactions([transactional_id]).one(transactional_id)
+    version = admin.describe_features().get("transaction.version", 0)
+    return Decision(state=state, found=found, outcome=judge(state, found, version))
+
+
+def judge(state: PreparedTxnState, found: TransactionDescription, version: int) -> Outcome:
+    """Pure. Args: version: the finalized `transaction.version`."""
+    name = state.identity
+    if found.state == "Ongoing":
+        ahead = (
+            name is not None
+            and name.producer_id == found.writer.producer_id
+            and name.epoch > found.writer.epoch
+        )
+        # Epochs of a producer id only grow: the other system has decided on one that comes after this.
+        return Outcome.BEHIND if ahead else Outcome.COMMIT if name == found.writer else Outcome.ABORT
+    if name is None:
+        return Outcome.NOTHING
+    forced = frozenset(
+        each.writer for each in found.forced_outcomes if each.cause in (Cause.TERMINATED, Cause.TIMED_OUT)
+    )
+    seen = Seen(state=found.state, identity=found.writer, forced=forced)
+    finding = compare(Asked(writer=name, client=name, version=version), seen)
+    return _OF_VERDICTS[VERDICTS[finding, Wish.COMMIT, When.BEFORE]]
+
+
+def complete(config: Mapping[str, object], decision: Decision) -> Completion:
+    """Commit or abort what is open, as the state says; earlier producers of the id are fenced.
+
+    Args:
+        config: of a producer, with the transactional id and the modes that are acceptable.
+    Returns: what was done; it may have been ended by others since the plan.
+    Raises: as `Producer.init_transactions` and `complete_transaction`.
+    """
+    name = decision.found.transactional_id
+    said = f"complete {name!r} producer {decision.found.writer} by state {str(decision.state)!r}"
+    _audit.warning("%s: %s", said, decision.outcome.name.lower())
+    try:
+        with Producer({**config, "transactional.id": name}) as producer:
+            producer.init_transactions(keep_prepared_txn=True)
+            done = producer.complete_transaction(decision.state)
+    except TallystickError as exc:
+        _audit.warning("%s: %s", said, exc)
+        raise
+    _audit.warning("%s: %s", said, done.value)
+    return done
+
+
+def check_unused(admin: Admin, transactional_id: str) -> None:
+    """Nothing is open under an id, so that initialising it plainly aborts nothing.
+
+    Raises: NotSafe with the state that would have to be decided first.
+    """
+    try:
+        found = admin.describe_transactions([transactional_id]).one(transactional_id)
+    except IdExpired:
+        return
+    if found.state == "Ongoing":
+        state = PreparedTxnState.of(found.writer)
+        raise NotSafe(
+            transactional_id,
+            f"a transaction is open, {state}, of a producer that runs, has crashed or has prepared it; this "
+            "would abort it",
+        )

@@ -1,0 +1,278 @@
+"""`tallystick produce`, `consume` and `transactions complete`, as the processes a user starts."""
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tallystick.admin.client import Admin
+from tallystick.admin.topics import NewTopic
+from tallystick.cli.main import main
+from tallystick.kernel.ids import TopicPartition
+from tallystick.testing import EmbeddedBroker, eventually
+
+pytestmark = [pytest.mark.server, pytest.mark.slow]
+
+LIMIT_S = 60
+Ran = subprocess.CompletedProcess[str]
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[EmbeddedBroker]:
+    with EmbeddedBroker(transaction_two_phase_commit_enable=True, auto_create_topics_enable=False) as running:
+        yield running
+
+
+@pytest.fixture
+def topic(broker: EmbeddedBroker, request: pytest.FixtureRequest) -> str:
+    name = str(request.node.name).translate({ord("["): "-", ord("]"): None})
+    with Admin({"bootstrap.servers": broker.bootstrap_servers}) as admin:
+        admin.create_topics([NewTopic(name=name, partitions=1)]).all()
+    return name
+
+
+def words(broker: EmbeddedBroker, *given: str) -> list[str]:
+    at = ("--bootstrap-server", broker.bootstrap_servers)
+    return [sys.executable, "-m", "tallystick.cli.main", *given, *at]
+
+
+def run(broker: EmbeddedBroker, *given: str, lines: str = "") -> Ran:
+    """As a process of its own."""
+    done = subprocess.run(
+        words(broker, *given), input=lines, capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
+    assert "Traceback" not in done.stderr
+    return done
+
+
+Inside = Callable[..., Ran]
+
+
+@pytest.fixture
+def inside(
+    broker: EmbeddedBroker, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Inside:
+    """As `run`, in this process: one takes a second to start."""
+
+    def ran(*given: str, lines: str = "") -> Ran:
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(lines.encode())))
+        capfd.readouterr()
+        code = main([*given, "--bootstrap-server", broker.bootstrap_servers])
+        printed = capfd.readouterr()
+        assert "Traceback" not in printed.err
+        return Ran(list(given), code, printed.out, printed.err)
+
+    return ran
+
+
+def committed(ran: Inside, topic: str, *more: str) -> list[str]:
+    """What a reader of committed records gets."""
+    isolated = ("--isolation-level", "read_committed")
+    done = ran("consume", topic, "--from-beginning", "--timeout-ms", "400", *more, *isolated)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_two_phase_commit_by_hand(broker: EmbeddedBroker, inside: Inside, topic: str, tmp_path: Path) -> None:
+    """[ADM-4] [CLI-65] The walk-through of docs/command-line.md, KIP-939 in three processes."""
+    prepare = ("produce", topic, "--transactional-id", topic, "--prepare-only")
+    done = run(broker, *prepare, lines="a\nb\n")
+    assert done.returncode == 0, done.stderr
+    state = done.stdout.removesuffix("\n")
+    assert f"transactions complete {topic} {state}" in done.stderr
+    assert committed(inside, topic) == []
+    again = inside(*prepare, lines="c\n")
+    assert (again.returncode, again.stdout) == (5, "")
+    assert f"a transaction is open, {state}" in again.stderr
+    complete = ("transactions", "complete", topic)
+    asked = inside(*complete, state)
+    assert asked.returncode == 5
+    assert "it will be committed" in asked.stderr
+    assert committed(inside, topic) == []
+    log = tmp_path / "audit.log"
+    done = run(broker, *complete, state, "--yes", "--output", "json", "--audit-log", str(log))
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads(done.stdout)
+    assert (row["FoundState"], row["State"], row["Result"]) == ("Ongoing", state, "committed")
+    assert f"by state '{state}': committed" in log.read_text()
+    assert committed(inside, topic) == ["a", "b"]
+    later = inside(*prepare, lines="c\n").stdout.strip()
+    done = run(broker, *complete, state, "--yes")
+    assert "it will be aborted" in done.stderr
+    assert (done.returncode, done.stdout.split()[-1]) == (0, "aborted")
+    assert committed(inside, topic) == ["a", "b"]
+    assert inside(*complete, later, "--yes").returncode == 6
+    assert inside(*complete, "", "--yes").returncode == 0
+
+
+@pytest.mark.parametrize("given", [("--mode", "keep"), ("--mode", "resume")], ids=["keep", "resume"])
+def test_the_weaker_modes_say_what_they_do_not_promise(
+    broker: EmbeddedBroker, inside: Inside, caplog: pytest.LogCaptureFixture, given: tuple[str, ...]
+) -> None:
+    name = "-".join(given).strip("-")
+    with Admin({"bootstrap.servers": broker.bootstrap_servers}) as admin:
+        admin.create_topics([NewTopic(name=name, partitions=1)]).all()
+    done = inside("produce", name, "--transactional-id", name, "--prepare-only", *given, lines="a\n")
+    assert "aborts a prepared transaction after transaction.timeout.ms" in caplog.text
+    state = done.stdout.strip()
+    assert inside("transactions", "complete", name, state, *given, "--yes").returncode == 0
+    assert committed(inside, name) == ["a"]
+
+
+def test_a_mode_that_the_broker_refuses_names_what_is_missing(topic: str, broker: EmbeddedBroker) -> None:
+    with EmbeddedBroker(transaction_two_phase_commit_enable=False) as plain:
+        done = run(plain, "produce", topic, "--transactional-id", "x", "--prepare-only", lines="a\n")
+        assert (done.returncode, done.stdout) == (1, "")
+        assert "TWO_PHASE_COMMIT" in done.stderr
+        assert "transaction.two.phase.commit.enable" in done.stderr
+
+
+def test_an_interruption_and_a_bad_line_abort_the_whole(
+    broker: EmbeddedBroker, inside: Inside, topic: str
+) -> None:
+    """[CLI-65]"""
+    one = ("produce", topic, "--transactional-id", topic)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        process = subprocess.Popen(
+            words(broker, *one), stdin=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+        )
+        assert process.stdin is not None
+        process.stdin.write(b"a\n")
+        process.stdin.flush()
+        with Admin({"bootstrap.servers": broker.bootstrap_servers}) as admin:
+            eventually(
+                lambda: (
+                    [each.partitions for each in admin.describe_transactions([topic]).found.values()]
+                    == [{TopicPartition(topic, 0)}]
+                )
+            )
+        process.send_signal(number)
+        _, said = process.communicate(timeout=LIMIT_S)
+        assert process.returncode == 130
+        assert b"interrupted: the transaction was aborted" in said
+    bad = inside(*one, "--key-separator", ":", lines="a:1\nb\nc:3\n")
+    assert bad.returncode == 1
+    assert "line 2: no key separator ':'" in bad.stderr
+    assert committed(inside, topic) == []
+    assert inside(*one, lines="a\nb\n").returncode == 0
+    assert committed(inside, topic) == ["a", "b"]
+
+
+def test_a_state_that_cannot_be_told_is_aborted(broker: EmbeddedBroker, topic: str) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            words(broker, "produce", topic, "--transactional-id", topic, "--prepare-only"),
+            input="a\n", stdout=full, stderr=subprocess.PIPE, text=True, timeout=LIMIT_S, check=False,
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert "the state could not be printed" in done.stderr
+    with Admin({"bootstrap.servers": broker.bootstrap_servers}) as admin:
+        assert admin.describe_transactions([topic]).one(topic).state == "CompleteAbort"
+
+
+def test_a_topic_is_copied_through_json(inside: Inside, topic: str) -> None:
+    lines = '{"key":"k","value":{"base64":"/w=="},"headers":[["h",null]],"timestamp":5,"partition":0}\n'
+    assert inside("produce", topic, "--format", "json", lines=lines).returncode == 0
+    (shown,) = map(json.loads, committed(inside, topic, "--output", "json"))
+    assert inside("produce", topic, "--format", "json", lines=json.dumps(shown)).returncode == 0
+    first, second = map(json.loads, committed(inside, topic, "--output", "json"))
+    assert {**second, "offset": 0} == first == shown
+    assert first["value"] == {"base64": "/w=="}
+
+
+def test_a_group_goes_on_where_what_was_written_out_ends(
+    broker: EmbeddedBroker, inside: Inside, topic: str
+) -> None:
+    """[CLI-66]"""
+    assert inside("produce", topic, lines="a\nb\nc\n").returncode == 0
+    grouped = ("consume", topic, "--group", topic, "--from-beginning")
+    first = inside(*grouped, "--max-messages", "1")
+    assert (first.returncode, first.stdout) == (0, "a\n")
+    rest = inside(*grouped, "--max-messages", "5", "--timeout-ms", "4000")
+    assert (rest.returncode, rest.stdout) == (4, "b\nc\n")
+    assert "2 of 5 records" in rest.stderr
+    assert inside("produce", topic, lines="d\n").returncode == 0
+    with Path("/dev/full").open("w") as full:
+        lost = subprocess.run(
+            words(broker, *grouped, "--max-messages", "1"),
+            stdout=full, stderr=subprocess.PIPE, text=True, timeout=LIMIT_S, check=False,
+        )  # fmt: skip
+    assert lost.returncode == 1
+    assert "Traceback" not in lost.stderr
+    assert inside(*grouped, "--max-messages", "1").stdout == "d\n"
+
+
+def test_where_reading_begins(inside: Inside, topic: str) -> None:
+    lines = "".join(json.dumps({"value": str(n), "timestamp": n * 1000}) + "\n" for n in range(4))
+    assert inside("produce", topic, "--format", "json", lines=lines).returncode == 0
+
+    def values(*given: str) -> list[str]:
+        return inside("consume", topic, "--timeout-ms", "300", *given).stdout.split()
+
+    assert values("--offset", "2") == ["2", "3"]
+    assert values("--offset", "earliest", "--partition", "0", "--max-messages", "1") == ["0"]
+    assert values("--offset", "latest") == []
+    assert values("--timestamp", "1970-01-01T00:00:01.5") == ["2", "3"]
+    assert values("--timestamp", "3000") == ["3"]
+    assert values("--timestamp", "1970-01-02T00:00:00+01:00") == []
+    assert values() == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_reading_ends_cleanly(
+    broker: EmbeddedBroker, inside: Inside, topic: str, number: signal.Signals
+) -> None:
+    assert inside("produce", topic, lines="a\n").returncode == 0
+    process = subprocess.Popen(
+        words(broker, "consume", topic, "--from-beginning"),
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"a\n"
+    process.send_signal(number)
+    _, said = process.communicate(timeout=LIMIT_S)
+    assert (process.returncode, said) == (0, b"")
+
+
+def test_a_reader_that_goes_away_ends_it(broker: EmbeddedBroker, inside: Inside, topic: str) -> None:
+    out, into = os.pipe()
+    os.close(out)
+    process = subprocess.Popen(
+        words(broker, "consume", topic, "--from-beginning"), stdout=into, stderr=subprocess.PIPE
+    )
+    os.close(into)
+    assert inside("produce", topic, lines="a\n").returncode == 0
+    _, said = process.communicate(timeout=LIMIT_S)
+    assert (process.returncode, said) == (0, b"")
+
+
+def test_what_is_wrong_is_one_line(inside: Inside, topic: str) -> None:
+    for code, given in (
+        (2, ("produce",)),
+        (2, ("produce", topic, "--topic", topic)),
+        (2, ("produce", topic, "--prepare-only")),
+        (2, ("produce", topic, "--property", "parse.keys=true")),
+        (2, ("produce", topic, "--format", "json", "--key-separator", ":")),
+        (2, ("produce", topic, "--config", "linger=5")),
+        (1, ("produce", "nowhere", "--timeout-ms", "500")),
+        (1, ("produce", topic, "--partition", "7", "--timeout-ms", "500")),
+        (2, ("consume",)),
+        (2, ("consume", topic, "--group", "g", "--offset", "1")),
+        (2, ("consume", topic, "--offset", "1", "--from-beginning")),
+        (2, ("consume", topic, "--offset", "soon")),
+        (2, ("consume", topic, "--timestamp", "soon")),
+        (2, ("consume", topic, "--output", "json", "--property", "print.key=true")),
+        (1, ("consume", "nowhere")),
+        (1, ("consume", topic, "--partition", "7")),
+        (2, ("transactions", "complete", "t", "1:x")),
+        (1, ("transactions", "complete", "nobody", "1:1", "--yes")),
+    ):
+        done = inside(*given, lines="a\n")
+        assert (done.returncode, done.stdout) == (code, ""), (given, done.stderr)
+        assert done.stderr
