@@ -1,0 +1,182 @@
+"""The driver's part of the protocol: begin, commit, abort. `deciding` decides; this only does it, in order.
+
+    lease = await coordinator.begin()           before any task
+    await coordinator.commit(votes)             all tasks have voted
+    await coordinator.abort(votes)              some have not, or commit failed
+
+Every await is an effect after which the driver may be gone; tests/properties/test_spark_protocol.py stops
+at each. One object belongs to one prefix, in one process, on one loop. It keeps nothing between calls that is
+not in the lease, the votes or the log: Spark calls begin and commit in different processes.
+"""
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping
+from secrets import token_hex
+from typing import Final, TypeVar
+
+from tallystick.client.errors import ClientError
+from tallystick.client.modes import Wish
+from tallystick.kernel.clock import Clock, SystemClock
+from tallystick.spark.committable import Decision, Lease, Participant, Vote
+from tallystick.spark.deciding import (
+    Ballot,
+    Fate,
+    broken,
+    count,
+    fate,
+    next_decision,
+    orphans,
+    replayed,
+    unsound,
+)
+from tallystick.spark.ports import DecisionLog, Participants
+from tallystick.spark.sink_errors import SinkError
+
+_log = logging.getLogger("tallystick.spark")
+
+T = TypeVar("T")
+
+NONCE_BYTES: Final = 8
+
+
+class Coordinator:
+    """Decides for one prefix."""
+
+    def __init__(
+        self,
+        prefix: str,
+        participants: Participants,
+        decisions: DecisionLog,
+        *,
+        clock: Clock | None = None,
+        nonces: Callable[[], str] | None = None,
+    ) -> None:
+        self.prefix = prefix
+        self._participants, self._decisions = participants, decisions
+        self._clock = clock or SystemClock()
+        self._nonce = nonces or (lambda: token_hex(NONCE_BYTES))
+
+    async def begin(self, write_id: str | None = None) -> Lease:
+        """Take the prefix, finish what was decided, end what was not; the lease for a batch.
+
+        Args:
+            write_id: of a batch write that has a name.
+        Raises: DecisionBroken; what asking the cluster ends with.
+        """
+        held, transaction_version = await self._participants.claim()
+        known = await self._decisions.read()
+        if known.decision is not None and not known.done:
+            await self._roll_forward(known.decision)
+        await self._sweep()
+        last = known.decision
+        return Lease(
+            nonce=self._nonce(),
+            coordinator=held,
+            transaction_version=transaction_version,
+            decided=None if last is None else last.summary,
+            repeats=last is not None and write_id in {each.name for each in last.writes},
+        )
+
+    async def commit(self, votes: Iterable[Vote | None], offsets: str | None = None) -> Decision | None:
+        """Decide a batch and complete it; the decision, or None where it had been decided before.
+
+        Args:
+            offsets: of the sources at the end of the batch, to be kept with the decision.
+        Raises: SinkErrors, PrefixTaken, InDoubt, or a client's error. `abort` is right after any of them.
+        """
+        ballot = _or_raise(count(votes))
+        last = (await self._decisions.read()).decision
+        if ballot.skipped:
+            if (refusal := replayed(last, ballot)) is not None:
+                raise refusal
+            return None
+        decision = _or_raise(next_decision(self.prefix, last, ballot, self._clock.now_ms(), offsets))
+        shown = await self._participants.describe(each.transactional_id for each in ballot.participants)
+        if (refusal := unsound(ballot.participants, shown, self._clock.now_ms())) is not None:
+            raise refusal
+        await self._decisions.append(decision, ballot.coordinator, ballot.transaction_version)
+        # Decided. From here on there is no way back, only forward [SPK-21].
+        await self._complete(decision, decision.participants)
+        await self._decisions.mark_done(decision.nonce)
+        return decision
+
+    async def abort(self, votes: Iterable[Vote | None]) -> None:
+        """Give a batch up, unless it was decided. Without any vote it does nothing: the next begin does.
+
+        Spark calls this after a commit that raised, too, and does not say how far that came. A decision may
+        even be on its way, so the log alone cannot tell: first the coordinator's id is settled, under the
+        votes' own pair, so that a newer driver is found out and left alone.
+        """
+        ballot = count(votes)
+        if not isinstance(ballot, Ballot):
+            return
+        held = await self._participants.reclaim(ballot.coordinator)
+        if held is None:
+            _log.info("%s: a newer driver has the prefix; nothing is aborted here", self.prefix)
+            return
+        last = (await self._decisions.read()).decision
+        if last is not None and last.nonce == ballot.nonce:
+            await self._complete(last, last.participants)
+            await self._decisions.mark_done(last.nonce)
+            return
+        # Of tasks that have not voted, too. What is listed here is none of a newer lease: its tasks begin
+        # after a claim, which `holds` would show. And each is ended under the very pair that was seen.
+        shown = await self._participants.describe(orphans(self.prefix, await self._participants.open_ids()))
+        opened = [
+            Participant(transactional_id=name, identity=found.writer)
+            for name, found in shown.items()
+            if found is not None and found.state == "Ongoing"
+        ]
+        if opened and await self._participants.holds(held):
+            failures = await self._participants.end(opened, ballot.transaction_version, Wish.ABORT)
+            for name, failure in failures.items():
+                _log.info("%s: %s was not aborted: %s", self.prefix, name, failure)
+
+    async def _roll_forward(self, decision: Decision) -> None:
+        """Complete the last decision, of whoever took it, and note that."""
+        if decision.participants:
+            left = await self._left(decision, decision.participants)
+            if left:
+                _log.warning("%s: completing %d transactions of %s", self.prefix, len(left), decision)
+                failures = await self._participants.recover(left)
+                await self._check(decision, left, failures)
+        await self._decisions.mark_done(decision.nonce)
+
+    async def _complete(self, decision: Decision, participants: Collection[Participant]) -> None:
+        failures = await self._participants.end(participants, decision.transaction_version, Wish.COMMIT)
+        if failures:
+            await self._check(decision, participants, failures)
+
+    async def _check(
+        self, decision: Decision, participants: Collection[Participant], failures: Mapping[str, ClientError]
+    ) -> None:
+        """Some could not be ended: what became of them? Raises, unless they are all committed after all."""
+        left = await self._left(decision, participants)
+        for each in left:
+            raise failures.get(each.transactional_id) or SinkError(
+                f"{each.transactional_id} is still open although it was committed"
+            )
+
+    async def _left(self, decision: Decision, participants: Collection[Participant]) -> list[Participant]:
+        """Those still prepared. Raises: DecisionBroken if any can no longer be committed."""
+        shown = await self._participants.describe(each.transactional_id for each in participants)
+        fates = {
+            each.transactional_id: fate(each, decision.transaction_version, shown[each.transactional_id])
+            for each in participants
+        }
+        if (report := broken(self.prefix, decision, fates)) is not None:
+            raise report
+        return [each for each in participants if fates[each.transactional_id] is Fate.OPEN]
+
+    async def _sweep(self) -> None:
+        """End every other open transaction of our workers. Only here, between a claim and its first task."""
+        found = orphans(self.prefix, await self._participants.open_ids())
+        if found:
+            _log.info("%s: ending %d transactions that nobody decided on", self.prefix, len(found))
+            await self._participants.fence(found)
+
+
+def _or_raise(found: T | SinkError) -> T:
+    if isinstance(found, SinkError):
+        raise found
+    return found

@@ -1,0 +1,328 @@
+"""The protocol between Spark and Kafka: what to do, given what is known. Pure.
+
+One batch is one decision over many transactions [SPK-21]:
+
+    begin    driver   claim P/coordinator, which fences every earlier driver; read the last decision; finish
+                      it; end every other open transaction of P's workers; hand out a lease
+    attempt  task     write and prepare one transaction under an id of its process; vote
+    commit   driver   count the votes, look whether each transaction is as it was prepared, record the
+                      decision under the lease's own pair: the commit point. Then end them all
+    abort    driver   settle whether a decision was recorded; then finish it, or end what is open
+
+Three rules carry it, and everything else follows from them:
+
+- Nothing is completed before the decision is in the log, and what was decided is only ever completed: errors
+  after the decision are retried or reported, never answered by an abort [SPK-21].
+- A decided batch that comes again is read to its end and dropped, if it is the batch that was decided: its
+  rows are counted and compared. Everything else that does not fit stops the query [SPK-22].
+- An id whose transaction was decided last is not initialised again before the next decision is recorded
+  (`worker_ids`): InitProducerId wipes out the evidence of how it ended [SPK-23].
+
+Refusals are values of `sink_errors`; the shells raise them.
+
+Source: spark-facts section 8; docs/adr/0170 to 0174.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum
+from typing import Final
+
+from tallystick.admin.model import TransactionDescription
+from tallystick.client.modes import Asked, Finding, Seen, compare
+from tallystick.kernel.ids import Identity
+from tallystick.kernel.value import frozen, replace
+from tallystick.spark.committable import (
+    KEPT_MAX,
+    Batch,
+    Decided,
+    Decision,
+    Job,
+    Participant,
+    Tally,
+    Vote,
+    Write,
+    Written,
+)
+from tallystick.spark.sink_errors import (
+    CheckpointsDiffer,
+    DecisionBroken,
+    MixedVotes,
+    PrefixTaken,
+    SinkError,
+    UnknownCheckpoint,
+    VoteLost,
+)
+from tallystick.spark.transactional_ids import is_of_workers
+
+MARGIN_SHARE: Final = 4
+"""A transaction that would time out within a quarter of its timeout is no longer decided on."""
+
+
+# -------------------------------------------------------------------------------- in a task
+
+
+class Course(Enum):
+    """What a task does with its rows."""
+
+    WRITE = "write them"
+    SKIP = "count and drop them: they were decided before"
+
+
+class NewCheckpoint(Enum):
+    """`onNewCheckpoint`: what to do where the prefix is known and the query is not."""
+
+    REFUSE = "refuse"
+    RESTART = "restart"
+    RESUME = "resume"
+
+
+def course(decided: Decided | None, batch: Batch, on_new: NewCheckpoint) -> Course | SinkError:
+    """What becomes of a batch of a query [SPK-22].
+
+    `<=` and not `==`: a driver that lags behind repeats batches before the last decided one.
+    """
+    if decided is None or decided.query_id is None or decided.batch_id is None:
+        return Course.WRITE
+    if decided.query_id != batch.query_id:
+        return Course.WRITE if on_new is not NewCheckpoint.REFUSE else _unknown(decided, batch)
+    if batch.batch_id <= decided.batch_id:
+        return Course.SKIP
+    if batch.batch_id == decided.batch_id + 1:
+        return Course.WRITE
+    return CheckpointsDiffer(
+        f"checkpoint and decisions differ: {batch} follows no decided batch: the last one decided is "
+        f"{decided.batch_id}. Batches in between were committed without this sink, or decisions were lost. "
+        "Nothing was written. Find out which; to go on from here, give the sink a new transactional.id.prefix"
+    )
+
+
+def _unknown(decided: Decided, batch: Batch) -> SinkError:
+    return UnknownCheckpoint(
+        f"query {batch.query_id} is new to this transactional.id.prefix: the last decision is batch "
+        f"{decided.batch_id} of query {decided.query_id}. Its checkpoint was deleted or replaced, or another "
+        "query has the prefix. Nothing was written. If the checkpoint is still there, use it. If not: "
+        "onNewCheckpoint=restart writes what this query reads, whatever was written before; "
+        "onNewCheckpoint=resume does so for a query whose source begins where the last decision ended "
+        "(`tallystick transactions resolve --prefix` shows its offsets)"
+    )
+
+
+# ------------------------------------------------------------------------------- the votes
+
+
+@frozen(kw_only=True)
+class Ballot:
+    """The votes of a batch, counted: what they agree on, and all that is to be decided."""
+
+    nonce: str
+    coordinator: Identity
+    transaction_version: int
+    job: Job
+    skipped: bool
+    participants: tuple[Participant, ...]
+    tallies: tuple[Tally, ...]
+    mode: str
+
+
+def count(votes: Iterable[Vote | None]) -> Ballot | MixedVotes:
+    """Put the votes together. None is a task that did not report.
+
+    Attempts that lost or were killed cast no vote that arrives here, so a transaction of theirs is in no
+    decision.
+    """
+    cast = [vote for vote in votes if vote is not None]
+    if not cast:
+        return MixedVotes("no task has voted")
+    agreed = {(v.nonce, v.coordinator, v.transaction_version, v.job, v.skipped, len(v.tallies)) for v in cast}
+    if len(agreed) != 1:
+        shown = "; ".join(sorted(f"{v.job} under {v.nonce}{' skipped' * v.skipped}" for v in cast)[:5])
+        return MixedVotes(f"the votes of one batch do not agree: {shown}. Nothing was decided")
+    participants = tuple(vote.participant for vote in cast if vote.participant is not None)
+    if len({each.transactional_id for each in participants}) != len(participants):
+        return MixedVotes("two votes name the same transactional id. Nothing was decided")
+    first, *others = cast
+    tallies = first.tallies
+    for vote in others:
+        tallies = tuple(a.plus(b) for a, b in zip(tallies, vote.tallies, strict=True))
+    return Ballot(
+        nonce=first.nonce,
+        coordinator=first.coordinator,
+        transaction_version=first.transaction_version,
+        job=first.job,
+        skipped=first.skipped,
+        participants=participants,
+        tallies=tallies,
+        mode=next((vote.mode for vote in cast if vote.mode), ""),
+    )
+
+
+def replayed(last: Decision | None, ballot: Ballot) -> SinkError | None:
+    """Is a job that was skipped the one that was decided? [SPK-22]"""
+    name = ballot.job.batch_id if isinstance(ballot.job, Batch) else ballot.job.write_id
+    kept = () if last is None else last.batches if isinstance(ballot.job, Batch) else last.writes
+    written = next((each for each in kept if each.name == name), None)
+    now = " and ".join(map(str, ballot.tallies))
+    if written is None:
+        return CheckpointsDiffer(
+            f"checkpoint and decisions differ: {ballot.job} came again with {now}, and the decisions tell "
+            f"only of the last {KEPT_MAX}. It was neither written nor skipped. The checkpoint is an old one: "
+            "restore a newer one, or begin anew with a new transactional.id.prefix"
+        )
+    if written.tallies == ballot.tallies:
+        return None
+    then = " and ".join(map(str, written.tallies))
+    return CheckpointsDiffer(
+        f"checkpoint and decisions differ: {ballot.job} came again with {now}; what was decided is {then}. "
+        "It was neither written again nor skipped. Other rows under the same number: the query or its source "
+        "was changed, or it computes something else each time (rand, uuid). To go on without the rows that "
+        "came now, or to write them once more, use a new checkpoint and onNewCheckpoint"
+    )
+
+
+def next_decision(
+    prefix: str, last: Decision | None, ballot: Ballot, now_ms: int, offsets: str | None
+) -> Decision | PrefixTaken:
+    """The record that decides this ballot, with what is remembered from the last one.
+
+    Its tasks have looked where the job stands in the lease; if that is no longer so, somebody else has
+    decided since, and the lease has ended with that.
+    """
+    decision = Decision(
+        nonce=ballot.nonce,
+        participants=ballot.participants,
+        transaction_version=ballot.transaction_version,
+        decided_ms=now_ms,
+        query_id=None if last is None else last.query_id,
+        batches=() if last is None else last.batches,
+        writes=() if last is None else last.writes,
+        mode=ballot.mode,
+        offsets=None if last is None else last.offsets,
+    )
+    if isinstance(ballot.job, Write):
+        written = Written(ballot.job.write_id, ballot.tallies)
+        if written.name in {each.name for each in decision.writes}:
+            return PrefixTaken(prefix, f"it has decided {ballot.job}")
+        return replace(decision, writes=(*decision.writes, written)[-KEPT_MAX:])
+    written = Written(ballot.job.batch_id, ballot.tallies)
+    batches = decision.batches if decision.query_id == ballot.job.query_id else ()
+    if batches and batches[-1].name != ballot.job.batch_id - 1:
+        return PrefixTaken(prefix, f"it has decided batch {batches[-1].name}, this is {ballot.job}")
+    return replace(
+        decision,
+        query_id=ballot.job.query_id,
+        batches=(*batches, written)[-KEPT_MAX:],
+        offsets=offsets,
+    )
+
+
+def unsound(
+    participants: Sequence[Participant],
+    shown: Mapping[str, TransactionDescription | None],
+    now_ms: int,
+) -> VoteLost | None:
+    """Are all transactions as their tasks prepared them, and will they be for a while?
+
+    A transaction that times out between the decision and its end is lost for good, so one that is near its
+    timeout is not decided on; under two-phase commit there is none.
+    """
+    problems = [why for each in participants if (why := _unsound(each, shown[each.transactional_id], now_ms))]
+    if not problems:
+        return None
+    more = f", and {len(problems) - 3} more" if len(problems) > 3 else ""
+    return VoteLost(
+        f"{len(problems)} of {len(participants)} prepared transactions cannot be decided on: "
+        f"{'; '.join(problems[:3])}{more}. Nothing was decided: the batch is written again when the query is "
+        "restarted"
+    )
+
+
+def _unsound(one: Participant, shown: TransactionDescription | None, now_ms: int) -> str | None:
+    if shown is None:
+        return f"{one.transactional_id}: unknown to the cluster"
+    if shown.state != "Ongoing" or shown.writer != one.identity:
+        return (
+            f"{one.transactional_id}: prepared as {one.identity}, and the cluster has {shown.writer} "
+            f"{shown.state}"
+        )
+    if shown.timeout_ms is None or shown.started_ms is None:
+        return None
+    age_ms = now_ms - shown.started_ms
+    if age_ms < shown.timeout_ms - shown.timeout_ms // MARGIN_SHARE:
+        return None
+    return (
+        f"{one.transactional_id}: open for {age_ms} ms, and the cluster aborts it at {shown.timeout_ms} ms; "
+        "raise kafka.transaction.timeout.ms, or make batches smaller"
+    )
+
+
+# ------------------------------------------------------------------------ what was decided
+
+
+class Fate(Enum):
+    """What became of one decided transaction."""
+
+    OPEN = "prepared: to be committed"
+    COMMITTED = "committed"
+    ABORTED = "aborted by the cluster"
+    UNKNOWN = "no longer known"
+
+
+# The hold rule makes this table safe [SPK-23]: between its vote and the next decision nobody but recovery
+# touches an id, and recovery only commits. So where the id has moved on, the state alone tells: it was
+# completed by a recovery that crashed before it could say so.
+_MOVED_ON: Final = {
+    "PrepareCommit": Fate.COMMITTED,
+    "CompleteCommit": Fate.COMMITTED,
+    "PrepareAbort": Fate.ABORTED,
+    "PrepareEpochFence": Fate.ABORTED,
+    "CompleteAbort": Fate.ABORTED,
+}
+_FATES: Final = {
+    Finding.OPEN: Fate.OPEN,
+    Finding.COMMITTED: Fate.COMMITTED,
+    Finding.ABORTED: Fate.ABORTED,
+    Finding.FORCED: Fate.ABORTED,
+    Finding.OTHER_OPEN: Fate.UNKNOWN,
+    Finding.GONE: Fate.UNKNOWN,
+    Finding.LOST: Fate.UNKNOWN,
+}
+
+
+def fate(one: Participant, transaction_version: int, shown: TransactionDescription | None) -> Fate:
+    """What a decided transaction's coordinator says of it."""
+    asked = Asked(writer=one.identity, client=one.identity, version=transaction_version)
+    seen = None if shown is None else _seen(shown)
+    finding = compare(asked, seen)
+    if finding is Finding.MOVED_ON and seen is not None:
+        return _MOVED_ON.get(seen.state, Fate.UNKNOWN)
+    return _FATES[finding]
+
+
+def _seen(shown: TransactionDescription) -> Seen:
+    whole = (each.writer for each in shown.forced_outcomes if each.partition is None)
+    return Seen(state=shown.state, identity=shown.writer, forced=frozenset(whole))
+
+
+def broken(prefix: str, decision: Decision, fates: Mapping[str, Fate]) -> DecisionBroken | None:
+    """The report of a decision that cannot be completed; None where all of it is committed or can be."""
+    bad = [(name, found) for name, found in fates.items() if found in (Fate.ABORTED, Fate.UNKNOWN)]
+    if not bad:
+        return None
+    told = "; ".join(f"{name}: {found.value}" for name, found in bad[:5])
+    more = f", and {len(bad) - 5} more" if len(bad) > 5 else ""
+    return DecisionBroken(
+        f"the last decision under {prefix!r} ({decision}) cannot be completed: {told}{more}. Rows of these "
+        "transactions are not in the topic, or cannot be told to be. The query stops and nothing else was "
+        "changed. Without two-phase commit a cluster aborts what its driver leaves prepared for longer than "
+        "transaction.timeout.ms: compare the topic with the source of that batch, write what is missing, "
+        f"then accept the loss with `tallystick transactions resolve --prefix {prefix} --retire`"
+    )
+
+
+def orphans(prefix: str, open_ids: Iterable[str]) -> tuple[str, ...]:
+    """Of all open transactions, those that no decision will ever name.
+
+    Right after a claim, and after the last decision was finished, that is every one of this prefix's workers:
+    no task of the new lease exists yet.
+    """
+    return tuple(sorted(each for each in open_ids if is_of_workers(prefix, each)))

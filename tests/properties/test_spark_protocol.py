@@ -1,0 +1,361 @@
+"""Spark's sink on a toy cluster: drivers, tasks and zombies stopped at every effect, and every row once."""
+
+from collections import Counter
+from collections.abc import Coroutine, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.support.toy_cluster import Scheduler, ToyCluster, ToyLog, ToyParticipants, run_alone
+
+from tallystick.client.errors import ClientError
+from tallystick.kernel.clock import Clock
+from tallystick.kernel.errors import InDoubt
+from tallystick.spark.committable import Batch, Lease, Participant, Tally, Vote
+from tallystick.spark.coordinator import Coordinator
+from tallystick.spark.deciding import Course, NewCheckpoint, course
+from tallystick.spark.sink_errors import CheckpointsDiffer, PrefixTaken, SinkError
+from tallystick.spark.worker_ids import WorkerIds
+from tallystick.testing import FakeClock
+
+PREFIX = "p"
+QUERY = "q"
+BATCHES = 6
+
+
+class Crash(Exception):
+    """A task raised."""
+
+
+FAILURES = (SinkError, ClientError, InDoubt, Crash)
+
+
+@dataclass
+class Checkpoint:
+    """Spark's: `offsets/N` is written before a batch, `commits/N` after it."""
+
+    planned: dict[int, range] = field(default_factory=dict)
+    committed: int = -1
+
+    def next_batch(self, random: Random) -> tuple[int, range]:
+        number = self.committed + 1
+        if number not in self.planned:
+            start = self.planned[number - 1].stop if number else 0
+            self.planned[number] = range(start, start + random.randint(0, 6))
+        return number, self.planned[number]
+
+
+def tally_of(rows: Sequence[int]) -> Tally:
+    return Tally(len(rows), sum(hash((row, "row")) for row in rows) % 2**64)
+
+
+@dataclass
+class Query:
+    """One run of a query: Spark as far as the sink sees it."""
+
+    cluster: ToyCluster
+    checkpoint: Checkpoint
+    random: Random
+    scheduler: Scheduler | None = None
+    fault_chance: float = 0.0
+    until: int = BATCHES
+    clock: Clock = field(default_factory=FakeClock)
+
+    def __post_init__(self) -> None:
+        self.participants = ToyParticipants(self.cluster, PREFIX)
+        self.processes = [WorkerIds(PREFIX, lambda: f"{self.random.getrandbits(64):016x}") for _ in range(2)]
+
+    def coordinator(self) -> Coordinator:
+        """Begin and commit run in different processes: nothing is shared between them."""
+        return Coordinator(PREFIX, self.participants, ToyLog(self.cluster, PREFIX), clock=self.clock)
+
+    async def run(self) -> None:
+        """Batches until the end, or until something is raised; a dead query tells nobody."""
+        try:
+            while self.checkpoint.committed + 1 < self.until:
+                await self.batch(*self.checkpoint.next_batch(self.random))
+        except FAILURES:
+            pass
+
+    async def batch(self, number: int, rows: range) -> None:
+        lease = await self.coordinator().begin()
+        votes: list[Vote | None] = []
+        try:
+            votes = await self.tasks(lease, number, list(rows))
+            self.time_some_out(votes)
+            await self.coordinator().commit(votes)
+        except FAILURES:
+            if self.random.random() < 0.5:
+                votes = [vote if self.random.random() < 0.7 else None for vote in votes]
+            await self.coordinator().abort(votes)
+            raise
+        if self.random.random() < self.fault_chance:
+            raise Crash("stopped before commits/N was written")
+        self.checkpoint.committed = max(self.checkpoint.committed, number)
+
+    def time_some_out(self, votes: list[Vote | None]) -> None:
+        for vote in votes:
+            name = vote.participant.transactional_id if vote and vote.participant else ""
+            if name in self.cluster.open_ids() and self.random.random() < self.fault_chance / 4:
+                self.cluster.time_out(name)
+
+    async def tasks(self, lease: Lease, number: int, rows: list[int]) -> list[Vote | None]:
+        """Rows in any order over two tasks; some attempts fail, and some are left to the scheduler."""
+        self.random.shuffle(rows)
+        cut = self.random.randint(0, len(rows))
+        votes: list[Vote | None] = []
+        for index, part in enumerate((rows[:cut], rows[cut:])):
+            if self.scheduler is not None and self.random.random() < self.fault_chance:
+                zombie = WorkerIds(PREFIX, lambda: f"{self.random.getrandbits(64):016x}")
+                self.scheduler.add(self.never_reports(lease, number, part, zombie))
+            if self.random.random() < self.fault_chance:
+                await self.fails(lease, number, part, self.processes[index])
+            votes.append(await self.attempt(lease, number, part, self.processes[index]))
+        return votes
+
+    async def never_reports(self, lease: Lease, number: int, rows: list[int], ids: WorkerIds) -> None:
+        """The loser of a speculation: it may live through later batches."""
+        try:
+            await self.attempt(lease, number, rows, ids)
+        except (SinkError, ClientError):
+            pass
+
+    async def fails(self, lease: Lease, number: int, rows: list[int], ids: WorkerIds) -> None:
+        """An attempt that gets anywhere, and is lost; the next one may run in the same process."""
+        attempt = self.attempt(lease, number, rows, ids)
+        for _ in range(self.random.randint(1, 7)):
+            try:
+                attempt.send(None)
+            except (StopIteration, SinkError, ClientError):
+                return
+        attempt.close()
+
+    async def attempt(self, lease: Lease, number: int, rows: list[int], ids: WorkerIds) -> Vote:
+        """What `attempt.Attempt` does, effect by effect."""
+        job = Batch(QUERY, number)
+        way = course(lease.decided, job, NewCheckpoint.REFUSE)
+        if isinstance(way, SinkError):
+            raise way
+        participant = None
+        if way is Course.WRITE and rows:
+            if not await self.participants.holds(lease.coordinator):
+                raise PrefixTaken(PREFIX, "before")
+            name = str(ids.take(lease))
+            await self.cluster.effect()
+            pair = self.cluster.initialise(name)
+            for row in rows:
+                await self.cluster.effect()
+                self.cluster.produce(name, pair, [row])
+            if not await self.participants.holds(lease.coordinator):
+                raise PrefixTaken(PREFIX, "after")
+            participant = Participant(transactional_id=name, identity=pair)
+        return Vote(
+            nonce=lease.nonce,
+            coordinator=lease.coordinator,
+            transaction_version=lease.transaction_version,
+            job=job,
+            tallies=(tally_of(rows),),
+            participant=participant,
+            skipped=way is Course.SKIP,
+        )
+
+
+def settle(cluster: ToyCluster, checkpoint: Checkpoint, random: Random) -> None:
+    """After all that, a query that nothing disturbs; then every row is there once, and nothing is open."""
+    for _ in range(3):
+        run_alone(Query(cluster, checkpoint, random, until=BATCHES + 1).run())
+    assert checkpoint.committed == BATCHES, "an undisturbed query comes to its end"
+    rows = range(checkpoint.planned[BATCHES].stop)
+    assert cluster.committed == Counter(rows)
+    assert cluster.open_ids() == []
+
+
+@settings(max_examples=120, deadline=None)
+@given(st.randoms(use_true_random=False), st.floats(0, 0.4), st.floats(0, 0.02))
+def test_every_row_is_written_once(random: Random, fault_chance: float, kill_chance: float) -> None:
+    """[SPK-20] [SPK-21] [SPK-22] [SPK-23] Drivers stopped anywhere, two at a time, tasks lost, zombies."""
+    cluster = ToyCluster(flaky=lambda: random.random() < fault_chance / 20)
+    checkpoint = Checkpoint()
+    scheduler = Scheduler(random, kill_chance)
+    for _ in range(12):
+        drivers = 2 if random.random() < 0.3 else 1
+        for _ in range(drivers):
+            own = Checkpoint(checkpoint.planned, checkpoint.committed) if drivers == 2 else checkpoint
+            scheduler.add(Query(cluster, own, random, scheduler, fault_chance).run())
+        for _ in range(random.randint(1, 150)):
+            if scheduler.live:
+                scheduler.step()
+        if random.random() < 0.7:
+            for coroutine in scheduler.live:
+                coroutine.close()
+            scheduler.live.clear()
+    cluster.flaky = lambda: False
+    settle(cluster, checkpoint, random)
+
+
+def crash_after(effects: int) -> tuple[ToyCluster, Checkpoint, Random]:
+    """One driver, undisturbed for so many steps, and then gone."""
+    random = Random(7)
+    cluster, checkpoint = ToyCluster(), Checkpoint({0: range(4), 1: range(4, 9), 2: range(9, 12)})
+    run = Query(cluster, checkpoint, random, until=3).run()
+    for _ in range(effects):
+        try:
+            run.send(None)
+        except StopIteration:
+            break
+    run.close()
+    return cluster, checkpoint, random
+
+
+def effects_of_three_batches() -> int:
+    cluster, _, _ = crash_after(10_000)
+    return cluster.effects
+
+
+@pytest.mark.parametrize("effect", range(effects_of_three_batches() + 1))
+def test_a_crash_after_any_effect_costs_no_row_and_doubles_none(effect: int) -> None:
+    """[SPK-21] The failure table of spark-facts, enumerated: three batches, stopped after the n-th effect."""
+    cluster, checkpoint, random = crash_after(effect)
+    settle(cluster, checkpoint, random)
+
+
+# ------------------------------------------------- two mistakes that a crash test found in an earlier version
+
+
+def decided_but_not_done() -> tuple[ToyCluster, Query]:
+    """Batch 0 decided, nothing completed, the driver gone."""
+    cluster = ToyCluster()
+    query = Query(cluster, Checkpoint({0: range(4)}), Random(1), until=1)
+    run = query.run()
+    while PREFIX not in cluster.decisions:
+        run.send(None)
+    run.close()
+    assert cluster.committed == Counter()
+    return cluster, query
+
+
+def test_ids_of_the_last_decision_are_not_initialised_before_the_next_one() -> None:
+    """[SPK-23] Else recovery of batch 0 finds ids that moved on, and can never tell that it was complete."""
+    cluster = ToyCluster()
+    query = Query(cluster, Checkpoint({0: range(4), 1: range(4, 8)}), Random(1), until=2)
+    run = query.run()
+    while query.checkpoint.committed < 0:
+        run.send(None)
+    decided = {
+        each.transactional_id: cluster.ids[each.transactional_id].pair
+        for each in run_alone(ToyLog(cluster, PREFIX).read()).decision.participants
+    }
+    while len(cluster.open_ids()) < 2:  # the tasks of batch 1, in the same processes
+        run.send(None)
+    run.close()
+    assert {name: cluster.ids[name].pair for name in decided} == decided
+    cluster.done.clear()  # the note that it was completed is lost as well
+    run_alone(query.coordinator().begin())
+    assert cluster.committed == Counter(range(4))
+
+
+def test_a_batch_before_the_last_decided_one_is_skipped() -> None:
+    """[SPK-22] `<=` and not `==`: a driver that lags behind repeats batch 0 after batch 1 was decided."""
+    cluster, checkpoint = ToyCluster(), Checkpoint({0: range(4), 1: range(4, 8)})
+    run_alone(Query(cluster, checkpoint, Random(1), until=2).run())
+    lagging = Checkpoint(checkpoint.planned, committed=-1)
+    run_alone(Query(cluster, lagging, Random(2), until=2).run())
+    assert lagging.committed == 1
+    assert cluster.committed == Counter(range(8))
+
+
+# --------------------------------------------------------------------------------------- what stops a query
+
+
+def test_a_replayed_batch_with_other_rows_stops() -> None:
+    """[SPK-22] Neither written again nor skipped: nobody would hear of the difference."""
+    cluster, checkpoint = ToyCluster(), Checkpoint({0: range(4)})
+    run_alone(Query(cluster, checkpoint, Random(1), until=1).run())
+    other = Query(cluster, Checkpoint({0: range(5)}), Random(1), until=1)
+    with pytest.raises(CheckpointsDiffer, match="checkpoint and decisions differ: batch 0"):
+        run_alone(other.batch(0, range(5)))
+    assert cluster.committed == Counter(range(4))
+
+
+def test_a_batch_beyond_the_next_one_stops() -> None:
+    """[SPK-22]"""
+    cluster, checkpoint = ToyCluster(), Checkpoint({0: range(4)})
+    run_alone(Query(cluster, checkpoint, Random(1), until=1).run())
+    with pytest.raises(CheckpointsDiffer, match="follows no decided batch: the last one decided is 0"):
+        run_alone(Query(cluster, checkpoint, Random(1)).batch(2, range(8, 9)))
+
+
+def test_a_decision_that_the_cluster_contradicts_stops_every_start() -> None:
+    """The timeout hole of modes without two-phase commit: reported, and reported again, never hidden."""
+    cluster, query = decided_but_not_done()
+    lost = next(name for name in cluster.open_ids())
+    cluster.time_out(lost)
+    for _ in range(2):
+        with pytest.raises(SinkError, match=f"cannot be completed: {lost}: aborted by the cluster"):
+            run_alone(query.coordinator().begin())
+    assert lost not in cluster.open_ids()
+
+
+def test_a_driver_that_was_replaced_decides_nothing_and_aborts_nothing() -> None:
+    """[SPK-25] Its votes are swept, its decision is fenced, and its abort finds a newer driver."""
+    cluster = ToyCluster()
+    query = Query(cluster, Checkpoint({0: range(4)}), Random(1))
+    lease = run_alone(query.coordinator().begin())
+    votes = run_alone(query.tasks(lease, 0, list(range(4))))
+    newer = run_alone(query.coordinator().begin())
+    new_votes = run_alone(query.tasks(newer, 0, list(range(4))))
+    with pytest.raises(SinkError):
+        run_alone(query.coordinator().commit(votes))
+    run_alone(query.coordinator().abort(votes))
+    run_alone(query.coordinator().commit(new_votes))
+    assert cluster.committed == Counter(range(4))
+
+
+def test_an_abort_settles_a_decision_that_is_on_its_way() -> None:
+    """spark-facts section 8: Spark gives no hint how far commit() came, and the log alone cannot tell."""
+    for steps in range(30):
+        cluster = ToyCluster()
+        query = Query(cluster, Checkpoint({0: range(4)}), Random(1))
+        lease = run_alone(query.coordinator().begin())
+        votes = run_alone(query.tasks(lease, 0, list(range(4))))
+        commit = query.coordinator().commit(votes)
+        ended = advance(commit, steps)
+        abort = query.coordinator().abort(votes)
+        advance(abort, 30)
+        if not ended:
+            with suppress(SinkError):
+                advance(commit, 30)  # what was on its way arrives
+        decided = run_alone(ToyLog(cluster, PREFIX).read()).decision is not None
+        assert cluster.committed == (Counter(range(4)) if decided else Counter()), steps
+        assert cluster.open_ids() == []
+
+
+def test_an_abort_leaves_a_newer_drivers_transactions_alone() -> None:
+    """[SPK-25] Wherever in the abort the newer driver begins and writes."""
+    for steps in range(12):
+        cluster = ToyCluster()
+        query = Query(cluster, Checkpoint({0: range(4)}), Random(1))
+        lease = run_alone(query.coordinator().begin())
+        votes = run_alone(query.tasks(lease, 0, list(range(4))))
+        abort = query.coordinator().abort([*votes, None])
+        ended = advance(abort, steps)
+        newer = run_alone(query.coordinator().begin())
+        new_votes = run_alone(query.tasks(newer, 0, list(range(4))))
+        if not ended:
+            advance(abort, 30)
+        run_alone(query.coordinator().commit(new_votes))
+        assert cluster.committed == Counter(range(4)), steps
+
+
+def advance(coroutine: Coroutine[Any, Any, Any], steps: int) -> bool:
+    """Some steps of it; has it come to its end?"""
+    for _ in range(steps):
+        try:
+            coroutine.send(None)
+        except StopIteration:
+            return True
+    return False

@@ -1,0 +1,263 @@
+"""A cluster of dictionaries for the protocol of Spark's sink, and a scheduler that may stop anybody anywhere.
+
+It has transactional ids, what is open and what is committed, and one log of decisions; transactions end as
+under transaction.version 2. Every effect yields to the scheduler before and after it happens, so a coroutine
+that is closed there has crashed there.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Coroutine, Generator, Iterable, Mapping
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from tallystick.admin.model import TransactionDescription
+from tallystick.client.errors import ClientError, TimedOut, refused
+from tallystick.client.modes import Wish
+from tallystick.kernel.codes import ErrorCode
+from tallystick.kernel.errors import InDoubt
+from tallystick.kernel.ids import Identity, ProducerEpoch, ProducerId
+from tallystick.spark.committable import Decision, Participant, decode_decision, encode_decision
+from tallystick.spark.decision_fold import Known
+from tallystick.spark.sink_errors import PrefixTaken
+from tallystick.spark.transactional_ids import coordinator_id
+
+
+class Step:
+    """Awaited: the scheduler goes on elsewhere."""
+
+    def __await__(self) -> Generator[None, None, None]:
+        yield
+
+
+@dataclass
+class ToyId:
+    """One transactional id. `last` is the pair before the last bump, where a retry may name it (KIP-360)."""
+
+    pair: Identity
+    last: Identity | None = None
+    state: str = "Empty"
+    rows: list[Any] = field(default_factory=list)
+
+
+@dataclass
+class ToyCluster:
+    """What survives every crash."""
+
+    ids: dict[str, ToyId] = field(default_factory=dict)
+    committed: Counter[Any] = field(default_factory=Counter)
+    decisions: dict[str, bytes | None] = field(default_factory=dict)
+    done: dict[str, str] = field(default_factory=dict)
+    timeout_ms: int | None = None
+    effects: int = 0
+    flaky: Callable[[], bool] = lambda: False
+    """Is this answer lost, or this request?"""
+
+    def initialise(self, name: str) -> Identity:
+        found = self.ids.get(name)
+        if found is None:
+            found = self.ids[name] = ToyId(Identity(ProducerId(len(self.ids)), ProducerEpoch(-1)))
+        found.rows.clear()
+        found.state, found.last, found.pair = "Empty", None, _next(found.pair)
+        return found.pair
+
+    def produce(self, name: str, pair: Identity, rows: Iterable[Any]) -> None:
+        found = self.ids[name]
+        if found.pair != pair:
+            raise refused("Produce", name, ErrorCode.INVALID_PRODUCER_EPOCH)
+        found.state = "Ongoing"
+        found.rows.extend(rows)
+
+    def end(self, name: str, pair: Identity, wish: Wish) -> None:
+        found = self.ids[name]
+        complete = "CompleteCommit" if wish is Wish.COMMIT else "CompleteAbort"
+        if found.last == pair and found.state == complete:
+            return  # the answer was lost, and this is asked again (KIP-890)
+        if found.pair != pair or found.state != "Ongoing":
+            raise refused("EndTxn", name, ErrorCode.PRODUCER_FENCED)
+        if wish is Wish.COMMIT:
+            self.committed.update(found.rows)
+        found.rows.clear()
+        found.state, found.last, found.pair = complete, pair, _next(pair)
+
+    def time_out(self, name: str) -> None:
+        """The coordinator's clock ends what is open."""
+        found = self.ids[name]
+        found.rows.clear()
+        found.state, found.last, found.pair = "CompleteAbort", None, _next(found.pair)
+
+    def open_ids(self) -> list[str]:
+        return [name for name, found in self.ids.items() if found.state == "Ongoing"]
+
+    async def effect(self) -> None:
+        self.effects += 1
+        await Step()
+
+    def may_fail(self, api: str) -> None:
+        if self.flaky():
+            raise TimedOut("max.block.ms", 1, api)
+
+
+def _next(pair: Identity) -> Identity:
+    return Identity(pair.producer_id, ProducerEpoch(pair.epoch + 1))
+
+
+class ToyParticipants:
+    """`ports.Participants` on the toy cluster."""
+
+    def __init__(self, cluster: ToyCluster, prefix: str) -> None:
+        self._cluster, self._name, self._prefix = cluster, coordinator_id(prefix), prefix
+
+    async def claim(self) -> tuple[Identity, int]:
+        await self._cluster.effect()
+        pair = self._cluster.initialise(self._name)
+        await self._cluster.effect()
+        return pair, 2
+
+    async def reclaim(self, held: Identity) -> Identity | None:
+        await self._cluster.effect()
+        found = self._cluster.ids[self._name]
+        if held == found.last:
+            return found.pair
+        if held != found.pair:
+            return None
+        pair = self._cluster.initialise(self._name)
+        found.last = held
+        await self._cluster.effect()
+        return pair
+
+    async def holds(self, held: Identity) -> bool:
+        await self._cluster.effect()
+        return self._cluster.ids[self._name].pair == held
+
+    async def describe(self, transactional_ids: Iterable[str]) -> Mapping[str, TransactionDescription | None]:
+        await self._cluster.effect()
+        return {name: self._describe(name) for name in transactional_ids}
+
+    def _describe(self, name: str) -> TransactionDescription | None:
+        found = self._cluster.ids.get(name)
+        if found is None:
+            return None
+        return TransactionDescription(
+            transactional_id=name,
+            coordinator=0,
+            state=found.state,
+            writer=found.pair,
+            timeout_ms=self._cluster.timeout_ms,
+            started_ms=0,
+            partitions=frozenset(),
+        )
+
+    async def end(
+        self, participants: Collection[Participant], transaction_version: int, wish: Wish
+    ) -> Mapping[str, ClientError]:
+        failures = {}
+        for each in participants:
+            await self._cluster.effect()
+            try:
+                self._cluster.may_fail("EndTxn")
+                self._cluster.end(each.transactional_id, each.identity, wish)
+                self._cluster.may_fail("EndTxn")
+            except ClientError as exc:
+                failures[each.transactional_id] = exc
+        await self._cluster.effect()
+        return failures
+
+    async def recover(self, participants: Collection[Participant]) -> Mapping[str, ClientError]:
+        """Kept: another pair may end what the first one wrote (KIP-939)."""
+        for each in participants:
+            await self._cluster.effect()
+            found = self._cluster.ids[each.transactional_id]
+            if found.pair == each.identity and found.state == "Ongoing":
+                await self._cluster.effect()
+                found.pair = _next(found.pair)  # fenced from here on; still open
+                self._cluster.end(each.transactional_id, found.pair, Wish.COMMIT)
+        await self._cluster.effect()
+        return {}
+
+    async def open_ids(self) -> Collection[str]:
+        await self._cluster.effect()
+        return self._cluster.open_ids()
+
+    async def fence(self, transactional_ids: Collection[str]) -> None:
+        for name in transactional_ids:
+            await self._cluster.effect()
+            self._cluster.initialise(name)
+
+
+class ToyLog:
+    """`ports.DecisionLog` on the toy cluster: written in a transaction of the coordinator's id."""
+
+    def __init__(self, cluster: ToyCluster, prefix: str) -> None:
+        self._cluster, self._prefix, self._name = cluster, prefix, coordinator_id(prefix)
+
+    async def read(self) -> Known:
+        await self._cluster.effect()
+        data = self._cluster.decisions.get(self._prefix)
+        if not data:
+            return Known()
+        decision = decode_decision(data)
+        return Known(decision=decision, done=self._cluster.done.get(self._prefix) == decision.nonce)
+
+    async def append(self, decision: Decision, held: Identity, transaction_version: int) -> None:
+        await self._write(encode_decision(decision), held)
+
+    async def forget(self, held: Identity, transaction_version: int) -> None:
+        await self._write(None, held)
+
+    async def _write(self, data: bytes | None, held: Identity) -> None:
+        await self._cluster.effect()
+        try:
+            self._cluster.produce(self._name, held, ())
+            await self._cluster.effect()
+            self._cluster.may_fail("Produce")
+            self._cluster.end(self._name, held, Wish.COMMIT)
+        except TimedOut:
+            raise
+        except ClientError as exc:
+            raise PrefixTaken(self._prefix, exc.what()) from exc
+        self._cluster.decisions[self._prefix] = data
+        await self._cluster.effect()
+        if self._cluster.flaky():
+            raise InDoubt("the answer to the decision was lost")
+
+    async def mark_done(self, nonce: str) -> None:
+        await self._cluster.effect()
+        self._cluster.done[self._prefix] = nonce
+
+
+class Scheduler:
+    """Runs coroutines a step at a time, in an order drawn at random, and kills some."""
+
+    def __init__(self, random: Random, kill_chance: float = 0.0) -> None:
+        self._random, self._kill_chance = random, kill_chance
+        self.live: list[Coroutine[Any, Any, None]] = []
+
+    def add(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Start it, up to its first effect."""
+        self.live.append(coroutine)
+        self._step(coroutine)
+
+    def step(self) -> None:
+        """One step of one of them; one that ends is dropped."""
+        chosen = self._random.choice(self.live)
+        if self._random.random() < self._kill_chance:
+            chosen.close()
+            self.live.remove(chosen)
+        else:
+            self._step(chosen)
+
+    def _step(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        try:
+            coroutine.send(None)
+        except StopIteration:
+            self.live.remove(coroutine)
+
+
+def run_alone(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Run one coroutine to its end, undisturbed; what it returns."""
+    while True:
+        try:
+            coroutine.send(None)
+        except StopIteration as stop:
+            return stop.value

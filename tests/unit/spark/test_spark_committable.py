@@ -1,0 +1,99 @@
+"""Votes, leases and decisions as bytes."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.support.spark_values import DECISIONS, LEASES, TALLIES, VOTES
+
+from tallystick.kernel.ids import Identity, ProducerEpoch, ProducerId
+from tallystick.spark.committable import (
+    KEPT_MAX,
+    Batch,
+    Decision,
+    Lease,
+    Participant,
+    Tally,
+    Vote,
+    Written,
+    decode_decision,
+    decode_lease,
+    decode_vote,
+    encode_decision,
+    encode_lease,
+    encode_vote,
+)
+from tallystick.spark.sink_errors import BadCommittable
+
+PAIR = Identity(ProducerId(4_000_000), ProducerEpoch(32_000))
+
+
+@given(LEASES, VOTES, DECISIONS)
+def test_bytes_read_back(lease: Lease, vote: Vote, decision: Decision) -> None:
+    assert decode_lease(encode_lease(lease)) == lease
+    assert decode_vote(encode_vote(vote)) == vote
+    assert decode_decision(encode_decision(decision)) == decision
+
+
+def test_a_decision_is_written_like_this() -> None:
+    """What is in a cluster's log stays readable: version 1, byte for byte."""
+    decision = Decision(
+        nonce="n1",
+        participants=(Participant(transactional_id="p/w/0/0", identity=PAIR),),
+        transaction_version=2,
+        decided_ms=7,
+        query_id="q",
+        batches=(Written(3, (Tally(10, 255),)),),
+        mode="2pc",
+    )
+    written = (
+        b'{"v":1,"kind":"decision","nonce":"n1","txns":[["p/w/0/0",4000000,32000]],"tv":2,"decided_ms":7,'
+        b'"query":"q","batches":[[3,[10,"00000000000000ff"]]],"writes":[],"mode":"2pc","offsets":null}'
+    )
+    assert encode_decision(decision) == written
+    assert decode_decision(written) == decision
+
+
+@given(
+    st.binary(max_size=40) | st.sampled_from([b"{}", b"[]", b"null", b'{"v":1}', b'{"v":1,"kind":"vote"}'])
+)
+def test_other_bytes_are_refused(data: bytes) -> None:
+    for decode in (decode_decision, decode_lease, decode_vote):
+        with pytest.raises(BadCommittable):
+            decode(data)
+
+
+def test_a_later_version_is_refused_by_name() -> None:
+    with pytest.raises(BadCommittable, match="version 2, and this one reads 1"):
+        decode_decision(b'{"v":2,"kind":"decision"}')
+
+
+def test_sizes() -> None:
+    """About 200 bytes a vote, and under 70 a participant and 40 a remembered batch in a decision."""
+    name = "pipeline.flights/w/0123456789abcdef/12"
+    one = Participant(transactional_id=name, identity=PAIR)
+    vote = Vote(
+        nonce="0123456789abcdef",
+        coordinator=PAIR,
+        transaction_version=2,
+        job=Batch("a" * 36, 123_456),
+        tallies=(Tally(10**6, 2**63),),
+        participant=one,
+        mode="2pc",
+    )
+    assert len(encode_vote(vote)) < 300
+    kept = tuple(Written(123_456 + n, (Tally(10**6, 2**63),)) for n in range(KEPT_MAX))
+    decision = Decision(
+        nonce="n", participants=(one,) * 1000, transaction_version=2, decided_ms=1, query_id="q", batches=kept
+    )
+    assert len(encode_decision(decision)) < 70 * 1000 + 40 * KEPT_MAX + 500
+
+
+@given(st.lists(TALLIES))
+def test_tallies_add_up_in_any_order(tallies: list[Tally]) -> None:
+    """[SPK-22]"""
+    forward = backward = Tally()
+    for each in tallies:
+        forward = forward.plus(each)
+    for each in reversed(tallies):
+        backward = backward.plus(each)
+    assert forward == backward

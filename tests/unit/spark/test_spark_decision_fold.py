@@ -1,0 +1,101 @@
+"""The last decision of a prefix, out of a log that others write to."""
+
+from tallystick.kernel.ids import Identity, ProducerEpoch, ProducerId
+from tallystick.protocol.records import BatchMeta, ControlType, Marker, Record, encode_batch, encode_marker
+from tallystick.spark.committable import Decision, encode_decision
+from tallystick.spark.decision_fold import DecisionFold, Known, decision_key, done_key
+
+OURS, OTHER = 7, 8
+
+
+def decision(nonce: str) -> Decision:
+    return Decision(nonce=nonce, participants=(), transaction_version=2, decided_ms=0)
+
+
+class Log:
+    """A partition's batches, in order."""
+
+    def __init__(self) -> None:
+        self.batches: list[bytes] = []
+
+    def decide(self, producer: int, nonce: str | None, prefix: str = "p") -> None:
+        value = None if nonce is None else encode_decision(decision(nonce))
+        offset = len(self.batches)
+        meta = BatchMeta(
+            base_offset=offset, producer_id=producer, epoch=3, base_sequence=0, transactional=True
+        )
+        record = Record(offset=offset, timestamp_ms=0, key=decision_key(prefix), value=value)
+        self.batches.append(encode_batch([record], meta))
+
+    def mark(self, producer: int, outcome: ControlType) -> None:
+        """Signed one epoch above the record (KIP-890)."""
+        marker = Marker(type=outcome, coordinator_epoch=0)
+        pair = Identity(ProducerId(producer), ProducerEpoch(4))
+        self.batches.append(encode_marker(marker, pair, timestamp_ms=0, offset=len(self.batches)))
+
+    def done(self, nonce: str) -> None:
+        offset = len(self.batches)
+        record = Record(offset=offset, timestamp_ms=0, key=done_key("p"), value=nonce.encode())
+        self.batches.append(encode_batch([record], BatchMeta(base_offset=offset)))
+
+    def known(self) -> Known:
+        fold = DecisionFold("p")
+        fold.feed(b"".join(self.batches))
+        assert fold.next_offset == len(self.batches)
+        return fold.known
+
+
+def test_a_decision_counts_when_its_marker_says_so() -> None:
+    """[SPK-24]"""
+    log = Log()
+    log.decide(OURS, "a")
+    assert log.known() == Known()
+    log.mark(OURS, ControlType.COMMIT)
+    assert log.known() == Known(decision=decision("a"))
+    log.decide(OURS, "b")
+    log.mark(OURS, ControlType.ABORT)
+    assert log.known() == Known(decision=decision("a"))
+
+
+def test_an_open_transaction_of_another_prefix_hides_nothing() -> None:
+    """[SPK-24] Below the last stable offset nothing could be read here."""
+    log = Log()
+    log.decide(OTHER, "x", prefix="other")
+    log.decide(OURS, "a")
+    log.mark(OURS, ControlType.COMMIT)
+    assert log.known().decision == decision("a")
+
+
+def test_the_note_of_completion_is_about_one_decision() -> None:
+    log = Log()
+    log.decide(OURS, "a")
+    log.mark(OURS, ControlType.COMMIT)
+    log.done("a")
+    assert log.known() == Known(decision=decision("a"), done=True)
+    log.decide(OURS, "b")
+    log.mark(OURS, ControlType.COMMIT)
+    assert log.known() == Known(decision=decision("b"), done=False)
+
+
+def test_a_prefix_that_was_given_up_has_no_decision() -> None:
+    log = Log()
+    log.decide(OURS, "a")
+    log.mark(OURS, ControlType.COMMIT)
+    log.decide(OURS, None)
+    log.mark(OURS, ControlType.COMMIT)
+    assert log.known() == Known()
+
+
+def test_it_goes_on_where_it_was_cut_off() -> None:
+    """A broker cuts its answer anywhere, and begins it with the batch that has the offset asked for."""
+    log = Log()
+    log.decide(OURS, "a")
+    log.mark(OURS, ControlType.COMMIT)
+    data = b"".join(log.batches)
+    for cut in range(len(data)):
+        fold = DecisionFold("p")
+        fold.feed(data[:cut])
+        fold.feed(b"".join(log.batches[fold.next_offset :]))
+        assert fold.known.decision == decision("a")
+        fold.feed(data)
+        assert fold.next_offset == 2
