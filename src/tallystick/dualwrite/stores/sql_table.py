@@ -200,10 +200,18 @@ def first_statements(dialect: str, *, claiming: bool) -> tuple[Executable, ...]:
 
 
 _QUESTIONS: Final[Mapping[str, tuple[str, ...]]] = {
-    "postgresql": ("SHOW synchronous_commit", "SHOW fsync"),
+    # A setting local to a transaction is gone at the next statement, if every statement commits. The
+    # isolation level does not tell: with an engine of AUTOCOMMIT the server answers READ COMMITTED.
+    "postgresql": (
+        "SHOW synchronous_commit",
+        "SHOW fsync",
+        "SELECT set_config('tallystick.block', 'open', true)",
+        "SELECT coalesce(current_setting('tallystick.block', true), '')",
+    ),
     "mysql": (
         "SELECT @@innodb_flush_log_at_trx_commit",
         "SELECT CASE WHEN @@log_bin THEN @@sync_binlog ELSE 1 END",
+        "SELECT @@autocommit",
     ),
     "sqlite": ("PRAGMA synchronous", "PRAGMA journal_mode"),
 }
@@ -225,10 +233,12 @@ def judge(dialect: str, isolation_level: str | None, answers: Sequence[object]) 
         raise UnsafeStore("isolation level", "AUTOCOMMIT", "a transaction")
     told = [str(each).lower() for each in answers]
     match dialect, told:
-        case "postgresql", [synchronous, fsync]:
+        case "postgresql", [synchronous, fsync, _, block]:
+            _need("autocommit", "on", block == "open", "a transaction")
             judge_postgresql(synchronous)
             _need("fsync", fsync, fsync == "on", "on")
-        case (("mysql" | "mariadb"), [flush, binlog]):
+        case (("mysql" | "mariadb"), [flush, binlog, autocommit]):
+            _need("autocommit", autocommit, autocommit == "0", "a transaction")
             _need("innodb_flush_log_at_trx_commit", flush, flush == "1", "1")
             _need(
                 "sync_binlog", binlog, binlog == "1", "1 (with log_bin, recovery takes the binary log's word)"
