@@ -1,5 +1,6 @@
 """Hypothesis profiles and the place of code that several test files share."""
 
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -18,9 +19,18 @@ import servers
 
 # "quick" is for `make check`, "full" for `make test`: HYPOTHESIS_PROFILE chooses.
 _COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large]}
-settings.register_profile("quick", max_examples=15, derandomize=True, database=None, **_COMMON)
+settings.register_profile("quick", max_examples=10, derandomize=True, database=None, **_COMMON)
 settings.register_profile("full", max_examples=100, database=None, **_COMMON)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
+
+
+# What is loaded stays: to look through it for garbage time and again is a tenth of the quick loop.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

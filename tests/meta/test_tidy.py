@@ -2,6 +2,7 @@
 
 import ast
 import re
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -22,32 +23,40 @@ MANY_PARAMETERS = {
     "src/tallystick/storage/validation.py:_refusal",
 }
 
-Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+@dataclass(frozen=True)
+class Function:
+    name: str
+    lines: int
+    parameters: int
+
+
+@dataclass(frozen=True)
+class Module:
+    """What is looked at in a file. Its tree is not kept: the collector would walk it time and again."""
+
+    docstring: str | None
+    functions: tuple[Function, ...]
 
 
 @cache
-def parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
+def read(path: Path) -> Module:
+    tree = ast.parse(path.read_text())
+    functions = (n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef))
+    return Module(ast.get_docstring(tree), tuple(measured(path, node) for node in functions))
 
 
-def functions(path: Path) -> list[tuple[str, Function]]:
-    return [
-        (f"{path.relative_to(ROOT)}:{node.name}", node)
-        for node in ast.walk(parsed(path))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-    ]
-
-
-def body_lines(node: Function) -> int:
+def measured(path: Path, node: ast.FunctionDef | ast.AsyncFunctionDef) -> Function:
     lines = (node.end_lineno or node.lineno) - node.lineno + 1
     if ast.get_docstring(node) is not None:
         doc = node.body[0]
         lines -= (doc.end_lineno or doc.lineno) - doc.lineno + 1
-    return lines
+    positional = [a for a in node.args.posonlyargs + node.args.args if a.arg not in {"self", "cls"}]
+    return Function(f"{path.relative_to(ROOT)}:{node.name}", lines, len(positional))
 
 
 def test_functions_fit_on_a_page() -> None:
-    long = {name: body_lines(node) for path in SOURCES + TOOLS for name, node in functions(path)}
+    long = {made.name: made.lines for path in SOURCES + TOOLS for made in read(path).functions}
     grown = {n: size for n, size in long.items() if size > LONG_FUNCTIONS.get(n, FUNCTION_LINES_MAX)}
     assert not grown
     settled = {n for n in LONG_FUNCTIONS if long.get(n, 0) <= FUNCTION_LINES_MAX}
@@ -56,14 +65,8 @@ def test_functions_fit_on_a_page() -> None:
 
 def test_functions_take_few_parameters() -> None:
     """Beyond five, make one frozen value; keyword-only parameters name themselves and do not count."""
-    many = {
-        name
-        for path in SOURCES
-        for name, node in functions(path)
-        if len([a for a in node.args.posonlyargs + node.args.args if a.arg not in {"self", "cls"}])
-        > PARAMETERS_MAX
-    }
-    assert many == MANY_PARAMETERS
+    made = [function for path in SOURCES for function in read(path).functions]
+    assert {function.name for function in made if function.parameters > PARAMETERS_MAX} == MANY_PARAMETERS
 
 
 def test_modules_are_short() -> None:
@@ -72,7 +75,7 @@ def test_modules_are_short() -> None:
 
 
 def test_modules_say_what_they_are() -> None:
-    silent = [str(p.relative_to(ROOT)) for p in SOURCES if not ast.get_docstring(parsed(p))]
+    silent = [str(p.relative_to(ROOT)) for p in SOURCES if not read(p).docstring]
     assert not silent
 
 
@@ -93,7 +96,7 @@ def test_tests_do_not_sleep() -> None:
         f"{path.relative_to(ROOT)}:{node.lineno}"
         for path in TESTS
         if ".sleep" in path.read_text()
-        for node in ast.walk(parsed(path))
+        for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "sleep"
         if not (isinstance(node.args[0], ast.Constant) and node.args[0].value == 0)
     ]
