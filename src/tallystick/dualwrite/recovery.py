@@ -1,6 +1,6 @@
 """What recovery finds of a transactional id in both halves, and what follows from it. Pure.
 
-The order is part of the rule (DW-5). First the row is claimed: now no earlier writer's database commit can
+The order is part of the rule [DW-5]. First the row is claimed: now no earlier writer's database commit can
 come any more, and what the row says is final. Then the cluster is asked what it holds, before the id is
 initialised there, because InitProducerId wipes out how the last transaction ended. `find` lays the two halves
 together, and `VERDICTS` says what follows. Only then is Kafka changed; a verdict that halts changes nothing.
@@ -92,7 +92,7 @@ VERDICTS: Final = {
 
 
 def find(row: StoredState, shown: Shown) -> Finding:
-    """Lay the two halves together (DW-6). Only an exact match is DECIDED."""
+    """Lay the two halves together [DW-6]. Only an exact match is DECIDED."""
     if row.state and None not in (row.cluster_id, shown.cluster_id) and row.cluster_id != shown.cluster_id:
         return Finding.FOREIGN
     if not shown.visible:

@@ -2,14 +2,14 @@
 
 Normal processing, as in KIP-939: begin the database's transaction, then Kafka's; the user's rows and records;
 prepare Kafka; record the prepared transaction beside the rows; commit the database; commit Kafka. The commit
-of the database is the one moment at which both are decided (DW-7). Hence:
+of the database is the one moment at which both are decided [DW-7]. Hence:
 
 - What fails before it takes both halves back.
 - While its own outcome is not known, nothing is done to Kafka's half, which stays prepared: only a claim can
-  tell, and that is recovery's (DW-3).
+  tell, and that is recovery's [DW-3].
 - What fails after it leaves a half to be finished, and recovery finishes it.
 
-Recovery claims before it reads, and reads before it asks Kafka (DW-5); then it describes before it
+Recovery claims before it reads, and reads before it asks Kafka [DW-5]; then it describes before it
 initialises. A cluster's half is finished only after every verdict that would halt has been ruled out.
 
 A session stands in one place (`Standing`); after anything that left a half open it is UNSETTLED, and nothing
@@ -316,7 +316,7 @@ class Session(Generic[D, P]):
         return txn
 
     def commit(self, txn: D, *, wait_visible: bool = False) -> Recipe[None]:
-        """Decide both halves (DW-7).
+        """Decide both halves [DW-7].
 
         Raises: whatever failed before the database's commit, and both are taken back. InDoubt when that, or
             a commit in Kafka, has an unknown outcome: recover() finds out. Torn if the cluster had aborted.

@@ -6,10 +6,10 @@ the server. Therefore:
 
 - `claim` replaces the owner of the row in a committed transaction of its own, and waits for whatever holds
   the row. When it returns, every transaction of an earlier owner is committed and in the row it returns, or
-  can never be committed any more (DW-1).
+  can never be committed any more [DW-1].
 - `record` writes the row in the user's transaction, if its owner is still the same; otherwise it raises
-  Fenced, and the transaction cannot be committed (DW-2).
-- `commit` knows whether it committed, or raises CommitUnknown (DW-3).
+  Fenced, and the transaction cannot be committed [DW-2].
+- `commit` knows whether it committed, or raises CommitUnknown [DW-3].
 
 `tallystick.testing.store_suite` checks all of it against a real database. docs/dualwrite.md has a whole store
 in fifty lines.
@@ -73,7 +73,7 @@ class Store(Protocol[T_co]):
         """Make the table, path or family if it is not there. Raises: BadStore if it is of another version."""
 
     def claim(self, transactional_id: str) -> StoredState:
-        """Take the row over (DW-1): a new random owner, committed; a new row if there was none.
+        """Take the row over [DW-1]: a new random owner, committed; a new row if there was none.
 
         Returns: the row as it is now; only the owner is new.
         Raises: BadStore without a table; BadRow for one that cannot be read; the database's own errors. A
@@ -122,7 +122,7 @@ class OffsetTransaction(StoreTransaction, Protocol):
     """A transaction that can also move consumed offsets."""
 
     def move_offsets(self, group: str, moved: Mapping[TopicPartition, OffsetMoved]) -> None:
-        """Replace each offset of `group`, if it is still `before` (DW-4).
+        """Replace each offset of `group`, if it is still `before` [DW-4].
 
         That comparison is the fence: a reader who has lost a partition has an offset that others have moved.
         Raises: Fenced, with the partition as its id, if any differs; then nothing may be committed.

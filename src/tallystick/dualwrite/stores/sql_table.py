@@ -36,6 +36,7 @@ from sqlalchemy.types import TypeDecorator, TypeEngine
 from tallystick.dualwrite.errors import BadStore, UnsafeStore
 from tallystick.dualwrite.model import TABLE, StoredState, to_columns
 from tallystick.dualwrite.stores.base import OffsetMoved
+from tallystick.dualwrite.stores.refusals import refuses
 from tallystick.kernel.ids import TopicPartition
 
 OFFSETS_TABLE: Final = "kafka_consumed_offsets"
@@ -223,7 +224,7 @@ def questions(dialect: str) -> tuple[Executable, ...]:
 
 
 def judge(dialect: str, isolation_level: str | None, answers: Sequence[object]) -> None:
-    """Would a commit on this connection survive a crash of the database? (DW-8)
+    """Would a commit on this connection survive a crash of the database? [DW-8]
 
     Args:
         answers: to `questions`, in their order.
@@ -269,32 +270,13 @@ def is_missing_table(exc: DBAPIError) -> bool:
 
 _MYSQL_NO_TABLE: Final = 1146
 
-# PostgreSQL answers COMMIT with an error only if it did not commit; a connection that ends is no answer, nor
-# is a shutdown (57), a broken disk (58) or an internal error (XX). 40003: "statement completion unknown".
-_POSTGRESQL_REFUSES: Final = ("22", "23", "25", "40001", "40002", "40P01", "53", "P0")
-_SQLITE_REFUSES: Final = (
-    "SQLITE_BUSY",
-    "SQLITE_LOCKED",
-    "SQLITE_CONSTRAINT",
-    "SQLITE_FULL",
-    "SQLITE_READONLY",
-)
-_MYSQL_REFUSES: Final = (1205, 1213, 1114, 1290, 3024)  # lock wait, deadlock, table full, read only, timeout
-
 
 def certainly_not_committed(exc: BaseException) -> bool:
-    """Does this answer to COMMIT say that it did not happen? If not, the outcome is unknown (DW-3)."""
+    """Does this answer to COMMIT say that it did not happen? If not, the outcome is unknown [DW-3]."""
     if not isinstance(exc, DBAPIError) or exc.connection_invalidated:
         return False
     if isinstance(exc, IntegrityError):
         return True
     if not isinstance(exc, DatabaseError):
         return False
-    state = getattr(exc.orig, "sqlstate", None) or getattr(exc.orig, "pgcode", None)
-    if isinstance(state, str):
-        return state.startswith(_POSTGRESQL_REFUSES)
-    name = getattr(exc.orig, "sqlite_errorname", None)
-    if isinstance(name, str):
-        return name.startswith(_SQLITE_REFUSES)
-    first = next(iter(getattr(exc.orig, "args", ())), None)
-    return first in _MYSQL_REFUSES
+    return refuses(exc.orig)

@@ -1,0 +1,316 @@
+"""Is a store for dual writes right? A suite for any store, against its real database.
+
+    class TestMyStore(StoreSuite):
+        @pytest.fixture
+        def stores(self, tmp_path):
+            return lambda: MyStore(tmp_path / "data")
+
+        def write(self, handle, value): ...   # a row of the user's, in the transaction behind `handle`
+        def read(self, store): ...            # the values of all rows that are committed
+
+`stores` makes a store on the same database each time it is called, as two processes would have two. For a
+database that only one process can open, it returns the same one each time. Synchronous and asynchronous
+stores alike: what a method returns is awaited if it can be, on a loop in a thread of the suite's.
+
+Each test is a sentence of the contract in `tallystick.dualwrite.stores.base`.
+"""
+
+import asyncio
+import inspect
+import threading
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+
+from tallystick.client.prepared import PreparedTxnState
+from tallystick.dualwrite.errors import Fenced
+from tallystick.dualwrite.model import StoredState
+from tallystick.kernel.ids import INT16_MAX, INT32_MAX, INT64_MAX
+from tallystick.kernel.value import replace
+
+MakeStore = Callable[[], Any]
+
+WAIT_S = 30.0
+"""How long anything may take once nobody stands in its way."""
+HELD_S = 0.3
+"""How long it is watched that a claim waits."""
+
+ID = "payments-1"
+ALIKE = ("pay", "PAY", "pay ", "p\u00e4y", "pa\u0308y", "pay/1", "pay%2F1", "\U0001f4b0", "x" * 249)
+"""Ids that some collation, path or encoding would take for the same."""
+
+
+class Desk:
+    """Calls what waits, and what is awaited, in the same way."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+
+    def call(self, function: Callable[..., Any], *args: object) -> Any:
+        """What `function` returns, awaited if it can be."""
+        if inspect.iscoroutinefunction(function):
+            return asyncio.run_coroutine_threadsafe(function(*args), self._loop).result(WAIT_S)
+        result = function(*args)
+        return self.call(_awaited, result) if inspect.isawaitable(result) else result
+
+    def begin(self, function: Callable[..., Any], *args: object) -> "Future[Any]":
+        """The same in a thread of its own."""
+        future: Future[Any] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(self.call(function, *args))
+            except BaseException as exc:
+                future.set_exception(exc)
+
+        threading.Thread(target=run, daemon=True).start()
+        return future
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(WAIT_S)
+        self._loop.close()
+
+
+async def _awaited(result: Coroutine[Any, Any, Any]) -> Any:
+    return await result
+
+
+class StoreSuite:
+    """Inherit, and say how the store is made and how the user's rows are written and read."""
+
+    @pytest.fixture
+    def stores(self) -> MakeStore:
+        """What makes a store on the same, empty database."""
+        raise NotImplementedError("override the fixture `stores`")
+
+    def write(self, handle: Any, value: str) -> Any:
+        """Write a row of the user's, in the transaction that `handle` stands for."""
+        raise NotImplementedError
+
+    def read(self, store: Any) -> Any:
+        """The values of all committed rows."""
+        raise NotImplementedError
+
+    @pytest.fixture
+    def desk(self) -> Iterator[Desk]:
+        desk = Desk()
+        yield desk
+        desk.close()
+
+    @pytest.fixture
+    def pair(self, stores: MakeStore, desk: Desk) -> Iterator[tuple[Any, Any]]:
+        """Two stores on one database."""
+        one, two = stores(), stores()
+        desk.call(one.create)
+        yield one, two
+        desk.call(one.close)
+        if two is not one:
+            desk.call(two.close)
+
+    # ---- the row
+
+    def test_creating_again_is_harmless(self, pair: tuple[Any, Any], desk: Desk) -> None:
+        one, two = pair
+        row = desk.call(one.claim, ID)
+        desk.call(two.create)
+        assert desk.call(two.read_state, ID) == row
+
+    def test_a_first_claim_makes_an_empty_row(self, pair: tuple[Any, Any], desk: Desk) -> None:
+        """[DW-1] It is committed when `claim` returns: another process sees it."""
+        one, two = pair
+        assert desk.call(one.read_state, ID) is None
+        row = desk.call(one.claim, ID)
+        assert row == StoredState(transactional_id=ID, owner=row.owner)
+        assert desk.call(two.read_state, ID) == row
+
+    def test_a_claim_changes_the_owner_and_nothing_else(self, pair: tuple[Any, Any], desk: Desk) -> None:
+        """[DW-1]"""
+        one, two = pair
+        row = _full(desk.call(one.claim, ID))
+        self.commit(desk, one, row)
+        claimed = desk.call(two.claim, ID)
+        assert claimed == replace(row, owner=claimed.owner)
+        assert claimed.owner != row.owner
+
+    def test_every_column_comes_back(self, pair: tuple[Any, Any], desk: Desk) -> None:
+        one, two = pair
+        row = _full(desk.call(one.claim, ID))
+        self.commit(desk, one, row)
+        assert desk.call(two.read_state, ID) == row
+        bare = StoredState(transactional_id=ID, owner=row.owner)
+        self.commit(desk, one, bare)
+        assert desk.call(two.read_state, ID) == bare
+
+    def test_ids_are_equal_when_their_bytes_are(self, pair: tuple[Any, Any], desk: Desk) -> None:
+        """A collation that takes two ids for one would commit one writer's transaction for another."""
+        one, two = pair
+        owners = {each: desk.call(one.claim, each).owner for each in ALIKE}
+        assert len(set(owners.values())) == len(ALIKE)
+        for each in ALIKE:
+            row = desk.call(two.read_state, each)
+            assert (row.transactional_id, row.owner) == (each, owners[each])
+        assert set(_listed(desk.call(one.transactional_ids))) == set(ALIKE)
+
+    # ---- the transaction
+
+    def test_rows_and_record_are_committed_together(self, pair: tuple[Any, Any], desk: Desk) -> None:
+        one, two = pair
+        row = replace(desk.call(one.claim, ID), state=PreparedTxnState("7:1"))
+        txn = desk.call(one.begin)
+        desk.call(self.write, txn.handle, "a")
+        desk.call(txn.record, row)
+        desk.call(txn.commit)
+        assert desk.call(self.read, two) == {"a"}
+        assert desk.call(two.read_state, ID) == row
+
+    @pytest.mark.parametrize("recorded", [False, True])
+    def test_a_rollback_takes_both_back(self, pair: tuple[Any, Any], desk: Desk, recorded: bool) -> None:
+        """Also when nothing was recorded yet; and a second one is harmless."""
+        one, two = pair
+        row = desk.call(one.claim, ID)
+        txn = desk.call(one.begin)
+        desk.call(self.write, txn.handle, "a")
+        if recorded:
+            desk.call(txn.record, replace(row, state=PreparedTxnState("7:1")))
+        desk.call(txn.rollback)
+        desk.call(txn.rollback)
+        assert desk.call(self.read, two) == set()
+        assert desk.call(two.read_state, ID) == row
+        self.commit(desk, one, row)  # the store still works
+
+    def test_nothing_is_shown_before_the_commit(self, pair: tuple[Any, Any], desk: Desk) -> None:
+        one, two = pair
+        row = desk.call(one.claim, ID)
+        txn = desk.call(one.begin)
+        desk.call(self.write, txn.handle, "a")
+        desk.call(txn.record, replace(row, state=PreparedTxnState("7:1")))
+        seen, state = desk.call(self.read, two), desk.call(two.read_state, ID)
+        desk.call(txn.rollback)
+        assert seen == set()
+        assert state == row
+
+    def test_several_ids_are_recorded_or_none(self, pair: tuple[Any, Any], desk: Desk) -> None:
+        """[DW-2] A writer of two clusters records two rows; one that is fenced takes the other back."""
+        one, two = pair
+        rows = [desk.call(one.claim, each) for each in ("east", "west")]
+        new = [replace(row, state=PreparedTxnState("7:1")) for row in rows]
+        txn = desk.call(one.begin)
+        for row in new:
+            desk.call(txn.record, row)
+        desk.call(txn.commit)
+        assert [desk.call(two.read_state, row.transactional_id) for row in new] == new
+
+        taken = desk.call(two.claim, "west")
+        later = [replace(row, state=PreparedTxnState("7:2")) for row in new]
+        assert self.is_fenced(desk, one, later)
+        assert [desk.call(two.read_state, row.transactional_id) for row in new] == [new[0], taken]
+
+    # ---- the fences
+
+    def test_who_was_claimed_from_cannot_commit(self, pair: tuple[Any, Any], desk: Desk) -> None:
+        """[DW-2] The writer that stalled after `prepare` and wakes when another has recovered its id."""
+        one, two = pair
+        row = desk.call(one.claim, ID)
+        taken = desk.call(two.claim, ID)
+        assert self.is_fenced(desk, one, [replace(row, state=PreparedTxnState("7:1"))])
+        assert desk.call(two.read_state, ID) == taken
+        assert desk.call(self.read, two) == set()
+        self.commit(desk, two, replace(taken, state=PreparedTxnState("7:2")))
+
+    def test_an_id_without_a_row_cannot_be_recorded(self, pair: tuple[Any, Any], desk: Desk) -> None:
+        """[DW-2] Somebody has removed the row; making it again would forget what it fences."""
+        one, two = pair
+        row = StoredState(transactional_id=ID, owner="0" * 32, state=PreparedTxnState("7:1"))
+        assert self.is_fenced(desk, one, [row])
+        assert desk.call(two.read_state, ID) is None
+
+    @pytest.mark.parametrize("commits", [False, True])
+    def test_a_claim_sees_how_a_half_finished_commit_ends(
+        self, pair: tuple[Any, Any], desk: Desk, commits: bool
+    ) -> None:
+        """[DW-1] Either the claim waits for it and shows its state, or it can never commit any more."""
+        one, two = pair
+        row = desk.call(one.claim, ID)
+        new = replace(row, state=PreparedTxnState("7:1"))
+        txn = desk.call(one.begin)
+        desk.call(self.write, txn.handle, "a")
+        desk.call(txn.record, new)
+        claim = desk.begin(two.claim, ID)
+        _watch(claim)
+        committed = False
+        if commits:
+            try:
+                desk.call(txn.commit)
+                committed = True
+            except Fenced:
+                desk.call(txn.rollback)
+        else:
+            desk.call(txn.rollback)
+        claimed = claim.result(WAIT_S)
+        assert claimed.state == (new.state if committed else row.state), "the claim looked too early"
+        assert claimed.owner != row.owner
+        assert desk.call(self.read, two) == ({"a"} if committed else set())
+        assert desk.call(two.read_state, ID) == claimed
+
+    def test_of_many_claims_one_is_the_last(self, pair: tuple[Any, Any], desk: Desk) -> None:
+        """[DW-1, DW-2] Each gets another owner, and only the last owner can record."""
+        one, two = pair
+        claims = [desk.begin(store.claim, ID) for store in (one, two) * 4]
+        rows = [claim.result(WAIT_S) for claim in claims]
+        assert len({row.owner for row in rows}) == len(rows)
+        last = desk.call(one.read_state, ID)
+        assert last in rows
+        others = [row for row in rows if row != last]
+        assert all(self.is_fenced(desk, two, [row]) for row in others)
+        self.commit(desk, one, replace(last, state=PreparedTxnState("7:1")))
+
+    # ---- words
+
+    def commit(self, desk: Desk, store: Any, row: StoredState) -> None:
+        """A transaction that records one row."""
+        txn = desk.call(store.begin)
+        desk.call(txn.record, row)
+        desk.call(txn.commit)
+
+    def is_fenced(self, desk: Desk, store: Any, rows: Iterable[StoredState]) -> bool:
+        """Is a transaction that writes a row and records these refused, at the latest by its commit?"""
+        txn = desk.call(store.begin)
+        try:
+            desk.call(self.write, txn.handle, "fenced")
+            for row in rows:
+                desk.call(txn.record, row)
+            desk.call(txn.commit)
+        except Fenced:
+            desk.call(txn.rollback)
+            return True
+        return False
+
+
+def _full(row: StoredState) -> StoredState:
+    """The row with something in every column, as large as it can be."""
+    return replace(
+        row,
+        state=PreparedTxnState(f"{INT64_MAX}:{INT16_MAX}"),
+        settled=True,
+        former_producer_ids=tuple(INT64_MAX - each for each in range(32, 0, -1)),
+        cluster_id="f1J-8vVYTsGCTSTy0PVvAg",
+        transaction_version=2,
+        started_at_ms=1_763_700_000_000,
+        timeout_ms=INT32_MAX,
+    )
+
+
+def _listed(ids: Iterable[str]) -> list[str]:
+    return list(ids)
+
+
+def _watch(claim: "Future[Any]") -> None:
+    """Give a claim that does not wait the time to show it."""
+    done = threading.Event()
+    claim.add_done_callback(lambda _: done.set())
+    done.wait(HELD_S)
