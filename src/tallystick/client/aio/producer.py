@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import repeat
 from types import TracebackType
-from typing import Final, Protocol, Self, TypeVar, cast, runtime_checkable
+from typing import TYPE_CHECKING, Final, Protocol, Self, TypeVar, cast, runtime_checkable
 
-from tallystick.client.accumulator import NotNow, all_bytes
+from tallystick.client.accumulator import NotNow, Parts, all_bytes
 from tallystick.client.arrow_rows import Array, ArrowRows, is_arrow
+from tallystick.client.arrow_table import Share, shares
 from tallystick.client.batching import Columns
 from tallystick.client.cluster import Cluster
 from tallystick.client.config import ProducerConfig
@@ -29,6 +30,9 @@ from tallystick.client.transactions import Completion, TransactionManager
 from tallystick.client.txn_producer import State
 from tallystick.kernel.errors import InDoubt
 from tallystick.kernel.ids import TopicPartition
+
+if TYPE_CHECKING:
+    from pyarrow import RecordBatch, Table
 
 T = TypeVar("T")
 
@@ -117,6 +121,14 @@ class Producer:
         rows = columns(values, keys, timestamp_ms, headers)
         take = partial(self.extend, topic, rows, partition)
         return BatchDelivery(topic, await self._when_admitted(topic, take))
+
+    async def send_arrow(self, batch: "RecordBatch | Table", topic: str | None = None) -> list[BatchDelivery]:
+        """Take the rows of an Arrow batch, each for the topic and partition it names."""
+        sent = []
+        for share in shares(batch, topic, int(time.time() * 1000)):
+            take = partial(self.extend, share.topic, share.rows, share.partition)
+            sent.append(delivery_of(share, await self._when_admitted(share.topic, take)))
+        return sent
 
     async def _when_admitted(self, topic: str, take: Callable[[], T]) -> T:
         deadline: Deadline | None = None
@@ -222,6 +234,14 @@ class Producer:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+
+def delivery_of(share: Share, parts: Parts) -> BatchDelivery:
+    """The future of a share; its rows are places in the batch it is a share of."""
+    places = share.places
+    if not isinstance(places, range):
+        parts = [(outcome, [places[row] for row in rows]) for outcome, rows in parts]
+    return BatchDelivery(share.topic, parts)
 
 
 def columns(

@@ -4,15 +4,17 @@ It is the asynchronous producer on the engine thread of the process. Records are
 thread: `send` crosses to the engine thread only when a topic is new or the memory is full.
 """
 
+import time
 import warnings
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from functools import partial
 from types import TracebackType
-from typing import Final, NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, Final, NoReturn, Self, TypeVar
 
 from tallystick.client.accumulator import NotNow
 from tallystick.client.aio import producer as aio
 from tallystick.client.aio.producer import CLOSE_S, Column, Offsets
+from tallystick.client.arrow_table import shares
 from tallystick.client.blocking.thread import engine_thread, forked
 from tallystick.client.delivery import BatchDelivery, Delivery, DeliveryCallback
 from tallystick.client.modes import Mode
@@ -20,6 +22,9 @@ from tallystick.client.offsets import GroupMetadata
 from tallystick.client.prepared import PreparedTxnState
 from tallystick.client.retry import Deadline
 from tallystick.client.transactions import Completion
+
+if TYPE_CHECKING:
+    from pyarrow import RecordBatch, Table
 
 T = TypeVar("T")
 
@@ -138,6 +143,23 @@ class Producer:
         rows = aio.columns(values, keys, timestamp_ms, headers)
         take = partial(self._extend, topic, rows, partition)
         return BatchDelivery(topic, self._when_admitted(topic, take, "send_batch"))
+
+    def send_arrow(self, batch: "RecordBatch | Table", topic: str | None = None) -> list[BatchDelivery]:
+        """Take the rows of an Arrow batch, each for the topic and partition it names.
+
+        Args:
+            batch: `value`, and as wanted `key`, `topic`, `partition` (null where the key decides),
+                `timestamp` (null for now) and `headers`: the columns of Spark's Kafka sink.
+            topic: for all rows, instead of their column.
+        Returns: a BatchDelivery for each topic and partition; their `rows` are places in `batch`.
+        Raises: as `send_batch`. Rows of topics and partitions that came before a refused one were taken, so
+            outside a transaction wait for nothing less than all deliveries; inside one, abort.
+        """
+        sent = []
+        for share in shares(batch, topic, int(time.time() * 1000)):
+            take = partial(self._extend, share.topic, share.rows, share.partition)
+            sent.append(aio.delivery_of(share, self._when_admitted(share.topic, take, "send_arrow")))
+        return sent
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Send everything that was taken before now, and wait until each record has its outcome.
