@@ -196,6 +196,21 @@ async def test_add_partitions_by_a_broker(version: int) -> None:
         assert refused.results_by_transaction == ()
 
 
+@pytest.mark.parametrize("version", [4, 5])
+@on_a_loop
+async def test_no_transaction_includes_the_log_of_transactions(version: int) -> None:
+    """Its end would have a marker written there, which WriteTxnMarkers refuses."""
+    async with memory_broker() as desk:
+        pair = await claimed(desk)
+        asked = batched(("t", pair, {"orders": (0,), "__transaction_state": (0,)}, False))
+        (result,) = (await desk.ask(asked, version)).results_by_transaction
+        assert codes(result.topic_results) == {
+            "orders-0": E.OPERATION_NOT_ATTEMPTED,
+            "__transaction_state-0": E.INVALID_TOPIC_EXCEPTION,
+        }
+        assert await state_of(desk) == "Empty"
+
+
 # ---- AddOffsetsToTxn
 
 

@@ -18,7 +18,7 @@ from tallystick.broker.handlers.txn_wire import (
     identity_of,
     may_write,
 )
-from tallystick.broker.topics import INTERNAL
+from tallystick.broker.topics import INTERNAL, TRANSACTION_STATE
 from tallystick.broker.txn.commands import AddPartitions, PerPartition, VerifyPartitions
 from tallystick.broker.txn.model import EPOCH_BUMP_VERSION
 from tallystick.kernel.codes import ErrorCode
@@ -105,12 +105,14 @@ def _partitions(topics: Iterable[AddPartitionsToTxnTopic]) -> list[TopicPartitio
 def _refused(
     broker: Broker, partition: TopicPartition, context: RequestContext, *, from_client: bool
 ) -> ErrorCode:
-    """Clients may not add internal topics: offsets go by way of the group."""
+    """Clients may not add internal topics: offsets go by way of the group. Brokers may add those."""
     name = partition.topic
     if from_client and (
         name in INTERNAL or not broker.authorizer.allows(context, Operation.WRITE, topic(name))
     ):
         return ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    if name == TRANSACTION_STATE:
+        return ErrorCode.INVALID_TOPIC_EXCEPTION  # as WriteTxnMarkers would, when the transaction ends
     known = broker.topics.partition(name, partition.partition) is not None
     return ErrorCode.NONE if known else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
