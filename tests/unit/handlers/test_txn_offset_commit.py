@@ -26,6 +26,7 @@ from tallystick.broker.group.commands import CommitTxnOffsets, OffsetToCommit
 from tallystick.broker.markers import PartitionMarkers
 from tallystick.broker.topics import GROUP_OFFSETS, TRANSACTION_STATE
 from tallystick.broker.txn.commands import SendMarkers
+from tallystick.broker.txn.model import TxnState
 from tallystick.broker.verifying import open_transaction
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
@@ -307,6 +308,17 @@ async def test_a_generation_of_a_group_that_is_not_there(version: int) -> None:
         said = {"generation_id_or_member_epoch": 3, "member_id": "m", "group_instance_id": None}
         expected = E.ILLEGAL_GENERATION if version < TOPIC_IDS else E.GROUP_ID_NOT_FOUND
         assert await code(desk, pair, version, **said) == expected
+
+
+@on_a_loop
+async def test_a_group_that_is_offline_costs_its_transaction_no_partition() -> None:
+    async with leader() as desk:
+        pair = await claimed(desk)
+        desk.broker.groups._lose(desk.broker.groups.partition_of(GroupId("g")))
+        assert await code(desk, pair, IMPLICIT) == E.NOT_COORDINATOR
+        entry = desk.broker.transactions.find_writer(ProducerId(pair.producer_id))
+        assert entry is not None
+        assert entry.state is TxnState.EMPTY
 
 
 @on_a_loop
