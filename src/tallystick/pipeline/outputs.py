@@ -1,0 +1,100 @@
+"""What an output writes: the rows of its view as records for its topics, dead letters among them.
+
+All sinks of an output are one query, so each row becomes as many records as there are topic sinks. The dead
+letters of a source ride in the first output that reads it, and are decided with the batch they came in.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as f
+from pyspark.sql.types import BinaryType, DataType, StringType
+
+from tallystick.kernel.settings import BadConfig
+from tallystick.pipeline.definition import Definition, OnMalformed, Output, Source, TopicSink
+from tallystick.pipeline.views import malformed_view
+
+_WORD: Final = re.compile(r"\w+")
+_HEADERS: Final = "array<struct<key:string,value:binary>>"
+
+
+def dead_letters(definition: Definition, output: Output) -> tuple[Source, ...]:
+    """The sources whose malformed values go with this output."""
+    earlier = definition.outputs[: definition.outputs.index(output)]
+    taken = {source.name for other in earlier for source in _read_by(definition, other)}
+    return tuple(
+        source
+        for source in _read_by(definition, output)
+        if source.malformed is OnMalformed.DEAD_LETTER and source.name not in taken
+    )
+
+
+def _read_by(definition: Definition, output: Output) -> Iterator[Source]:
+    """What an output's view is made of, as far as the words of the SELECTs tell.
+
+    A column that is named like a source does no harm: the dead letters bring their source with them.
+    """
+    words = {output.view.lower()}
+    for transform in reversed(definition.transforms):
+        if transform.name.lower() in words:
+            words.update(_WORD.findall(transform.sql.lower()))
+    return (source for source in definition.sources if source.name.lower() in words)
+
+
+def records(spark: SparkSession, definition: Definition, output: Output) -> DataFrame:
+    """The records of an output's topic sinks: topic, key, value, headers, in the types of the sink.
+
+    Raises: BadConfig with what Spark says of a key or a value, and the path of it.
+    """
+    rows = spark.table(output.view)
+    topics = [(i, sink) for i, sink in enumerate(output.sinks) if isinstance(sink, TopicSink)]
+    made = [_record(rows, sink, f"outputs.{output.name}.sinks[{i}]") for i, sink in topics]
+    written = _inlined(rows, made)
+    for source in dead_letters(definition, output):
+        written = written.unionByName(_dead(spark.table(malformed_view(source)), source))
+    return written
+
+
+def _inlined(rows: DataFrame, made: Sequence[Column]) -> DataFrame:
+    return rows.select(f.inline(f.array(*made)))
+
+
+def _record(rows: DataFrame, sink: TopicSink, path: str) -> Column:
+    whole = f.to_json(f.struct("*"), {"ignoreNullFields": "false"}).cast("binary")
+    key = f.lit(None).cast("binary") if sink.key is None else _bytes(rows, sink.key, f"{path}.key")
+    value = whole if sink.value is None else _bytes(rows, sink.value, f"{path}.value")
+    return f.struct(
+        f.lit(sink.topic).alias("topic"),
+        key.alias("key"),
+        value.alias("value"),
+        f.array().cast(_HEADERS).alias("headers"),
+    )
+
+
+def _bytes(rows: DataFrame, expression: str, path: str) -> Column:
+    """An expression of the user's as bytes."""
+    try:
+        found: DataType = rows.select(f.expr(expression)).schema.fields[0].dataType
+    except PySparkException as error:
+        raise BadConfig(f"{path}: {str(error).strip().splitlines()[0]}") from error
+    if not isinstance(found, StringType | BinaryType):
+        raise BadConfig(
+            f"{path}: {expression!r} is {found.simpleString()}, and must be string or binary: cast it"
+        )
+    return f.expr(expression).cast("binary")
+
+
+def _dead(malformed: DataFrame, source: Source) -> DataFrame:
+    """The record as it was, and in its headers where it was."""
+    headers = [
+        f.struct(
+            f.lit(f"tallystick.{name}").alias("key"), f.col(name).cast("string").cast("binary").alias("value")
+        )
+        for name in ("topic", "partition", "offset")
+    ]
+    return malformed.select(
+        f.lit(source.dead_letter).alias("topic"), "key", "value", f.array(*headers).alias("headers")
+    )
