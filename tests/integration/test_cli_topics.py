@@ -7,6 +7,7 @@ import pytest
 
 from tallystick.admin.client import Admin
 from tallystick.cli.main import main
+from tallystick.client.blocking.producer import Producer
 from tallystick.client.offsets import OffsetAndMetadata
 from tallystick.kernel.ids import TopicPartition
 from tallystick.testing import EmbeddedBroker
@@ -85,3 +86,77 @@ def test_a_group_and_how_far_it_is_behind(broker: EmbeddedBroker, run: Run) -> N
     code, _, err = run("groups", "describe", "--group", "readers")
     assert code == 1
     assert "GROUP_ID_NOT_FOUND" in err
+
+
+def test_offsets_of_a_group_are_moved_only_with_execute(broker: EmbeddedBroker, run: Run) -> None:
+    assert run("topics", "create", "--topic", "moved", "--partitions", "2")[0] == 0
+    with Producer({"bootstrap.servers": broker.bootstrap_servers}) as producer:
+        for second in range(4):
+            producer.send("moved", b"x", partition=0, timestamp_ms=second * 1000)
+
+    def planned(*words: str, code: int = 0) -> list[list[int | None]]:
+        done, out, err = run("groups", "reset-offsets", "--group", "g", *words, "--output", "json")
+        assert done == code, err
+        return [[row["CurrentOffset"], row["NewOffset"]] for row in json.loads(out)] if out else []
+
+    moved = ("--topic", "moved")
+    assert planned(*moved, "--to-latest") == [[None, 4], [None, 0]]
+    assert planned("--all-topics", "--to-latest") == []
+    assert planned(*moved, "--shift-by", "1", code=1) == []
+    assert planned("--topic", "moved:0", "--to-offset", "3", "--execute") == [[None, 3]]
+    assert planned("--all-topics", "--shift-by", "-2") == [[3, 1]]
+    assert planned("--all-topics", "--shift-by", "9") == [[3, 4]]
+    assert planned("--topic", "moved:0", "--to-datetime", "1970-01-01T00:00:01Z") == [[3, 1]]
+    assert planned("--topic", "moved:0", "--to-earliest", "--dry-run") == [[3, 0]]
+    assert planned(*moved, code=2) == []
+    assert planned(*moved, "--to-latest", "--to-earliest", code=2) == []
+    assert planned("--to-latest", code=2) == []
+    assert planned("--topic", "moved:x", "--to-latest", code=2) == []
+    assert planned("--topic", "moved:7", "--to-latest", code=1) == []
+    forget = ("groups", "delete-offsets", "--group", "g", "--topic", "moved:0")
+    assert run(*forget)[0] == 5
+    assert run(*forget, "--yes")[0] == 0
+    assert planned("--all-topics", "--to-latest") == []
+
+
+def test_records_are_deleted_after_a_yes(broker: EmbeddedBroker, run: Run) -> None:
+    assert run("topics", "create", "--topic", "cut")[0] == 0
+    with Producer({"bootstrap.servers": broker.bootstrap_servers}) as producer:
+        for _ in range(4):
+            producer.send("cut", b"x")
+    cut = ("topics", "delete-records", "--topic", "cut:0", "--before-offset")
+    assert run(*cut, "2")[0] == 5
+    assert json.loads(run(*cut, "2", "--yes", "--output", "json")[1]) == [
+        {"Topic": "cut", "Partition": 0, "FirstOffset": 2}
+    ]
+    code, _, err = run(*cut, "9", "--yes")
+    assert code == 1
+    assert "OFFSET_OUT_OF_RANGE" in err
+    assert json.loads(run(*cut, "-1", "--yes", "--output", "json")[1])[0]["FirstOffset"] == 4
+
+
+def test_feature_levels_go_up_and_down(run: Run) -> None:
+    level = ("--feature", "transaction.version=1")
+    assert json.loads(run("features", "describe", "--output", "json")[1]) == [
+        {"Feature": "transaction.version", "Level": 2}
+    ]
+    code, _, err = run("features", "upgrade", *level)
+    assert code == 1
+    assert "UpdateFeatures" in err
+    assert run("features", "downgrade", *level, "--dry-run")[0] == 0
+    assert "2" in run("features", "describe")[1]
+    assert run("features", "downgrade", *level)[0] == 0
+    assert run("features", "describe")[1].splitlines()[1].split() == ["transaction.version", "1"]
+    assert run("features", "upgrade", "--feature", "transaction.version=2")[0] == 0
+    assert run("features", "upgrade", "--feature", "transaction.version=two")[0] == 2
+    assert run("features", "downgrade", "--feature", "nothing=0", "--unsafe")[0] == 1
+
+
+def test_a_cluster_without_rights_says_so(run: Run) -> None:
+    code, out, err = run("acls", "list")
+    assert (code, out) == (1, "")
+    assert len(err.splitlines()) == 1
+    assert "DescribeAcls" in err
+    assert run("acls", "create", "--operation", "Fly", "--allow-principal", "User:a", "--topic", "t")[0] == 2
+    assert run("acls", "create", "--operation", "Read", "--topic", "t")[0] == 2
+    assert run("acls", "delete", "--yes")[0] == 2

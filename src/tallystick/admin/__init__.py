@@ -1,1 +1,61 @@
-"""Operators' view of a cluster: what is in it, what is open, what hangs, and how to end it."""
+"""Operators' view of a cluster: what is in it, what is open, what hangs, and how to end it.
+
+    from tallystick.admin import AbortSpec, Admin, ConfigResource, NewTopic, NotSafe
+
+The names here are imported when they are first used.
+"""
+
+from typing import TYPE_CHECKING
+
+from tallystick import _lazy
+
+if TYPE_CHECKING:
+    from tallystick.admin.acls import Acl, AclFilter, AclOperation, AclPattern, AclPermission, AclResource
+    from tallystick.admin.client import Admin
+    from tallystick.admin.configs import ConfigResource, ConfigValue, ResourceType
+    from tallystick.admin.errors import BrokerDown, NothingOpen, NotSafe
+    from tallystick.admin.hanging import Verdict
+    from tallystick.admin.listing import Answers
+    from tallystick.admin.topics import EARLIEST, LATEST, MAX_TIMESTAMP, NewTopic
+    from tallystick.admin.transactions import AbortPlan, AbortSpec, HangingReport
+
+__all__ = [
+    "EARLIEST",
+    "LATEST",
+    "MAX_TIMESTAMP",
+    "AbortPlan",
+    "AbortSpec",
+    "Acl",
+    "AclFilter",
+    "AclOperation",
+    "AclPattern",
+    "AclPermission",
+    "AclResource",
+    "Admin",
+    "Answers",
+    "BrokerDown",
+    "ConfigResource",
+    "ConfigValue",
+    "HangingReport",
+    "NewTopic",
+    "NotSafe",
+    "NothingOpen",
+    "ResourceType",
+    "Verdict",
+]
+
+if not TYPE_CHECKING:
+    _PLACES = {
+        "acls": ("Acl", "AclFilter", "AclOperation", "AclPattern", "AclPermission", "AclResource"),
+        "client": ("Admin",),
+        "configs": ("ConfigResource", "ConfigValue", "ResourceType"),
+        "errors": ("BrokerDown", "NothingOpen", "NotSafe"),
+        "hanging": ("Verdict",),
+        "listing": ("Answers",),
+        "topics": ("EARLIEST", "LATEST", "MAX_TIMESTAMP", "NewTopic"),
+        "transactions": ("AbortPlan", "AbortSpec", "HangingReport"),
+    }
+    __getattr__ = _lazy.attributes(
+        __name__,
+        {name: f"tallystick.admin.{place}:{name}" for place, names in _PLACES.items() for name in names},
+    )

@@ -4,7 +4,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
-from tallystick.admin import cluster_view, configs, groups, topics
+from tallystick.admin import acls, cluster_view, configs, groups, topics
+from tallystick.admin.acls import Acl, AclFilter
 from tallystick.admin.cluster_view import ClusterDescription
 from tallystick.admin.configs import ConfigResource, ConfigValue
 from tallystick.admin.groups import GroupDescription, ListedGroup
@@ -230,6 +231,20 @@ class Admin:
     ) -> Answers[TopicPartition, None]:
         """Forget offsets of partitions that the group does not read at the moment (KIP-496)."""
         return await groups.delete_offsets(self._asker(), group_id, partitions)
+
+    # -------------------------------------------------------------------------- rights
+
+    async def describe_acls(self, wanted: AclFilter) -> tuple[Acl, ...]:
+        """The rules that a filter matches. Raises: BrokerRefused (54) where there is no authorizer."""
+        return await acls.describe(self._asker(), wanted)
+
+    async def create_acls(self, rules: Iterable[Acl]) -> Answers[Acl, None]:
+        """Add rules, each on its own; one that is there already stays."""
+        return await acls.create(self._asker(), rules)
+
+    async def delete_acls(self, filters: Iterable[AclFilter]) -> Answers[AclFilter, tuple[Acl, ...]]:
+        """Delete every rule that a filter matches. Returns: those, by filter."""
+        return await acls.delete(self._asker(), filters)
 
     # --------------------------------------------------------------------- the cluster
 

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Final, Self, TypeVar
 
 from tallystick.admin import aio
+from tallystick.admin.acls import Acl, AclFilter
 from tallystick.admin.cluster_view import ClusterDescription
 from tallystick.admin.configs import ConfigResource, ConfigValue
 from tallystick.admin.groups import GroupDescription, ListedGroup
@@ -227,6 +228,20 @@ class Admin:
     ) -> Answers[TopicPartition, None]:
         """Forget offsets of partitions that the group does not read at the moment (KIP-496)."""
         return self._run(self._admin.delete_group_offsets(group_id, partitions), "delete_group_offsets")
+
+    # -------------------------------------------------------------------------- rights
+
+    def describe_acls(self, wanted: AclFilter) -> tuple[Acl, ...]:
+        """The rules that a filter matches."""
+        return self._run(self._admin.describe_acls(wanted), "describe_acls")
+
+    def create_acls(self, rules: Iterable[Acl]) -> Answers[Acl, None]:
+        """Add rules, each on its own."""
+        return self._run(self._admin.create_acls(rules), "create_acls")
+
+    def delete_acls(self, filters: Iterable[AclFilter]) -> Answers[AclFilter, tuple[Acl, ...]]:
+        """Delete every rule that a filter matches."""
+        return self._run(self._admin.delete_acls(filters), "delete_acls")
 
     # --------------------------------------------------------------------- the cluster
 

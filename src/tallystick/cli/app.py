@@ -59,6 +59,16 @@ def configs() -> None:
     """Read and change settings of topics, brokers and groups."""
 
 
+@app.command(add_help_option=False)
+def acls() -> None:
+    """List, grant and take back rights, TwoPhaseCommit among them."""
+
+
+@app.command(add_help_option=False)
+def features() -> None:
+    """Show and set the levels of features, such as transaction.version."""
+
+
 def main(words: list[str]) -> int:
     """Run a command; the exit code."""
     try:

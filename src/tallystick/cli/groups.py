@@ -5,12 +5,21 @@ from typing import Annotated, Final
 
 import typer
 
+from tallystick.admin.client import Admin
+from tallystick.admin.reading import FROM_BEGINNING, FROM_END, AtOffset, AtTime, Start, partitions_of
+from tallystick.admin.resets import ShiftBy, plan_reset
 from tallystick.admin.topics import LATEST
-from tallystick.cli.connecting import Exit, Target, confirm, incomplete, run, target
+from tallystick.cli.connecting import Exit, Target, complain, confirm, incomplete, run, target
+from tallystick.cli.settings import partitions_in, time_ms
 from tallystick.cli.tables import Row
+from tallystick.client.errors import ClientError
+from tallystick.client.offsets import OffsetAndMetadata
+from tallystick.kernel.ids import TopicPartition
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, callback=target)
-app.info.help = "List, describe and delete groups."
+app.info.help = "List, describe and delete groups, and move their offsets."
+
+TOPICS: Final = typer.Option("--topic", metavar="TOPIC[:P,P]", help="All or some partitions; repeatable.")
 
 _LIST: Final = ("Group", "Coordinator", "Type", "Protocol", "State")
 _DESCRIBE: Final = (
@@ -84,6 +93,84 @@ def delete(
     with at.admin() as admin:
         answers = admin.delete_groups(group)
     raise typer.Exit(incomplete(answers.failures) and Exit.FAILED)
+
+
+@app.command()
+def reset_offsets(
+    context: typer.Context,
+    group: Annotated[str, typer.Option("--group")],
+    *,
+    topic: Annotated[list[str] | None, TOPICS] = None,
+    all_topics: Annotated[bool, typer.Option("--all-topics", help="Whatever it has committed.")] = False,
+    to_earliest: Annotated[bool, typer.Option("--to-earliest")] = False,
+    to_latest: Annotated[bool, typer.Option("--to-latest")] = False,
+    to_offset: Annotated[int | None, typer.Option(min=0)] = None,
+    to_datetime: Annotated[str | None, typer.Option(metavar="TIME", help="As 2026-11-21T12:00:00Z.")] = None,
+    shift_by: Annotated[int | None, typer.Option(help="So many records on, or back.")] = None,
+    execute: Annotated[bool, typer.Option("--execute", help="Do it; without, it is only shown.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show it: the default.")] = False,
+) -> None:
+    """Show where a group would go on, and with --execute commit that. It must have no members."""
+    targets: list[Start | ShiftBy] = [
+        *([FROM_BEGINNING] if to_earliest else []),
+        *([FROM_END] if to_latest else []),
+        *([AtOffset(to_offset)] if to_offset is not None else []),
+        *([AtTime(time_ms(to_datetime, "--to-datetime"))] if to_datetime is not None else []),
+        *([ShiftBy(shift_by)] if shift_by is not None else []),
+    ]
+    if len(targets) != 1:
+        raise typer.BadParameter(
+            "give one of --to-earliest, --to-latest, --to-offset, --to-datetime and --shift-by"
+        )
+    if bool(topic) == all_topics or (execute and dry_run):
+        raise typer.BadParameter("give --topic or --all-topics, and not both --execute and --dry-run")
+    at: Target = context.obj
+    failures: dict[str, ClientError] = {}
+    with at.admin() as admin:
+        plan = plan_reset(admin, group, _partitions(admin, group, topic), targets[0])
+        if execute:
+            offsets = {where: OffsetAndMetadata(each.then) for where, each in plan.items()}
+            answers = admin.alter_group_offsets(group, offsets)
+            failures = {str(where): why for where, why in answers.failures.items()}
+    rows: list[Row] = [
+        {
+            "Group": group,
+            "Topic": where.topic,
+            "Partition": where.partition,
+            "CurrentOffset": each.now,
+            "NewOffset": each.then,
+        }
+        for where, each in sorted(plan.items())
+        if str(where) not in failures
+    ]
+    at.show(("Group", "Topic", "Partition", "CurrentOffset", "NewOffset"), rows)
+    if not execute:
+        complain("nothing was changed: --execute does it", Exit.DONE)
+    raise typer.Exit(incomplete(failures) and Exit.FAILED)
+
+
+@app.command()
+def delete_offsets(
+    context: typer.Context,
+    group: Annotated[str, typer.Option("--group")],
+    topic: Annotated[list[str], TOPICS],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Forget what a group has committed in topics that it does not read at the moment."""
+    at: Target = context.obj
+    with at.admin() as admin:
+        partitions = _partitions(admin, group, topic)
+        confirm(f"Forget offsets of {group} in {', '.join(map(str, partitions))}?", yes=yes)
+        answers = admin.delete_group_offsets(group, partitions)
+    raise typer.Exit(incomplete({str(k): v for k, v in answers.failures.items()}) and Exit.FAILED)
+
+
+def _partitions(admin: Admin, group: str, topics: list[str] | None) -> tuple[TopicPartition, ...]:
+    """Of the topics named, or of all that the group has committed offsets in."""
+    if topics is None:
+        return tuple(sorted(admin.list_group_offsets(group)))
+    wanted = partitions_in(topics, "--topic").items()
+    return tuple(each for name, numbers in wanted for each in partitions_of(admin, [name], numbers))
 
 
 def main(words: Sequence[str]) -> int:

@@ -13,8 +13,10 @@ from tallystick.cli import broker
 
 # Commands with a parser of their own, by the module whose `main` runs them.
 OWN: Final = {
+    "acls": "tallystick.cli.acls",
     "configs": "tallystick.cli.configs",
     "consume": "tallystick.cli.consume",
+    "features": "tallystick.cli.features",
     "groups": "tallystick.cli.groups",
     "produce": "tallystick.cli.produce",
     "topics": "tallystick.cli.topics",

@@ -22,6 +22,18 @@ def named_values(texts: Iterable[str], option: str, *, strip: bool = True) -> di
     return {name.strip(): value.strip() if strip else value for name, _, value in parts.values()}
 
 
+def partitions_in(texts: Iterable[str], option: str) -> dict[str, tuple[int, ...]]:
+    """TOPIC, or TOPIC:0,1, as Kafka's tools have it; no numbers stand for all of them."""
+    found: dict[str, tuple[int, ...]] = {}
+    for text in texts:
+        topic, colon, numbers = text.partition(":")
+        parts = numbers.split(",") if colon else []
+        if not topic or not all(part.isascii() and part.isdecimal() for part in parts):
+            raise typer.BadParameter(f"{option} {text}: is not TOPIC or TOPIC:0,1")
+        found[topic] = (*found.get(topic, ()), *map(int, parts))
+    return found
+
+
 def time_ms(text: str, option: str) -> int:
     """Milliseconds since 1970 of a number of them, or of an ISO 8601 time; UTC unless it says otherwise."""
     if text.isascii() and text.isdecimal() and len(text) <= _DIGITS_MAX:

@@ -5,13 +5,14 @@ from typing import Annotated, Final
 
 import typer
 
+from tallystick.admin.reading import partitions_of
 from tallystick.admin.topics import NewTopic
 from tallystick.cli.connecting import Exit, Target, confirm, incomplete, run, target
-from tallystick.cli.settings import named_values
+from tallystick.cli.settings import named_values, partitions_in
 from tallystick.cli.tables import Row
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, callback=target)
-app.info.help = "List, describe, create, grow and delete topics."
+app.info.help = "List, describe, create, grow and delete topics, and the records in them."
 
 _LIST: Final = ("Topic", "Partitions", "ReplicationFactor", "Internal")
 _DESCRIBE: Final = ("Topic", "Partition", "Leader", "Replicas", "Isr")
@@ -110,6 +111,32 @@ def delete(
     with at.admin() as admin:
         answers = admin.delete_topics(topic)
     raise typer.Exit(incomplete(answers.failures) and Exit.FAILED)
+
+
+@app.command()
+def delete_records(
+    context: typer.Context,
+    topic: Annotated[str, typer.Option("--topic", metavar="TOPIC[:P,P]", help="All partitions, or these.")],
+    before_offset: Annotated[
+        int, typer.Option("--before-offset", "--offset", min=-1, help="-1: all there is.")
+    ],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Delete the records before an offset, for good."""
+    at: Target = context.obj
+    ((name, numbers),) = partitions_in([topic], "--topic").items()
+    with at.admin() as admin:
+        partitions = partitions_of(admin, [name], numbers)
+        what = "every record" if before_offset < 0 else f"what is before offset {before_offset}"
+        confirm(f"Delete {what} in {', '.join(map(str, partitions))}?", yes=yes)
+        before = dict.fromkeys(partitions, None if before_offset < 0 else before_offset)
+        answers = admin.delete_records(before)
+    rows: list[Row] = [
+        {"Topic": each.topic, "Partition": each.partition, "FirstOffset": first}
+        for each, first in sorted(answers.found.items())
+    ]
+    at.show(("Topic", "Partition", "FirstOffset"), rows)
+    raise typer.Exit(incomplete({str(k): v for k, v in answers.failures.items()}) and Exit.FAILED)
 
 
 def main(words: Sequence[str]) -> int:

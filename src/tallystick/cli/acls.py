@@ -1,0 +1,201 @@
+"""`tallystick acls`: rights on topics, groups and transactional ids, as `kafka-acls.sh`."""
+
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Annotated, Final, TypeVar
+
+import typer
+
+from tallystick.admin.acls import Acl, AclFilter, AclOperation, AclPattern, AclPermission, AclResource
+from tallystick.cli.connecting import Exit, Target, complain, confirm, incomplete, run, target
+from tallystick.cli.tables import Row
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, callback=target)
+app.info.help = "List, grant and take back rights. Needs a cluster with an authorizer."
+
+E = TypeVar("E", bound=IntEnum)
+
+_COLUMNS: Final = (
+    "ResourceType",
+    "ResourceName",
+    "PatternType",
+    "Principal",
+    "Host",
+    "Operation",
+    "Permission",
+)
+_CLUSTER: Final = "kafka-cluster"
+
+Topic = Annotated[list[str] | None, typer.Option("--topic", help="A topic; repeatable.")]
+Group = Annotated[list[str] | None, typer.Option("--group", help="A group; repeatable.")]
+Id = Annotated[list[str] | None, typer.Option("--transactional-id", help="A transactional id; repeatable.")]
+Cluster = Annotated[bool, typer.Option("--cluster", help="The cluster itself.")]
+Pattern = Annotated[
+    str, typer.Option("--resource-pattern-type", help="literal or prefixed; to look for, also match and any.")
+]
+Operations = Annotated[
+    list[str] | None,
+    typer.Option("--operation", help="All, Read, Write, Describe, TwoPhaseCommit ...; repeatable."),
+]
+Allowed = Annotated[list[str] | None, typer.Option("--allow-principal", help="As User:name; repeatable.")]
+Denied = Annotated[list[str] | None, typer.Option("--deny-principal", help="As User:name; repeatable.")]
+Principal = Annotated[str | None, typer.Option("--principal", help="Only of this one, as User:name.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+
+@app.command("list")
+def list_(
+    context: typer.Context,
+    *,
+    topic: Topic = None,
+    group: Group = None,
+    transactional_id: Id = None,
+    cluster: Cluster = False,
+    pattern: Pattern = "match",
+    principal: Principal = None,
+) -> None:
+    """Rules; without options all of them."""
+    at: Target = context.obj
+    resources = _resources(topic, group, transactional_id, cluster)
+    wanted = [
+        AclFilter(resource=kind, name=name, pattern=_named(AclPattern, pattern), principal=principal)
+        for kind, name in resources
+    ] or [AclFilter(principal=principal)]
+    with at.admin() as admin:
+        found = dict.fromkeys(acl for each in wanted for acl in admin.describe_acls(each))
+    at.show(_COLUMNS, [_row(acl) for acl in found])
+
+
+@app.command()
+def create(
+    context: typer.Context,
+    *,
+    operation: Operations = None,
+    allow_principal: Allowed = None,
+    deny_principal: Denied = None,
+    host: Annotated[str, typer.Option(help="From where; an address or *.")] = "*",
+    topic: Topic = None,
+    group: Group = None,
+    transactional_id: Id = None,
+    cluster: Cluster = False,
+    pattern: Pattern = "literal",
+) -> None:
+    """Grant or deny operations on resources.
+
+    Two-phase commit needs two: --operation Write --operation TwoPhaseCommit --transactional-id ID.
+    """
+    at: Target = context.obj
+    resources = _resources(topic, group, transactional_id, cluster)
+    if not resources or not operation or not (allow_principal or deny_principal):
+        raise typer.BadParameter(
+            "give --operation, --allow-principal or --deny-principal, and a resource: "
+            "--topic, --group, --transactional-id or --cluster"
+        )
+    rules = [
+        Acl(
+            resource=kind,
+            name=name,
+            pattern=_named(AclPattern, pattern),
+            principal=principal,
+            host=host,
+            operation=_named(AclOperation, word),
+            permission=permission,
+        )
+        for kind, name in resources
+        for permission, principals in (
+            (AclPermission.ALLOW, allow_principal or ()),
+            (AclPermission.DENY, deny_principal or ()),
+        )
+        for principal in principals
+        for word in operation
+    ]
+    with at.admin() as admin:
+        answers = admin.create_acls(rules)
+    at.show(_COLUMNS, [_row(acl) for acl in answers.found])
+    named = {f"{acl.principal} on {acl.name!r}": why for acl, why in answers.failures.items()}
+    raise typer.Exit(incomplete(named) and Exit.FAILED)
+
+
+@app.command()
+def delete(
+    context: typer.Context,
+    *,
+    operation: Operations = None,
+    principal: Principal = None,
+    host: Annotated[str | None, typer.Option(help="Only for this one.")] = None,
+    topic: Topic = None,
+    group: Group = None,
+    transactional_id: Id = None,
+    cluster: Cluster = False,
+    pattern: Pattern = "literal",
+    yes: Yes = False,
+) -> None:
+    """Take rules back: those that agree with everything given. They are shown first."""
+    at: Target = context.obj
+    resources = _resources(topic, group, transactional_id, cluster)
+    if not resources:
+        raise typer.BadParameter("give a resource: --topic, --group, --transactional-id or --cluster")
+    wanted = [
+        AclFilter(
+            resource=kind,
+            name=name,
+            pattern=_named(AclPattern, pattern),
+            principal=principal,
+            host=host,
+            operation=_named(AclOperation, word),
+        )
+        for kind, name in resources
+        for word in operation or ("any",)
+    ]
+    with at.admin() as admin:
+        found = dict.fromkeys(acl for each in wanted for acl in admin.describe_acls(each))
+        if not found:
+            complain("no such rule", Exit.DONE)
+            return
+        at.show(_COLUMNS, [_row(acl) for acl in found])
+        confirm(f"Delete {len(found)} rules?", yes=yes)
+        answers = admin.delete_acls(wanted)
+    failures = {f"{each.resource.name.lower()} {each.name!r}": why for each, why in answers.failures.items()}
+    raise typer.Exit(incomplete(failures) and Exit.FAILED)
+
+
+def _resources(
+    topics: list[str] | None, groups: list[str] | None, ids: list[str] | None, cluster: bool
+) -> list[tuple[AclResource, str]]:
+    named = (
+        (AclResource.TOPIC, topics),
+        (AclResource.GROUP, groups),
+        (AclResource.TRANSACTIONAL_ID, ids),
+        (AclResource.CLUSTER, [_CLUSTER] if cluster else None),
+    )
+    return [(kind, name) for kind, names in named for name in names or ()]
+
+
+def _named(cls: type[E], text: str) -> E:
+    """Kafka's spelling, TwoPhaseCommit, or the schema's, two_phase_commit."""
+    folded = {each.name.replace("_", ""): each for each in cls}
+    found = folded.get(text.upper().replace("_", "").replace("-", ""))
+    if found is None:
+        raise typer.BadParameter(f"{text}: is none of {', '.join(_word(each) for each in cls)}")
+    return found
+
+
+def _word(number: int) -> str:
+    return number.name.title().replace("_", "") if isinstance(number, IntEnum) else str(number)
+
+
+def _row(acl: Acl) -> Row:
+    return {
+        "ResourceType": _word(acl.resource),
+        "ResourceName": acl.name,
+        "PatternType": _word(acl.pattern),
+        "Principal": acl.principal,
+        "Host": acl.host,
+        "Operation": _word(acl.operation),
+        "Permission": _word(acl.permission),
+    }
+
+
+def main(words: Sequence[str]) -> int:
+    """Run `tallystick acls WORDS`; the exit code."""
+    return run(app, "acls", words)

@@ -1,0 +1,69 @@
+"""`tallystick features`: finalized levels, as `kafka-features.sh`."""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated
+
+import typer
+
+from tallystick.cli.connecting import Target, run, target
+from tallystick.cli.settings import named_values
+from tallystick.cli.tables import Row
+from tallystick.kernel.ids import INT16_MAX
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, callback=target)
+app.info.help = "Show and set the levels of features, such as transaction.version."
+
+Levels = Annotated[list[str], typer.Option("--feature", metavar="NAME=LEVEL", help="Repeatable.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only ask whether it could be done.")]
+
+
+@app.command()
+def describe(context: typer.Context) -> None:
+    """Levels that all brokers have agreed on."""
+    at: Target = context.obj
+    with at.admin() as admin:
+        levels = admin.describe_features()
+    _show(at, levels)
+
+
+@app.command()
+def upgrade(context: typer.Context, feature: Levels, dry_run: DryRun = False) -> None:
+    """Raise levels, all of them or none."""
+    at: Target = context.obj
+    levels = _levels(feature)
+    with at.admin() as admin:
+        admin.update_features(levels, validate_only=dry_run)
+    _show(at, levels)
+
+
+@app.command()
+def downgrade(
+    context: typer.Context,
+    feature: Levels,
+    dry_run: DryRun = False,
+    unsafe: Annotated[bool, typer.Option("--unsafe", help="Even if something is lost.")] = False,
+) -> None:
+    """Lower levels, all of them or none; level 0 takes a feature back."""
+    at: Target = context.obj
+    levels = _levels(feature)
+    with at.admin() as admin:
+        admin.update_features(levels, downgrade=True, unsafe=unsafe, validate_only=dry_run)
+    _show(at, levels)
+
+
+def _levels(texts: Sequence[str]) -> dict[str, int]:
+    named = named_values(texts, "--feature")
+    for name, level in named.items():
+        if not (level.isascii() and level.isdecimal() and int(level) <= INT16_MAX):
+            raise typer.BadParameter(f"--feature {name}={level}: is not a level, 0 to {INT16_MAX}")
+    return {name: int(level) for name, level in named.items()}
+
+
+def _show(at: Target, levels: Mapping[str, int]) -> None:
+    rows: list[Row] = [{"Feature": name, "Level": level} for name, level in sorted(levels.items())]
+    at.show(("Feature", "Level"), rows)
+
+
+def main(words: Sequence[str]) -> int:
+    """Run `tallystick features WORDS`; the exit code."""
+    return run(app, "features", words)
