@@ -31,13 +31,19 @@ if TYPE_CHECKING:
     )
     from tallystick.dualwrite.pool import WriterPool
     from tallystick.dualwrite.recovery import Finding, Report, Verdict
+    from tallystick.dualwrite.stores.django import DjangoStore
+    from tallystick.dualwrite.stores.rocksdb import RocksStore
     from tallystick.dualwrite.stores.sql import SqlStore
+    from tallystick.dualwrite.stores.sql_async import AsyncSqlStore
+    from tallystick.dualwrite.stores.zookeeper import ZooKeeperStore
     from tallystick.dualwrite.writer import DualWriter, Transaction
 
 __all__ = [
+    "AsyncSqlStore",
     "BadRow",
     "BadStore",
     "CommitUnknown",
+    "DjangoStore",
     "DualWriteError",
     "DualWriter",
     "Fenced",
@@ -50,12 +56,14 @@ __all__ = [
     "NotVisible",
     "NotYours",
     "Report",
+    "RocksStore",
     "SqlStore",
     "Torn",
     "Transaction",
     "UnsafeStore",
     "Verdict",
     "WriterPool",
+    "ZooKeeperStore",
     "aio",
     "consume_into",
 ]
@@ -69,7 +77,11 @@ if not TYPE_CHECKING:
         "consuming": "consume_into",
         "pool": "WriterPool",
         "recovery": "Finding Report Verdict",
+        "stores.django": "DjangoStore",
+        "stores.rocksdb": "RocksStore",
         "stores.sql": "SqlStore",
+        "stores.sql_async": "AsyncSqlStore",
+        "stores.zookeeper": "ZooKeeperStore",
         "writer": "DualWriter Transaction",
     }
     __getattr__ = _lazy.attributes(

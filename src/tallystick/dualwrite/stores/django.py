@@ -1,0 +1,259 @@
+"""Django's ORM: the row is written in the `atomic` block that the store opens and closes on one alias.
+
+    with writer.transaction() as txn:
+        Payment.objects.create(...)          # any model of that alias
+        txn.send("payments", ...)
+
+What fences: the owner of the row, compared by the UPDATE that records; a claim replaces it in a transaction
+of its own, for which it waits for the row's lock [DW-1], [DW-2].
+
+The block has to be the outermost. Inside another one, of ATOMIC_REQUESTS or of a TestCase, leaving it would
+commit nothing, and what the view returns would be committed after the Kafka half, or never: that is refused.
+Callbacks of `transaction.on_commit` run when the database half is committed; one that raises is logged, as
+Django does with its `robust` ones, because both halves are decided by then.
+
+The table is the one of SqlStore. Source: Django, `django/db/transaction.py` `Atomic.__exit__`: it leaves in
+silence, committing nothing, when the connection was closed or marked for rollback.
+"""
+
+import logging
+import secrets
+from collections.abc import Iterable
+from typing import Any, Final
+
+from tallystick.dualwrite.errors import BadStore, CommitUnknown, Fenced, NotYours, UnsafeStore
+from tallystick.dualwrite.model import TABLE, StoredState, from_columns, to_columns
+from tallystick.dualwrite.stores.refusals import refuses
+
+try:
+    from django.db import DatabaseError, IntegrityError, ProgrammingError, connections, transaction
+    from django.db import OperationalError as DjangoOperationalError
+except ImportError as exc:
+    raise ImportError("DjangoStore needs Django: pip install 'tallystick[django]'") from exc
+
+_LOG: Final = logging.getLogger(__name__)
+
+COLUMNS: Final = {
+    "transactional_id": "TEXT {collation} NOT NULL PRIMARY KEY",
+    "owner": "VARCHAR(64) NOT NULL",
+    "prepared_transaction_state": "VARCHAR(64) NOT NULL",
+    "settled": "SMALLINT NOT NULL",
+    "former_producer_ids": "TEXT NOT NULL",
+    "cluster_id": "TEXT",
+    "transaction_version": "INTEGER",
+    "started_at": "BIGINT",
+    "timeout_ms": "INTEGER",
+    "schema_version": "INTEGER NOT NULL",
+}
+# An id is compared byte by byte: a collation that ignores case would merge two.
+_COLLATION: Final = {"postgresql": 'COLLATE "C"', "sqlite": "COLLATE BINARY"}
+CLAIM_LOCK_S: Final = 60
+
+
+class DjangoTransaction:
+    """An outermost `atomic` block of the store's alias. Used by one thread, as Django's connections are."""
+
+    def __init__(self, store: "DjangoStore") -> None:
+        """Opens the block. Raises: NotYours inside another one."""
+        self._using = store.using
+        self._allow_unsafe = store.allow_unsafe_durability
+        self._committed = False
+        self._connection = connections[store.using]
+        _check_outermost(self._connection)
+        # durable: Django says so itself, should anybody open a block around this one after all.
+        self._atomic: Any = transaction.atomic(using=store.using, durable=True)
+        self._atomic.__enter__()
+        transaction.on_commit(self._note_commit, using=store.using)
+
+    @property
+    def connection(self) -> Any:
+        """Django's connection of the alias; models use it by themselves."""
+        return self._connection
+
+    @property
+    def handle(self) -> Any:
+        return self._connection
+
+    def record(self, row: StoredState) -> None:
+        """Write the row, if its owner is still the same."""
+        self._check_open()
+        values = to_columns(row)
+        who, owner = values.pop("transactional_id"), values.pop("owner")
+        assignments = ", ".join(f"{name} = %s" for name in values)
+        statement = f"UPDATE {TABLE} SET {assignments} WHERE transactional_id = %s AND owner = %s"
+        with self._connection.cursor() as cursor:
+            cursor.execute(statement, [*values.values(), who, owner])
+            if cursor.rowcount != 1:
+                raise Fenced(row.transactional_id, row.owner)
+            if not self._allow_unsafe:
+                # A transaction can weaken itself (SET LOCAL), so it is asked when it is about to commit.
+                _check_durable(self._connection.vendor, cursor)
+
+    def commit(self) -> None:
+        """Leave the block, and so commit.
+
+        Raises: CommitUnknown. NotYours if the block can only be rolled back; the database's refusal. Then it
+            did not commit.
+        """
+        self._check_open()
+        atomic, self._atomic = self._atomic, None
+        if self._connection.needs_rollback or self._connection.closed_in_transaction:
+            _leave(atomic, NotYours("rollback"))
+            raise NotYours("the block was marked for rollback, or its connection closed; it did not commit")
+        try:
+            atomic.__exit__(None, None, None)
+        except Exception as exc:
+            if self._committed:
+                _LOG.exception("a callback of on_commit failed; the transaction is committed")
+                return
+            if isinstance(exc, IntegrityError) or (isinstance(exc, DatabaseError) and refuses(exc.__cause__)):
+                raise
+            raise CommitUnknown(f"{type(exc).__name__}: {exc}") from exc
+        if not self._committed:
+            raise CommitUnknown(f"Django left the block of {self._using!r} and did not say that it committed")
+
+    def rollback(self) -> None:
+        """Leave the block without effect."""
+        atomic, self._atomic = self._atomic, None
+        if atomic is not None:
+            _leave(atomic, NotYours("rollback"))
+
+    def _note_commit(self) -> None:
+        """The first callback of the block: what raises after it has not kept the commit from happening."""
+        self._committed = True
+
+    def _check_open(self) -> None:
+        if self._atomic is None:
+            raise NotYours("this transaction has ended")
+        if self._connection.atomic_blocks != [self._atomic]:
+            raise NotYours("an atomic block was opened inside the writer's block and not left")
+
+
+class DjangoStore:
+    """The table `kafka_transaction_state` in the database of an alias: PostgreSQL or SQLite."""
+
+    def __init__(self, using: str = "default", *, allow_unsafe_durability: bool = False) -> None:
+        """Connects to nothing yet.
+
+        Args:
+            using: the alias in DATABASES; the user's models must be on the same one.
+            allow_unsafe_durability: go on although a crash of the database may take back what it committed.
+        Raises: BadStore for another database than PostgreSQL or SQLite.
+        """
+        self.using = using
+        self.allow_unsafe_durability = allow_unsafe_durability
+        vendor = connections[using].vendor
+        if vendor not in _COLLATION:
+            raise BadStore(f"{using!r} is {vendor}; DjangoStore knows {' and '.join(_COLLATION)}")
+
+    def create(self) -> None:
+        """Make the table if it is not there; from a migration's RunPython, say. Raises: BadStore."""
+        connection = connections[self.using]
+        columns = ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
+        columns = columns.format(collation=_COLLATION[connection.vendor])
+        with connection.cursor() as cursor:
+            cursor.execute(f"CREATE TABLE IF NOT EXISTS {TABLE} ({columns})")
+            there = {column.name for column in connection.introspection.get_table_description(cursor, TABLE)}
+        if missing := [name for name in COLUMNS if name not in there]:
+            raise BadStore(f"table {TABLE} is of another version: it has no {', '.join(missing)}")
+
+    def claim(self, transactional_id: str) -> StoredState:
+        """Take the row over; a transaction that has recorded and not ended is waited for.
+
+        Raises: NotYours inside an atomic block: a claim is committed by itself. BadStore without a table.
+        """
+        connection = connections[self.using]
+        _check_outermost(connection)
+        fresh = to_columns(StoredState(transactional_id=transactional_id, owner=secrets.token_hex(16)))
+        statement = (
+            f"INSERT INTO {TABLE} ({', '.join(fresh)}) VALUES ({', '.join(['%s'] * len(fresh))}) "
+            "ON CONFLICT (transactional_id) DO UPDATE SET owner = excluded.owner"
+        )
+        try:
+            with transaction.atomic(using=self.using, durable=True), connection.cursor() as cursor:
+                if connection.vendor == "postgresql":
+                    # The server keeps the lock of a client whose host is gone until its keepalive finds out.
+                    cursor.execute(f"SET LOCAL lock_timeout = '{CLAIM_LOCK_S}s'")
+                cursor.execute(statement, list(fresh.values()))
+                row = _read(cursor, transactional_id)
+        except (ProgrammingError, DjangoOperationalError) as exc:
+            if TABLE not in connection.introspection.table_names():
+                raise BadStore(f"there is no table {TABLE}; DjangoStore.create() makes it") from exc
+            raise
+        if row is None:
+            raise BadStore(f"the row of {transactional_id!r} is not there after it was written")
+        return row
+
+    def begin(self) -> DjangoTransaction:
+        """Open the block. Raises: NotYours inside another one; UnsafeStore."""
+        opened = DjangoTransaction(self)
+        try:
+            if not self.allow_unsafe_durability:
+                with opened.connection.cursor() as cursor:
+                    _check_durable(opened.connection.vendor, cursor)
+        except BaseException:
+            opened.rollback()
+            raise
+        return opened
+
+    def read_state(self, transactional_id: str) -> StoredState | None:
+        """The row as it is committed."""
+        with connections[self.using].cursor() as cursor:
+            return _read(cursor, transactional_id)
+
+    def transactional_ids(self) -> Iterable[str]:
+        """Every id that has a row, in order."""
+        with connections[self.using].cursor() as cursor:
+            cursor.execute(f"SELECT transactional_id FROM {TABLE} ORDER BY transactional_id")
+            return [str(row[0]) for row in cursor.fetchall()]
+
+    def close(self) -> None:
+        """Django's connections are Django's."""
+
+
+def _check_outermost(connection: Any) -> None:
+    """Raises: NotYours inside a transaction that somebody else ends."""
+    if connection.in_atomic_block:
+        raise NotYours(
+            f"{connection.alias!r} is in an atomic block already, and that one commits later, or never. With "
+            "ATOMIC_REQUESTS, put @transaction.non_atomic_requests on the view; test with TransactionTestCase"
+        )
+    if not connection.get_autocommit():
+        raise NotYours(f"the autocommit of {connection.alias!r} is off: whose transaction is open?")
+
+
+def _check_durable(vendor: str, cursor: Any) -> None:
+    """Would a commit here survive a crash of the database? Raises: UnsafeStore. [DW-8]"""
+    if vendor == "postgresql":
+        cursor.execute("SELECT current_setting('synchronous_commit'), current_setting('fsync')")
+        synchronous, fsync = cursor.fetchone()
+        _need("synchronous_commit", synchronous, synchronous != "off", "on")
+        _need("fsync", fsync, fsync == "on", "on")
+        return
+    cursor.execute("PRAGMA synchronous")
+    (synchronous,) = cursor.fetchone()
+    _need("PRAGMA synchronous", str(synchronous), synchronous in (2, 3), "FULL (2) or EXTRA (3)")
+    cursor.execute("PRAGMA journal_mode")
+    (journal,) = cursor.fetchone()
+    _need("PRAGMA journal_mode", journal, journal not in ("off", "memory"), "a journal on the disk")
+
+
+def _need(setting: str, found: str, safe: bool, wanted: str) -> None:
+    if not safe:
+        raise UnsafeStore(setting, found, wanted)
+
+
+def _read(cursor: Any, transactional_id: str) -> StoredState | None:
+    cursor.execute(
+        f"SELECT {', '.join(COLUMNS)} FROM {TABLE} WHERE transactional_id = %s", [transactional_id]
+    )
+    row = cursor.fetchone()
+    return None if row is None else from_columns(dict(zip(COLUMNS, row, strict=True)))
+
+
+def _leave(atomic: Any, because: BaseException) -> None:
+    """Leave a block as by an exception. One whose connection is lost has been rolled back by the server."""
+    try:
+        atomic.__exit__(type(because), because, None)
+    except DatabaseError:
+        _LOG.info("the connection was lost before the rollback", exc_info=True)

@@ -1,0 +1,20 @@
+"""Which answers to COMMIT say that it did not happen [DW-3]. Pure."""
+
+from typing import Final
+
+# PostgreSQL answers COMMIT with an error only if it did not commit; a connection that ends is no answer, nor
+# is a shutdown (57), a broken disk (58) or an internal error (XX). 40003: "statement completion unknown".
+_POSTGRESQL: Final = ("22", "23", "25", "40001", "40002", "40P01", "53", "P0")
+_SQLITE: Final = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_CONSTRAINT", "SQLITE_FULL", "SQLITE_READONLY")
+_MYSQL: Final = (1205, 1213, 1114, 1290, 3024)  # lock wait, deadlock, table full, read only, timeout
+
+
+def refuses(answer: object) -> bool:
+    """Args: the driver's own exception, by its `sqlstate`, `sqlite_errorname` or number."""
+    state = getattr(answer, "sqlstate", None) or getattr(answer, "pgcode", None)
+    if isinstance(state, str):
+        return state.startswith(_POSTGRESQL)
+    name = getattr(answer, "sqlite_errorname", None)
+    if isinstance(name, str):
+        return name.startswith(_SQLITE)
+    return next(iter(getattr(answer, "args", ())), None) in _MYSQL

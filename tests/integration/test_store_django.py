@@ -1,0 +1,267 @@
+"""What only the store in Django does, on SQLite and PostgreSQL: the outermost block, on_commit, cuts."""
+
+import contextlib
+import logging
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import django
+import pytest
+from cutting_proxy import CuttingProxy
+from django.conf import settings
+from django.db import IntegrityError, connections, transaction
+from servers import PostgreSQL
+
+from tallystick import PreparedTxnState
+from tallystick.dualwrite.errors import BadStore, CommitUnknown, Fenced, NotYours, UnsafeStore
+from tallystick.dualwrite.stores.django import DjangoStore
+from tallystick.kernel.value import replace
+from tallystick.testing import eventually
+
+pytestmark = [pytest.mark.server, pytest.mark.slow]
+
+STATE = PreparedTxnState("7:0")
+ALIAS = "rows"
+
+if not settings.configured:
+    settings.configure(LOGGING_CONFIG=None)
+    django.setup()
+
+
+def alias(name: str, **database: Any) -> str:
+    """Make an alias of DATABASES, connected to nothing yet."""
+    connections.settings[name] = connections.configure_settings({"default": {}, name: database})[name]
+    if hasattr(connections._connections, name):
+        del connections[name]
+    return name
+
+
+def served(postgresql: PostgreSQL, name: str, port: int, alias_name: str = ALIAS) -> str:
+    engine = "django.db.backends.postgresql"
+    return alias(alias_name, ENGINE=engine, NAME=name, USER="postgres", HOST="127.0.0.1", PORT=port)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[DjangoStore]:
+    if request.param == "sqlite":
+        alias(ALIAS, ENGINE="django.db.backends.sqlite3", NAME=tmp_path / "rows.db", OPTIONS={"timeout": 20})
+    else:
+        server = request.getfixturevalue("postgresql")
+        served(server, server.new_database(), server.port)
+    made = DjangoStore(ALIAS)
+    made.create()
+    made.create()
+    execute("CREATE TABLE mine (n INTEGER)")
+    yield made
+    connections[ALIAS].close()
+
+
+@pytest.fixture
+def on_postgresql(postgresql: PostgreSQL) -> Iterator[DjangoStore]:
+    served(postgresql, postgresql.new_database(), postgresql.port)
+    made = DjangoStore(ALIAS)
+    made.create()
+    yield made
+    connections[ALIAS].close()
+
+
+def execute(statement: str, using: str = ALIAS) -> list[Any]:
+    with connections[using].cursor() as cursor:
+        cursor.execute(statement)
+        return cursor.fetchall() if cursor.description else []
+
+
+def test_rows_and_state_are_one_transaction(store: DjangoStore) -> None:
+    row = store.claim("id")
+    store.claim("ID")
+    transaction_ = store.begin()
+    execute("INSERT INTO mine VALUES (1)")
+    transaction_.record(replace(row, state=STATE))
+    transaction_.commit()
+    transaction_.rollback()
+    assert store.read_state("id") == replace(row, state=STATE)
+    assert list(store.transactional_ids()) == ["ID", "id"]
+
+    transaction_ = store.begin()
+    execute("INSERT INTO mine VALUES (2)")
+    transaction_.record(replace(row, state=PreparedTxnState("7:1")))
+    transaction_.rollback()
+    assert execute("SELECT n FROM mine") == [(1,)]
+    assert store.read_state("id") == replace(row, state=STATE)
+
+
+def test_a_former_owner_records_nothing(store: DjangoStore) -> None:
+    """[DW-2]"""
+    old = store.claim("id")
+    new = store.claim("id")
+    transaction_ = store.begin()
+    with pytest.raises(Fenced):
+        transaction_.record(replace(old, state=STATE))
+    transaction_.rollback()
+    assert store.read_state("id") == new
+
+
+def test_a_claim_waits_for_a_transaction_that_has_recorded(store: DjangoStore) -> None:
+    """[DW-1] Two connections: this thread's has recorded, the other's claims."""
+    row = store.claim("id")
+    transaction_ = store.begin()
+    transaction_.record(replace(row, state=STATE))
+    claimed: list[Any] = []
+    begun = threading.Event()
+
+    def claim() -> None:
+        begun.set()
+        claimed.append(store.claim("id"))
+        connections[ALIAS].close()
+
+    other = threading.Thread(target=claim)
+    other.start()
+    begun.wait(10)
+    if connections[ALIAS].vendor == "postgresql":
+        eventually(lambda: execute("SELECT count(*) FROM pg_locks WHERE NOT granted") == [(1,)])
+    assert claimed == []
+    transaction_.commit()
+    other.join(30)
+    assert claimed[0].state == STATE
+    assert claimed[0].owner != row.owner
+
+
+def test_the_block_has_to_be_the_outermost(store: DjangoStore) -> None:
+    """ATOMIC_REQUESTS and TestCase open one around everything."""
+    with transaction.atomic(using=ALIAS):
+        with pytest.raises(NotYours, match="non_atomic_requests"):
+            store.begin()
+        with pytest.raises(NotYours):
+            store.claim("id")
+    transaction.set_autocommit(False, using=ALIAS)
+    with pytest.raises(NotYours):
+        store.begin()
+    transaction.rollback(using=ALIAS)
+    transaction.set_autocommit(True, using=ALIAS)
+    store.begin().rollback()
+
+
+def test_savepoints_inside_are_the_users(store: DjangoStore) -> None:
+    row = store.claim("id")
+    transaction_ = store.begin()
+    with contextlib.suppress(ZeroDivisionError), transaction.atomic(using=ALIAS):
+        execute("INSERT INTO mine VALUES (1)")
+        raise ZeroDivisionError
+    with transaction.atomic(using=ALIAS):
+        execute("INSERT INTO mine VALUES (2)")
+        with pytest.raises(NotYours):
+            transaction_.record(replace(row, state=STATE))
+    transaction_.record(replace(row, state=STATE))
+    transaction_.commit()
+    assert execute("SELECT n FROM mine") == [(2,)]
+
+
+def test_a_block_marked_for_rollback_is_never_taken_for_committed(store: DjangoStore) -> None:
+    """[DW-3] Django leaves such a block without an error, and commits nothing."""
+    row = store.claim("id")
+    transaction_ = store.begin()
+    transaction_.record(replace(row, state=STATE))
+    transaction.set_rollback(True, using=ALIAS)
+    with pytest.raises(NotYours):
+        transaction_.commit()
+    assert store.read_state("id") == row
+
+    transaction_ = store.begin()
+    transaction_.record(replace(row, state=STATE))
+    connections[ALIAS].close()
+    with pytest.raises(NotYours):
+        transaction_.commit()
+    assert store.read_state("id") == row
+
+
+def test_a_callback_that_fails_does_not_undo_the_commit(
+    store: DjangoStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    """[DW-3] What raises after the commit is logged: to the writer this is a commit."""
+    row = store.claim("id")
+    transaction_ = store.begin()
+    transaction_.record(replace(row, state=STATE))
+    transaction.on_commit(lambda: 1 // 0, using=ALIAS)
+    with caplog.at_level(logging.ERROR):
+        transaction_.commit()
+    assert "ZeroDivisionError" in caplog.text
+    assert store.read_state("id") == replace(row, state=STATE)
+
+
+def test_a_constraint_checked_at_the_commit_is_a_refusal(store: DjangoStore) -> None:
+    """[DW-3] Certainly not committed, so the error is the database's own."""
+    execute("CREATE TABLE parent (id INTEGER PRIMARY KEY)")
+    execute("CREATE TABLE child (parent INTEGER REFERENCES parent (id) DEFERRABLE INITIALLY DEFERRED)")
+    row = store.claim("id")
+    transaction_ = store.begin()
+    transaction_.record(replace(row, state=STATE))
+    execute("INSERT INTO child VALUES (1)")
+    with pytest.raises(IntegrityError):
+        transaction_.commit()
+    assert store.read_state("id") == row
+
+
+@pytest.mark.parametrize("arrives", [True, False], ids=["answer lost", "request lost"])
+def test_a_cut_in_the_commit_is_unknown_and_a_claim_learns_it(
+    postgresql: PostgreSQL, on_postgresql: DjangoStore, arrives: bool
+) -> None:
+    """[DW-1] [DW-3]"""
+    row = on_postgresql.claim("id")
+    with CuttingProxy(postgresql.port) as proxy:
+        name = connections[ALIAS].settings_dict["NAME"]
+        behind_proxy = DjangoStore(served(postgresql, name, proxy.port, "proxied"))
+        transaction_ = behind_proxy.begin()
+        transaction_.record(replace(row, state=STATE))
+        (proxy.lose_answer if arrives else proxy.lose_request)(b"COMMIT")
+        with pytest.raises(CommitUnknown):
+            transaction_.commit()
+        transaction_.rollback()
+        connections["proxied"].close()
+    assert on_postgresql.claim("id").state == (STATE if arrives else PreparedTxnState())
+
+
+def test_an_unsynced_commit_is_refused(store: DjangoStore) -> None:
+    """[DW-8] Asked at the beginning, and of PostgreSQL once more when the row is recorded."""
+    row = store.claim("id")
+    if connections[ALIAS].vendor == "sqlite":
+        execute("PRAGMA synchronous = OFF")
+    else:
+        transaction_ = store.begin()
+        execute("SET LOCAL synchronous_commit = off")
+        with pytest.raises(UnsafeStore):
+            transaction_.record(replace(row, state=STATE))
+        transaction_.rollback()
+        execute("SET synchronous_commit = off")
+    with pytest.raises(UnsafeStore):
+        store.begin()
+    DjangoStore(ALIAS, allow_unsafe_durability=True).begin().rollback()
+
+
+def test_a_full_database_commits_nothing(tmp_path: Path) -> None:
+    """SQLite at its last page: the error is the database's own, and the row is as it was."""
+    alias(ALIAS, ENGINE="django.db.backends.sqlite3", NAME=tmp_path / "rows.db")
+    store = DjangoStore(ALIAS)
+    store.create()
+    execute("CREATE TABLE mine (b BLOB)")
+    row = store.claim("id")
+    ((pages,),) = execute("PRAGMA page_count")
+    execute(f"PRAGMA max_page_count = {pages + 1}")
+    transaction_ = store.begin()
+    transaction_.record(replace(row, state=STATE))
+    with pytest.raises(Exception, match="full"):
+        execute("INSERT INTO mine VALUES (zeroblob(100000))")
+    transaction_.rollback()
+    assert store.claim("id").state == PreparedTxnState()
+    connections[ALIAS].close()
+
+
+def test_without_the_table_and_with_another(tmp_path: Path) -> None:
+    alias(ALIAS, ENGINE="django.db.backends.sqlite3", NAME=tmp_path / "rows.db")
+    with pytest.raises(BadStore):
+        DjangoStore(ALIAS).claim("id")
+    execute("CREATE TABLE kafka_transaction_state (transactional_id TEXT)")
+    with pytest.raises(BadStore, match="owner"):
+        DjangoStore(ALIAS).create()
+    connections[ALIAS].close()
