@@ -96,6 +96,11 @@ def run_client(load: Mapping[str, object]) -> dict[str, float]:
     return _child("load_client", json.dumps(load))
 
 
+def run_consumer(reading: Mapping[str, object]) -> dict[str, float]:
+    """Read with one Python client in a process of its own."""
+    return _child("load_consumer", json.dumps(reading))
+
+
 def _child(module: str, *arguments: str) -> dict[str, float]:
     done = subprocess.run(
         [sys.executable, "-m", f"tools.bench.{module}", *arguments],

@@ -2,7 +2,7 @@
 
 import os
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -11,8 +11,9 @@ from typing import Final
 
 from confluent_kafka import Consumer, TopicPartition
 from rich.console import Console
-from tools.bench.brokers import create_topic, delete_topic, fresh, run_client
+from tools.bench.brokers import create_topic, delete_topic, fresh, run_client, run_consumer
 from tools.bench.load_client import CLIENTS, NEEDS, Load
+from tools.bench.load_consumer import CONSUMERS
 from tools.bench.report import machine, mark, put, table
 from tools.bench.rows import OS, shuffled
 from tools.broker_process import BrokerProcess
@@ -33,9 +34,11 @@ class ClientRow:
 
     size: int
     codec: str
+    uneven: bool = False
 
     def __str__(self) -> str:
-        return f"{self.size} B, {self.codec}"
+        size = f"{self.size // 2}-{self.size + self.size // 2}" if self.uneven else str(self.size)
+        return f"{size} B, {self.codec}"
 
     def messages(self, client: str, *, quick: bool) -> int:
         full = 2_000_000 if self.size <= 100 else 400_000
@@ -44,20 +47,40 @@ class ClientRow:
 
 ROWS: Final = tuple(ClientRow(size, codec) for size, codec in product((100, 1000), ("none", "lz4")))
 
-# Ours over confluent-kafka's per-message rate.
+READ_ROWS: Final = (ROWS[0], ClientRow(100, "none", uneven=True), ROWS[1], ROWS[2])
+
+# Rates over confluent-kafka's per-message rate.
+ARROW: Final = "tallystick, Arrow"
 GOALS: Final = {
-    (OURS, 100): 1.0,
-    ("tallystick, Arrow", 100): 4.0,
+    (OURS, ROWS[0]): 1.0,
+    (ARROW, ROWS[0]): 4.0,
+    (ARROW, ROWS[1]): 2.0,
+    (ARROW, ROWS[2]): 2.0,
+    (ARROW, ROWS[3]): 1.0,
 }
 
 
 @dataclass(slots=True)
-class ClientResults:
+class Figures:
     """Messages a second, and nanoseconds of the client's CPU a message."""
 
-    command: str
     rates: dict[tuple[str, str, ClientRow], list[float]] = field(default_factory=dict)
     cpu_ns: dict[tuple[str, str, ClientRow], list[float]] = field(default_factory=dict)
+
+    def add(self, key: tuple[str, str, ClientRow], messages: float, taken: dict[str, float]) -> float:
+        """One run; its rate."""
+        self.rates.setdefault(key, []).append(messages / taken["seconds"])
+        self.cpu_ns.setdefault(key, []).append(taken["cpu_seconds"] / messages * 1e9)
+        return self.rates[key][-1]
+
+
+@dataclass(slots=True)
+class ClientResults:
+    """What was sent and what was read."""
+
+    command: str
+    sent: Figures = field(default_factory=Figures)
+    read: Figures = field(default_factory=Figures)
 
 
 def available() -> list[str]:
@@ -75,25 +98,32 @@ def measure(results: ClientResults, say: Console, brokers: Sequence[str], *, qui
                 messages = row.messages(client, quick=quick)
                 os.sync()
                 taken = one(process, f"load-{ROWS.index(row)}-{len(client)}", client, row, messages)
-                key = (name, client, row)
-                results.rates.setdefault(key, []).append(messages / taken["seconds"])
-                results.cpu_ns.setdefault(key, []).append(taken["cpu_seconds"] / messages * 1e9)
-                rate = results.rates[key][-1] / 1000
-                say.print(f"{name:14}{client:18}{rate:8,.0f} k/s  {row}", style="dim")
+                rate = results.sent.add((name, client, row), messages, taken)
+                say.print(f"{name:14}{client:18}{rate / 1000:8,.0f} k/s  {row}", style="dim")
+            for row in shuffled(READ_ROWS):
+                read(results, say, name, process, row, quick=quick)
+
+
+def read(
+    results: ClientResults, say: Console, name: str, process: BrokerProcess, row: ClientRow, *, quick: bool
+) -> None:
+    """Fill a topic, read it by each consumer, delete it. Slow ones read a tenth of it."""
+    topic, messages = f"read-{READ_ROWS.index(row)}", row.messages(OURS, quick=quick)
+    create_topic(process, topic, 1)
+    run_client(_load(process, topic, OURS, row, messages))
+    for client in shuffled([client for client in CONSUMERS if client in available()]):
+        wanted = row.messages(client, quick=quick)
+        reading = {"client": client, "bootstrap": process.bootstrap, "topic": topic, "messages": wanted}
+        taken = run_consumer(reading)
+        rate = results.read.add((name, client, row), taken["counted"], taken)
+        say.print(f"{name:14}{client:18}{rate / 1000:8,.0f} k/s  read {row}", style="dim")
+    delete_topic(process, topic)
 
 
 def one(process: BrokerProcess, topic: str, client: str, row: ClientRow, messages: int) -> dict[str, float]:
     """Send to a new topic, see that all of it is there, delete it."""
     create_topic(process, topic, 1)
-    load = Load(
-        client=client,
-        bootstrap=process.bootstrap,
-        topic=topic,
-        messages=messages,
-        size=row.size,
-        codec=row.codec,
-    )
-    taken = run_client(load)
+    taken = run_client(_load(process, topic, client, row, messages))
     consumer = Consumer({"bootstrap.servers": process.bootstrap, "group.id": "bench"})
     try:
         _, end = consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=30)
@@ -105,35 +135,54 @@ def one(process: BrokerProcess, topic: str, client: str, row: ClientRow, message
     return taken
 
 
+def _load(process: BrokerProcess, topic: str, client: str, row: ClientRow, messages: int) -> Load:
+    return Load(
+        client=client,
+        bootstrap=process.bootstrap,
+        topic=topic,
+        messages=messages,
+        size=row.size,
+        codec=row.codec,
+        uneven=row.uneven,
+    )
+
+
 def write(results: ClientResults) -> str:
     """Put the tables into the page; what was put there."""
     parts = [f"{machine()}\n\nCommand: `{results.command}`"]
-    parts += [_of_broker(results, name) for name in dict.fromkeys(name for name, _, _ in results.rates)]
+    for broker in dict.fromkeys(name for name, _, _ in results.sent.rates):
+        parts.append(_table(f"Produce from Python to {broker}", results.sent, broker, ROWS, GOALS))
+        parts.append(_table(f"Consume in Python from {broker}", results.read, broker, READ_ROWS, {}))
     return put("\n\n".join(parts), BEGIN, END)
 
 
-def _of_broker(results: ClientResults, broker: str) -> str:
-    clients = [client for client in CLIENTS if any(key[:2] == (broker, client) for key in results.rates)]
+def _table(
+    title: str,
+    figures: Figures,
+    broker: str,
+    rows: Sequence[ClientRow],
+    goals: Mapping[tuple[str, ClientRow], float],
+) -> str:
+    clients = [client for client in CLIENTS if any(key[:2] == (broker, client) for key in figures.rates)]
     head = ["client"]
-    for row in ROWS:
+    for row in rows:
         head += [str(row), "CPU a message", f"over {THEIRS}"]
     lines = []
     for client in clients:
         line = [client]
-        for row in ROWS:
-            rate = statistics.median(results.rates[broker, client, row])
-            cpu_ns = statistics.median(results.cpu_ns[broker, client, row])
+        for row in rows:
+            rate = statistics.median(figures.rates[broker, client, row])
+            cpu_ns = statistics.median(figures.cpu_ns[broker, client, row])
             line += [f"{rate / 1000:,.0f} k/s", f"{cpu_ns:,.0f} ns"]
-            line.append(_ratio(results, broker, client, row, rate))
+            theirs = figures.rates.get((broker, THEIRS, row))
+            line.append(_ratio(client, rate, theirs, goals.get((client, row))))
         lines.append(line)
-    repeats = min(len(taken) for key, taken in results.rates.items() if key[0] == broker)
-    return f"### Produce from Python to {broker}\n\nMedians of {repeats}.\n\n{table(head, lines)}"
+    repeats = min(len(taken) for key, taken in figures.rates.items() if key[0] == broker)
+    return f"### {title}\n\nMedians of {repeats}.\n\n{table(head, lines)}"
 
 
-def _ratio(results: ClientResults, broker: str, client: str, row: ClientRow, rate: float) -> str:
-    theirs = results.rates.get((broker, THEIRS, row))
+def _ratio(client: str, rate: float, theirs: list[float] | None, goal: float | None) -> str:
     if theirs is None or client == THEIRS:
         return ""
     ratio = rate / statistics.median(theirs)
-    goal = GOALS.get((client, row.size)) if row.codec == "none" else None
     return f"{ratio:.2f}x" if goal is None else mark(ratio, goal, at_least=True)

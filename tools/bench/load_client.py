@@ -29,6 +29,7 @@ class Load(TypedDict):
     messages: int
     size: int
     codec: str
+    uneven: bool
 
 
 Taken = tuple[float, float]
@@ -36,8 +37,12 @@ Taken = tuple[float, float]
 
 
 def texts(load: Load) -> list[bytes]:
-    """All messages, made beforehand."""
-    some = values(load["size"])
+    """All messages, made beforehand; uneven ones have half to one and a half times the size."""
+    size = load["size"]
+    if load["uneven"]:
+        some = [text[: size // 2 + 7 * i % (size + 1)] for i, text in enumerate(values(size + size // 2))]
+    else:
+        some = values(size)
     return [some[i % len(some)] for i in range(load["messages"])]
 
 

@@ -1,0 +1,132 @@
+"""One consumer in a process of its own: `python -m tools.bench.load_consumer JSON` reads, prints a JSON line.
+
+Every consumer reads one partition from its beginning, alone, as its documentation shows: a call for some
+hundred or thousand messages where there is one. The clock runs from the first message to the last.
+"""
+
+import asyncio
+import json
+import sys
+import time
+from importlib import import_module
+from typing import Final, TypedDict
+
+PATIENCE_S: Final = 60.0
+MANY: Final = 5_000
+
+
+class Reading(TypedDict):
+    """What to read, and with what."""
+
+    client: str
+    bootstrap: str
+    topic: str
+    messages: int
+
+
+class Clock:
+    """Counts messages from the first answer on; it is done with the last."""
+
+    def __init__(self, reading: Reading) -> None:
+        self.left, self.counted = reading["messages"], 0
+        self.until = time.perf_counter() + PATIENCE_S
+        self.started = self.cpu = self.seconds = self.cpu_seconds = 0.0
+
+    def saw(self, messages: int) -> None:
+        """So many came in one answer. The first is not counted: it took the connection, too."""
+        now, cpu = time.perf_counter(), time.process_time()
+        self.left -= messages
+        if not self.started:
+            if messages:
+                self.started, self.cpu = now, cpu
+        else:
+            self.counted += messages
+        self.seconds, self.cpu_seconds = now - self.started, cpu - self.cpu
+        if now > self.until:
+            raise RuntimeError(f"{self.left} messages were not read in {PATIENCE_S:g} s")
+
+
+def tallystick(reading: Reading, clock: Clock) -> None:
+    """Our Consumer, records as objects."""
+    package = import_module("tallystick")
+    settings = {"bootstrap.servers": reading["bootstrap"], "max.poll.records": MANY}
+    with package.Consumer(settings) as consumer:
+        consumer.assign([package.TopicPartition(reading["topic"], 0)])
+        consumer.seek_to_beginning()
+        while clock.left > 0:
+            clock.saw(len(consumer.poll(1.0)))
+
+
+def tallystick_arrow(reading: Reading, clock: Clock) -> None:
+    """Our Consumer, Arrow batches."""
+    package = import_module("tallystick")
+    with package.Consumer({"bootstrap.servers": reading["bootstrap"]}) as consumer:
+        consumer.assign([package.TopicPartition(reading["topic"], 0)])
+        consumer.seek_to_beginning()
+        while clock.left > 0:
+            clock.saw(consumer.poll_arrow(1.0).num_rows)
+
+
+def confluent_kafka(reading: Reading, clock: Clock) -> None:
+    """librdkafka's Python binding."""
+    package = import_module("confluent_kafka")
+    consumer = package.Consumer(
+        {"bootstrap.servers": reading["bootstrap"], "group.id": "bench", "enable.auto.commit": False}
+    )
+    consumer.assign([package.TopicPartition(reading["topic"], 0, 0)])
+    while clock.left > 0:
+        clock.saw(len(consumer.consume(MANY, 1.0)))
+    consumer.close()
+
+
+def kafka_python(reading: Reading, clock: Clock) -> None:
+    """The client in pure Python."""
+    package = import_module("kafka")
+    consumer = package.KafkaConsumer(bootstrap_servers=reading["bootstrap"], max_poll_records=MANY)
+    at = package.TopicPartition(reading["topic"], 0)
+    consumer.assign([at])
+    consumer.seek_to_beginning(at)
+    while clock.left > 0:
+        clock.saw(sum(map(len, consumer.poll(1000).values())))
+    consumer.close()
+
+
+def aiokafka(reading: Reading, clock: Clock) -> None:
+    """asyncio's client."""
+
+    async def main() -> None:
+        package = import_module("aiokafka")
+        consumer = package.AIOKafkaConsumer(bootstrap_servers=reading["bootstrap"], enable_auto_commit=False)
+        await consumer.start()
+        try:
+            at = package.TopicPartition(reading["topic"], 0)
+            consumer.assign([at])
+            await consumer.seek_to_beginning(at)
+            while clock.left > 0:
+                found = await consumer.getmany(timeout_ms=1000, max_records=MANY)
+                clock.saw(sum(map(len, found.values())))
+        finally:
+            await consumer.stop()
+
+    asyncio.run(main())
+
+
+CONSUMERS: Final = {
+    "tallystick": tallystick,
+    "tallystick, Arrow": tallystick_arrow,
+    "confluent-kafka": confluent_kafka,
+    "kafka-python": kafka_python,
+    "aiokafka": aiokafka,
+}
+
+
+def main() -> None:
+    """Read as the only argument says, print what it took."""
+    reading: Reading = json.loads(sys.argv[1])
+    clock = Clock(reading)
+    CONSUMERS[reading["client"]](reading, clock)
+    print(json.dumps({"seconds": clock.seconds, "cpu_seconds": clock.cpu_seconds, "counted": clock.counted}))
+
+
+if __name__ == "__main__":
+    main()
