@@ -34,12 +34,23 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator["SparkSession"]:
-    """A Spark session that all tests of the run share."""
+def spark(request: pytest.FixtureRequest) -> Iterator["SparkSession"]:
+    """A Spark session that all tests of the run share; with Spark's Kafka jars if one of them compares."""
     from spark import running_spark  # PySpark is loaded for those who ask for it
 
-    with running_spark() as session:
+    compares = any("spark_kafka_jars" in getattr(item, "fixturenames", ()) for item in request.session.items)
+    jars = request.getfixturevalue("spark_kafka_jars") if compares else ""
+    with running_spark(jars) as session:
         yield session
+
+
+@pytest.fixture(scope="session")
+def spark_kafka_jars() -> str:
+    """Spark's own Kafka source and sink, for `format("kafka")`; a test that asks for it is skipped without."""
+    try:
+        return spark_kafka.spark_jars()
+    except Unavailable as exc:
+        pytest.skip(str(exc))
 
 
 # A server is started once in a run, by the first test that asks for it; each test has a database of its own.
