@@ -1,0 +1,140 @@
+"""Every store of ours against the contract, on the database it is for: `tallystick.testing.store_suite`."""
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import django
+import pytest
+from django.conf import settings
+from django.db import connections
+from kazoo.client import KazooClient, TransactionRequest
+from rocksdict import Options, Rdict, WriteBatch
+from servers import PostgreSQL, ZooKeeper
+from sqlalchemy import make_url, text
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+
+from tallystick.dualwrite import AsyncSqlStore, DjangoStore, RocksStore, ZooKeeperStore
+from tallystick.dualwrite.model import StoredState
+from tallystick.testing.store_suite import Desk, StoreSuite
+
+pytestmark = [pytest.mark.server, pytest.mark.slow]
+
+if not settings.configured:
+    settings.configure(LOGGING_CONFIG=None)
+    django.setup()
+
+
+class TestAsyncSqlStore(StoreSuite):
+    @pytest.fixture(params=["postgresql+asyncpg", "postgresql+psycopg", "mysql+asyncmy", "sqlite+aiosqlite"])
+    def stores(
+        self, request: pytest.FixtureRequest, desk: Desk, tmp_path: Path
+    ) -> Iterator[Callable[[], AsyncSqlStore]]:
+        driver = request.param
+        if driver.startswith("sqlite"):
+            url = f"{driver}:///{tmp_path / 'rows.db'}"
+        else:
+            server = request.getfixturevalue("postgresql" if "postgresql" in driver else "mariadb")
+            url = make_url(server.url(server.new_database())).set(drivername=driver).render_as_string()
+        engines = [create_async_engine(url) for _ in range(2)]
+        self.engine = engines[0]
+        desk.call(self._make_table)
+        made = iter(engines)
+        yield lambda: AsyncSqlStore(next(made))
+        for engine in engines:
+            desk.call(engine.dispose)
+
+    async def _make_table(self) -> None:
+        async with self.engine.begin() as connection:
+            await connection.execute(text("CREATE TABLE mine (v VARCHAR(20))"))
+
+    async def write(self, handle: AsyncSession, value: str) -> None:
+        await handle.execute(text("INSERT INTO mine VALUES (:v)"), {"v": value})
+
+    async def read(self, store: AsyncSqlStore) -> set[str]:
+        async with self.engine.connect() as connection:
+            return set((await connection.execute(text("SELECT v FROM mine"))).scalars())
+
+
+class ThreadsClose(DjangoStore):
+    """Django closes a thread's connection at the end of a request; here there is none."""
+
+    def claim(self, transactional_id: str) -> StoredState:
+        try:
+            return super().claim(transactional_id)
+        finally:
+            if threading.current_thread() is not threading.main_thread():
+                connections[self.using].close()
+
+
+class TestDjangoStore(StoreSuite):
+    @pytest.fixture(params=["sqlite", "postgresql"])
+    def stores(self, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], DjangoStore]]:
+        """Each store has an alias of its own, and so a connection of its own in every thread."""
+        if request.param == "sqlite":
+            database = {"ENGINE": "django.db.backends.sqlite3", "NAME": tmp_path / "rows.db"}
+            database["OPTIONS"] = {"timeout": 20}
+        else:
+            server: PostgreSQL = request.getfixturevalue("postgresql")
+            database = {"ENGINE": "django.db.backends.postgresql", "NAME": server.new_database()}
+            database |= {"USER": "postgres", "HOST": "127.0.0.1", "PORT": server.port}
+        aliases = ["contract_1", "contract_2"]
+        for alias in aliases:
+            one = connections.configure_settings({"default": {}, alias: dict(database)})
+            connections.settings[alias] = one[alias]
+            if hasattr(connections._connections, alias):
+                del connections[alias]
+        with connections[aliases[0]].cursor() as cursor:
+            cursor.execute("CREATE TABLE mine (v VARCHAR(20))")
+        made = iter(aliases)
+        yield lambda: ThreadsClose(next(made))
+        for alias in aliases:
+            connections[alias].close()
+
+    def write(self, handle: Any, value: str) -> None:
+        with handle.cursor() as cursor:
+            cursor.execute("INSERT INTO mine VALUES (%s)", [value])
+
+    def read(self, store: DjangoStore) -> set[str]:
+        with connections[store.using].cursor() as cursor:
+            cursor.execute("SELECT v FROM mine")
+            return {row[0] for row in cursor.fetchall()}
+
+
+class TestRocksStore(StoreSuite):
+    @pytest.fixture(params=[False, True], ids=["dict", "raw"])
+    def stores(self, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], RocksStore]]:
+        self.raw = request.param
+        database = Rdict(str(tmp_path / "db"), Options(raw_mode=self.raw))
+        yield lambda: RocksStore(database)
+        database.close()
+
+    def write(self, handle: WriteBatch, value: str) -> None:
+        handle.put(value.encode() if self.raw else value, b"")
+
+    def read(self, store: RocksStore) -> set[str]:
+        return {key.decode() if isinstance(key, bytes) else str(key) for key in store.database.keys()}  # noqa: SIM118
+
+
+class TestZooKeeperStore(StoreSuite):
+    @pytest.fixture
+    def stores(self, zookeeper: ZooKeeper) -> Iterator[Callable[[], ZooKeeperStore]]:
+        root = zookeeper.new_root()
+        self.mine = f"{root}-mine"
+        clients = [KazooClient(zookeeper.hosts) for _ in range(2)]
+        for client in clients:
+            client.start()
+        clients[0].ensure_path(self.mine)
+        made = iter(clients)
+        yield lambda: ZooKeeperStore(next(made), root)
+        for client in clients:
+            client.stop()
+            client.close()
+
+    def write(self, handle: TransactionRequest, value: str) -> None:
+        handle.create(f"{self.mine}/{value}")
+
+    def read(self, store: ZooKeeperStore) -> set[str]:
+        store.client.sync(self.mine)
+        return set(store.client.get_children(self.mine))
