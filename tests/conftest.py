@@ -39,18 +39,26 @@ def spark(request: pytest.FixtureRequest) -> Iterator["SparkSession"]:
     from spark import running_spark  # PySpark is loaded for those who ask for it
 
     compares = any("spark_kafka_jars" in getattr(item, "fixturenames", ()) for item in request.session.items)
-    jars = request.getfixturevalue("spark_kafka_jars") if compares else ""
-    with running_spark(jars) as session:
+    found = _spark_kafka_jars() if compares else ""
+    with running_spark(found if isinstance(found, str) else "") as session:
         yield session
 
 
 @pytest.fixture(scope="session")
 def spark_kafka_jars() -> str:
     """Spark's own Kafka source and sink, for `format("kafka")`; a test that asks for it is skipped without."""
+    found = _spark_kafka_jars()
+    if isinstance(found, Unavailable):
+        pytest.skip(str(found))
+    return found
+
+
+@cache
+def _spark_kafka_jars() -> str | Unavailable:
     try:
         return spark_kafka.spark_jars()
     except Unavailable as exc:
-        pytest.skip(str(exc))
+        return exc
 
 
 # A server is started once in a run, by the first test that asks for it; each test has a database of its own.
