@@ -4,11 +4,15 @@ import gc
 import os
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tools import spark_kafka
+from tools.maven import Unavailable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
