@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
-
 from tools import spark_kafka
 from tools.maven import Unavailable
 
