@@ -49,7 +49,7 @@ def spark(request: pytest.FixtureRequest) -> Iterator["SparkSession"]:
 
 @pytest.fixture(scope="session")
 def spark_kafka_jars() -> str:
-    """Spark's own Kafka source and sink, for `format("kafka")`; a test that asks for it is skipped without."""
+    """Spark's own Kafka source and sink, for `format("kafka")`; who asks for it is skipped without."""
     found = _spark_kafka_jars()
     if isinstance(found, Unavailable):
         pytest.skip(str(found))
