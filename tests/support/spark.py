@@ -14,8 +14,12 @@ from tallystick.spark.session import spark_session
 
 
 @contextmanager
-def running_spark() -> Iterator[SparkSession]:
+def running_spark(jars: str = "") -> Iterator[SparkSession]:
+    """Args:
+    jars: `spark.jars`.
+    """
     with tempfile.TemporaryDirectory(prefix="ts-spark-") as directory:
-        session = spark_session("tests", Path(directory), master="local[2, 4]")
+        settings = {"spark.jars": jars} if jars else {}
+        session = spark_session("tests", Path(directory), master="local[2, 4]", settings=settings)
         yield session
         session.stop()

@@ -2,7 +2,7 @@
 
 Spark keeps one instance for a query's run and asks it where batches end and what their tasks are; the tasks
 get pickled twins that read. After a restart the unfinished batch is asked for again by the same two offsets,
-so what it reads depends on nothing but them and the log.
+so what it reads depends on nothing but them and the log [SPK-2].
 
 Source: Spark 4.3 KafkaMicroBatchStream.scala.
 """

@@ -1,0 +1,109 @@
+"""Jars taken with Maven into `.cache`, once. Standard library only.
+
+Nothing that is taken is shipped with tallystick or imported by it: jars are other systems to compare with.
+"""
+
+import fcntl
+import shutil
+import subprocess
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+CACHE: Final = Path(__file__).parents[1] / ".cache"
+SECONDS_MAX: Final = 600
+
+
+class Unavailable(Exception):
+    """Something cannot be had here; the text says what is missing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Jars:
+    """Artifacts and what they need at run time.
+
+    artifacts   group, name and version of each
+    excluded    groups of which nothing is taken, because who runs the jars has it
+    """
+
+    name: str
+    version: str
+    artifacts: tuple[tuple[str, str, str], ...]
+    excluded: tuple[str, ...] = ()
+
+    @property
+    def home(self) -> Path:
+        return CACHE / self.name / self.version
+
+    def missing(self) -> str | None:
+        """What this machine lacks, or None. Cost: no network."""
+        if shutil.which("java") is None:
+            return f"java is not on the PATH ({self.name} {self.version} needs Java 17 or later)"
+        if not self._complete() and shutil.which("mvn") is None:
+            return f"mvn is not on the PATH (it takes the jars of {self.name} from Maven Central)"
+        return None
+
+    def take(self) -> Path:
+        """The directory of the jars, which are taken with Maven the first time.
+
+        Safe to call from several processes at once: the first takes the jars, the others wait.
+        Raises:
+            Unavailable: mvn or java is missing, or Maven failed.
+        """
+        if (lack := self.missing()) is not None:
+            raise Unavailable(lack)
+        if not self._complete():
+            self.home.mkdir(parents=True, exist_ok=True)
+            with (self.home / ".lock").open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                if not self._complete():
+                    self._copy()
+        return self.home / "libs"
+
+    def _complete(self) -> bool:
+        """Whether an earlier run took every jar: the marker holds what was asked for, and is written last."""
+        mark = self.home / "complete"
+        return mark.exists() and mark.read_text() == self._pom()
+
+    def _pom(self) -> str:
+        dependencies = "".join(
+            f"<dependency>{_element('groupId', group)}{_element('artifactId', artifact)}"
+            f"{_element('version', version)}{_exclusions(self.excluded)}</dependency>\n"
+            for group, artifact, version in self.artifacts
+        )
+        return (
+            '<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>\n'
+            f"<groupId>tallystick</groupId><artifactId>{self.name}</artifactId><version>1</version>"
+            f"<packaging>pom</packaging>\n<dependencies>\n{dependencies}</dependencies></project>\n"
+        )
+
+    def _copy(self) -> None:
+        libs = self.home / "libs"
+        shutil.rmtree(libs, ignore_errors=True)
+        pom = self.home / "pom.xml"
+        pom.write_text(self._pom())
+        goal = ["dependency:copy-dependencies", f"-DoutputDirectory={libs}", "-DincludeScope=runtime"]
+        done = subprocess.run(
+            ["mvn", "--quiet", "--batch-mode", "--file", str(pom), *goal],
+            capture_output=True,
+            text=True,
+            timeout=SECONDS_MAX,
+            check=False,
+        )
+        if done.returncode:
+            raise Unavailable(
+                f"Maven could not take {self.name} {self.version}:\n{done.stdout[-2000:]}{done.stderr}"
+            )
+        (self.home / "complete").write_text(self._pom())
+
+
+def _element(name: str, text: str) -> str:
+    return f"<{name}>{text}</{name}>"
+
+
+def _exclusions(groups: Iterable[str]) -> str:
+    each = "".join(
+        f"<exclusion>{_element('groupId', group)}<artifactId>*</artifactId></exclusion>" for group in groups
+    )
+    return f"<exclusions>{each}</exclusions>" if each else ""

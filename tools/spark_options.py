@@ -1,0 +1,60 @@
+"""The tables of options in docs/spark.md, made from the code: `python -m tools.spark_options` writes them."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from tallystick.spark.option_table import OPTIONS, Option, Side, Standing
+
+GUIDE: Final = Path(__file__).parents[1] / "docs" / "spark.md"
+_BEGIN: Final = "<!-- options: python -m tools.spark_options -->\n"
+_END: Final = "<!-- end of options -->\n"
+
+
+def block() -> str:
+    """The tables, from mark to mark."""
+    return _BEGIN + "\n".join(_tables()) + "\n" + _END
+
+
+def shown(text: str) -> str:
+    """What `text` has between the marks, marks included. Raises: ValueError without them."""
+    begin = text.index(_BEGIN)
+    return text[begin : text.index(_END) + len(_END)]
+
+
+def _tables() -> Iterator[str]:
+    for side, title in ((Side.SOURCE, "Reading"), (Side.SINK, "Writing")):
+        yield f"\n### {title}\n"
+        yield "| option | values | default | what becomes of it |"
+        yield "|---|---|---|---|"
+        for option in OPTIONS:
+            if side in option.sides:
+                cells = (f"`{option.name}`", _cell(option.values), _cell(option.default), _what(option))
+                yield f"| {' | '.join(cells)} |"
+
+
+def _what(option: Option) -> str:
+    query = ""
+    if len(option.queries) == 1:
+        query = f" Only {option.queries[0].value}{'; else ignored' if option.ignored_elsewhere else ''}."
+    match option.standing:
+        case Standing.SUPPORTED:
+            return _cell(option.doc) + query
+        case Standing.NO_EFFECT:
+            return f"*Accepted without effect.* {_cell(option.doc)}"
+        case Standing.REFUSED:
+            return f"*Refused*: {_cell(option.doc)}."
+
+
+def _cell(text: str) -> str:
+    return re.sub(r"\|", r"\\|", text)
+
+
+def main() -> None:
+    text = GUIDE.read_text()
+    GUIDE.write_text(text.replace(shown(text), block()))
+
+
+if __name__ == "__main__":
+    main()
