@@ -10,13 +10,14 @@ not in the lease, the votes or the log: Spark calls begin and commit in differen
 """
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from secrets import token_hex
 from typing import Final, TypeVar
 
 from tallystick.client.errors import ClientError
 from tallystick.client.modes import Wish
 from tallystick.kernel.clock import Clock, SystemClock
+from tallystick.kernel.value import frozen
 from tallystick.spark.committable import Decision, Lease, Participant, Vote
 from tallystick.spark.deciding import (
     Ballot,
@@ -37,6 +38,24 @@ _log = logging.getLogger("tallystick.spark")
 T = TypeVar("T")
 
 NONCE_BYTES: Final = 8
+
+
+@frozen(kw_only=True)
+class Standing:
+    """What there is under a prefix.
+
+    fates      of the last decision's transactions, where it is not known that all are committed
+    undecided  open transactions in no decision
+    """
+
+    decision: Decision | None
+    fates: Mapping[str, Fate]
+    undecided: tuple[str, ...]
+
+    @property
+    def lost(self) -> tuple[str, ...]:
+        """Decided, and not to be committed any more."""
+        return tuple(name for name, found in self.fates.items() if found in (Fate.ABORTED, Fate.UNKNOWN))
 
 
 class Coordinator:
@@ -96,8 +115,7 @@ class Coordinator:
             raise refusal
         await self._decisions.append(decision, ballot.coordinator, ballot.transaction_version)
         # Decided. From here on there is no way back, only forward [SPK-21].
-        await self._complete(decision, decision.participants)
-        await self._decisions.mark_done(decision.nonce)
+        await self._complete(decision)
         return decision
 
     async def abort(self, votes: Iterable[Vote | None]) -> None:
@@ -116,8 +134,7 @@ class Coordinator:
             return
         last = (await self._decisions.read()).decision
         if last is not None and last.nonce == ballot.nonce:
-            await self._complete(last, last.participants)
-            await self._decisions.mark_done(last.nonce)
+            await self._complete(last)
             return
         # Of tasks that have not voted, too. What is listed here is none of a newer lease: its tasks begin
         # after a claim, which `holds` would show. And each is ended under the very pair that was seen.
@@ -132,41 +149,71 @@ class Coordinator:
             for name, failure in failures.items():
                 _log.info("%s: %s was not aborted: %s", self.prefix, name, failure)
 
+    async def inspect(self) -> "Standing":
+        """What there is to do under the prefix. Changes nothing, and a decision on its way is not seen."""
+        known = await self._decisions.read()
+        fates: Mapping[str, Fate] = {}
+        if known.decision is not None and not known.done:
+            fates = await self._fates(known.decision)
+        opened = orphans(self.prefix, await self._participants.open_ids())
+        return Standing(
+            decision=known.decision,
+            fates=fates,
+            undecided=tuple(name for name in opened if name not in fates),
+        )
+
+    async def retire(self) -> "Standing":
+        """Commit what was decided and still can be, end the rest, and give the prefix up.
+
+        Returns: what was found, before anything was done about it: `fates` tells what is lost for good.
+        """
+        held, transaction_version = await self._participants.claim()
+        found = await self.inspect()
+        if found.decision is not None:
+            left = [
+                p for p in found.decision.participants if found.fates.get(p.transactional_id) is Fate.OPEN
+            ]
+            for failure in (await self._participants.recover(left)).values():
+                raise failure
+        await self._sweep()
+        if found.decision is not None:
+            await self._decisions.forget(held, transaction_version)
+        return found
+
     async def _roll_forward(self, decision: Decision) -> None:
         """Complete the last decision, of whoever took it, and note that."""
         if decision.participants:
-            left = await self._left(decision, decision.participants)
+            left = await self._left(decision)
             if left:
                 _log.warning("%s: completing %d transactions of %s", self.prefix, len(left), decision)
-                failures = await self._participants.recover(left)
-                await self._check(decision, left, failures)
+                await self._check(decision, await self._participants.recover(left))
         await self._decisions.mark_done(decision.nonce)
 
-    async def _complete(self, decision: Decision, participants: Collection[Participant]) -> None:
-        failures = await self._participants.end(participants, decision.transaction_version, Wish.COMMIT)
+    async def _complete(self, decision: Decision) -> None:
+        participants, version = decision.participants, decision.transaction_version
+        failures = await self._participants.end(participants, version, Wish.COMMIT)
         if failures:
-            await self._check(decision, participants, failures)
+            await self._check(decision, failures)
+        await self._decisions.mark_done(decision.nonce)
 
-    async def _check(
-        self, decision: Decision, participants: Collection[Participant], failures: Mapping[str, ClientError]
-    ) -> None:
+    async def _check(self, decision: Decision, failures: Mapping[str, ClientError]) -> None:
         """Some could not be ended: what became of them? Raises, unless they are all committed after all."""
-        left = await self._left(decision, participants)
-        for each in left:
+        for each in await self._left(decision):
             raise failures.get(each.transactional_id) or SinkError(
                 f"{each.transactional_id} is still open although it was committed"
             )
 
-    async def _left(self, decision: Decision, participants: Collection[Participant]) -> list[Participant]:
+    async def _left(self, decision: Decision) -> list[Participant]:
         """Those still prepared. Raises: DecisionBroken if any can no longer be committed."""
-        shown = await self._participants.describe(each.transactional_id for each in participants)
-        fates = {
-            each.transactional_id: fate(each, decision.transaction_version, shown[each.transactional_id])
-            for each in participants
-        }
+        fates = await self._fates(decision)
         if (report := broken(self.prefix, decision, fates)) is not None:
             raise report
-        return [each for each in participants if fates[each.transactional_id] is Fate.OPEN]
+        return [each for each in decision.participants if fates[each.transactional_id] is Fate.OPEN]
+
+    async def _fates(self, decision: Decision) -> Mapping[str, Fate]:
+        named = {each.transactional_id: each for each in decision.participants}
+        shown = await self._participants.describe(named)
+        return {name: fate(each, decision.transaction_version, shown[name]) for name, each in named.items()}
 
     async def _sweep(self) -> None:
         """End every other open transaction of our workers. Only here, between a claim and its first task."""

@@ -173,10 +173,18 @@ def replayed(last: Decision | None, ballot: Ballot) -> SinkError | None:
     then = " and ".join(map(str, written.tallies))
     return CheckpointsDiffer(
         f"checkpoint and decisions differ: {ballot.job} came again with {now}; what was decided is {then}. "
-        "It was neither written again nor skipped. Other rows under the same number: the query or its source "
-        "was changed, or it computes something else each time (rand, uuid). To go on without the rows that "
-        "came now, or to write them once more, use a new checkpoint and onNewCheckpoint"
+        f"It was neither written again nor skipped. {_OTHER_ROWS[type(ballot.job)]}"
     )
+
+
+_OTHER_ROWS: Final = {
+    Batch: (
+        "Other rows under the same number: the query or its source was changed, or it computes something "
+        "else each time (rand, uuid). Find out what the topic lacks, then go on with a new checkpoint and "
+        "onNewCheckpoint"
+    ),
+    Write: "If these rows are to be written as well, give the write a name of its own",
+}
 
 
 def next_decision(

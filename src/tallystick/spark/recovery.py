@@ -1,0 +1,53 @@
+"""What a query that nobody restarts has left: looked at, and brought to its end.
+
+    found = resolve("pipeline.flights", {"bootstrap.servers": "localhost:9092"}, dry_run=True)
+
+It does what the next start of the query would: claims the prefix, commits what was decided, aborts the rest.
+A query that is alive is fenced by that, and stops. Under two-phase commit nothing else ends what is open.
+"""
+
+from collections.abc import Mapping
+
+from tallystick.kernel.settings import BadConfig
+from tallystick.spark.coordinator import Standing
+from tallystick.spark.sink_options import DECISIONS_TOPIC, SinkOptions
+from tallystick.spark.station import Station
+from tallystick.spark.transactional_ids import prefix_problems
+
+__all__ = ["Standing", "resolve"]
+
+
+def resolve(
+    prefix: str,
+    client: Mapping[str, str],
+    *,
+    dry_run: bool = False,
+    retire: bool = False,
+    decisions: str = DECISIONS_TOPIC,
+) -> Standing:
+    """Finish the last decision of a prefix, and end every other open transaction of its workers.
+
+    Args:
+        client: settings of a producer by Kafka's names, `tallystick.modes` among them: those of the query.
+        dry_run: look only.
+        retire: also forget the decision, so that a new query may begin under the prefix. What the cluster has
+            aborted of it is then accepted as lost; else that is an error.
+        decisions: the topic of the decisions.
+    Returns: what was found, before anything was done.
+    Raises: BadConfig; DecisionBroken without `retire`; NoDecisionTopic; a client's errors.
+    """
+    if problems := list(prefix_problems(prefix)):
+        raise BadConfig("\n".join(problems))
+    own = dict(client)
+    modes = tuple(each.strip() for each in own.pop("tallystick.modes", "2pc").split(","))
+    options = SinkOptions(prefix=prefix, client=own, modes=modes, decisions=decisions)
+    station = Station(options)
+    try:
+        if retire and not dry_run:
+            return station.run(station.coordinator.retire(), "retire")
+        found = station.run(station.coordinator.inspect(), "inspect")
+        if not dry_run:
+            station.begin()
+        return found
+    finally:
+        station.close()

@@ -1,0 +1,106 @@
+"""What a Python process keeps of one prefix from call to call: connections, a coordinator, transactional ids.
+
+Spark forks its Python workers and uses them again, a task or a call on the driver at a time; a module's
+globals live as long as the process. Everything here can be lost at any time and is made again.
+"""
+
+import logging
+import os
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Final, TypeVar
+
+from tallystick.client.blocking.producer import Producer
+from tallystick.client.blocking.thread import engine_thread
+from tallystick.client.cluster import Cluster
+from tallystick.client.config import ProducerConfig
+from tallystick.kernel.errors import TallystickError
+from tallystick.kernel.ids import Identity
+from tallystick.spark.committable import Decision, Lease, Vote
+from tallystick.spark.coordinator import Coordinator
+from tallystick.spark.decisions import DecisionTopic
+from tallystick.spark.participants import ClusterParticipants
+from tallystick.spark.ports import DecisionLog, Participants
+from tallystick.spark.sink_options import SinkOptions
+from tallystick.spark.transactional_ids import WorkerId
+from tallystick.spark.worker_ids import WorkerIds
+
+_log = logging.getLogger("tallystick.spark")
+
+T = TypeVar("T")
+
+_GRACE_S: Final = 5.0
+# A call is a handful of requests, each within max.block.ms.
+_REQUESTS_MAX: Final = 10
+
+
+class Station:
+    """One prefix in one process; synchronous, on the engine thread. One call at a time.
+
+    A test of crashes derives from it, and wraps what `ports_of` and `producer_of` return.
+    """
+
+    def __init__(self, options: SinkOptions) -> None:
+        """Connects to nothing yet. Raises: BadConfig."""
+        self.options = options
+        self.ids = WorkerIds(options.prefix)
+        self._config = ProducerConfig.parse(options.of_driver)
+        self._engine = engine_thread()
+        self._cluster = self._engine.do(lambda: Cluster(self._config.client), "Cluster")
+        self.participants, self.decisions = self.ports_of(self._cluster)
+        self.coordinator = Coordinator(options.prefix, self.participants, self.decisions)
+
+    def ports_of(self, cluster: Cluster) -> tuple[Participants, DecisionLog]:
+        """The effects of this process on the cluster."""
+        limit_ms = self._config.max_block_ms
+        return (
+            ClusterParticipants(cluster, self.options, limit_ms),
+            DecisionTopic(cluster, self.options, limit_ms),
+        )
+
+    def producer_of(self, name: WorkerId) -> Producer:
+        """The producer of one attempt."""
+        return Producer(self.options.of_worker(str(name)))
+
+    def begin(self, write_id: str | None = None) -> Lease:
+        return self.run(self.coordinator.begin(write_id), "begin")
+
+    def commit(self, votes: Iterable[Vote | None], offsets: str | None = None) -> Decision | None:
+        return self.run(self.coordinator.commit(votes, offsets), "commit")
+
+    def give_up(self, votes: Iterable[Vote | None]) -> None:
+        """Abort. What goes wrong here the next begin puts right; it must not hide why this was called."""
+        try:
+            self.run(self.coordinator.abort(votes), "abort")
+        except TallystickError as exc:
+            _log.warning("%s: the batch could not be aborted: %s", self.options.prefix, exc)
+
+    def holds(self, held: Identity) -> bool:
+        return self.run(self.participants.holds(held), "look at the coordinator")
+
+    def run(self, coroutine: Coroutine[object, object, T], doing: str) -> T:
+        limit_s = _REQUESTS_MAX * self._config.max_block_ms / 1000 + _GRACE_S
+        return self._engine.run(coroutine, limit_s, f"{doing} for {self.options.prefix!r}")
+
+    def close(self) -> None:
+        """End every connection; again is harmless."""
+        self._engine.run(self._cluster.close(), _GRACE_S, "close")
+
+    @property
+    def usable(self) -> bool:
+        """Is it this process's own, and its engine alive?"""
+        return self._engine.alive
+
+
+Connect = Callable[[SinkOptions], Station]
+
+_STATIONS: Final[dict[tuple[object, ...], Station]] = {}
+
+
+def station(options: SinkOptions, make: Connect = Station) -> Station:
+    """The station of this process for these options; made when it is first asked for."""
+    client = tuple(sorted(options.client.items()))
+    key = (os.getpid(), make, options.prefix, options.modes, options.decisions, client)
+    found = _STATIONS.get(key)
+    if found is None or not found.usable:
+        found = _STATIONS[key] = make(options)
+    return found

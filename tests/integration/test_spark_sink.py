@@ -1,0 +1,318 @@
+"""The sink under real Spark, on our broker with two-phase commit: every row once, whatever happens."""
+
+import sys
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark import TaskContext, cloudpickle
+from pyspark.errors import PySparkException, StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
+
+from tallystick import Admin, Consumer, TopicPartition
+from tallystick.admin.topics import NewTopic
+from tallystick.client.cluster import Cluster
+from tallystick.client.errors import ClientError, TimedOut
+from tallystick.client.modes import Wish
+from tallystick.spark import sink
+from tallystick.spark.committable import Participant
+from tallystick.spark.data_source import KafkaDataSource
+from tallystick.spark.foreach_batch import foreach_batch
+from tallystick.spark.participants import ClusterParticipants
+from tallystick.spark.ports import DecisionLog, Participants
+from tallystick.spark.recovery import resolve
+from tallystick.spark.sink_options import SinkOptions
+from tallystick.spark.station import Station, station
+from tallystick.testing import EmbeddedBroker
+
+pytestmark = [pytest.mark.slow, pytest.mark.server]
+
+# Workers of Spark cannot import this file.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+ROWS = 40
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[EmbeddedBroker]:
+    with EmbeddedBroker() as running:
+        yield running
+
+
+class Place:
+    """A topic, a prefix and a folder of one test, and a stream of one file a batch."""
+
+    def __init__(self, spark: SparkSession, broker: EmbeddedBroker, folder: Path, name: str) -> None:
+        self.spark, self.folder, self.topic = spark, folder, name
+        self.client = {"bootstrap.servers": broker.bootstrap_servers}
+        self.options = {
+            "kafka.bootstrap.servers": broker.bootstrap_servers,
+            "transactional.id.prefix": f"test/{name}",
+            "topic": name,
+        }
+        self.checkpoint = folder / "checkpoint"
+        (folder / "in").mkdir()
+        with Admin(self.client) as admin:
+            admin.create_topics([NewTopic(name=name, partitions=2)]).all()
+
+    def add(self, batch: int, rows: int = ROWS) -> None:
+        """The rows of one more batch."""
+        lines = "".join(f"{batch}-{row}\n" for row in range(rows))
+        (self.folder / "in" / f"{batch}.txt").write_text(lines)
+
+    def stream(self) -> DataFrame:
+        lines = self.spark.readStream.option("maxFilesPerTrigger", 1).text(str(self.folder / "in"))
+        return lines.repartition(2).selectExpr("value", "value as key")
+
+    def run(self, frame: DataFrame | None = None, sink_name: str = "tallystick", **more: str) -> None:
+        """All that is there, and stop. Raises: what ended the query."""
+        writer = (self.stream() if frame is None else frame).writeStream.format(sink_name)
+        self.finish(writer.options(**self.options).options(**more))
+
+    def finish(self, writer: object) -> None:
+        checkpointed = writer.option("checkpointLocation", str(self.checkpoint))  # type: ignore[attr-defined]
+        checkpointed.trigger(availableNow=True).start().awaitTermination()
+
+    def lose_commit(self, batch: int) -> None:
+        """As after an ordinary stop() while the sink commits."""
+        for name in (str(batch), f".{batch}.crc"):
+            (self.checkpoint / "commits" / name).unlink(missing_ok=True)
+
+    def written(self) -> Counter[bytes]:
+        """Every committed row of the topic, and how often it is there."""
+        found: Counter[bytes] = Counter()
+        both = [TopicPartition(self.topic, 0), TopicPartition(self.topic, 1)]
+        with Admin(self.client) as admin:
+            ends = admin.list_offsets(dict.fromkeys(both, -1), read_committed=True).all()
+        with Consumer({**self.client, "isolation.level": "read_committed"}) as consumer:
+            consumer.assign(both)
+            for at in both:
+                consumer.seek(at, 0)
+            while any(consumer.position(at) < end.offset for at, end in ends.items() if end is not None):
+                found.update(record.value for record in consumer.poll(5.0) if record.value is not None)
+        return found
+
+    def open_transactions(self) -> list[str]:
+        with Admin(self.client) as admin:
+            listed = admin.list_transactions(states=("Ongoing",)).all()
+        return [each.transactional_id for found in listed.values() for each in found]
+
+
+def rows_of(*batches: int) -> Counter[bytes]:
+    return Counter(b"%d-%d" % (batch, row) for batch in batches for row in range(ROWS))
+
+
+@pytest.fixture
+def place(
+    spark: SparkSession, broker: EmbeddedBroker, tmp_path: Path, request: pytest.FixtureRequest
+) -> Place:
+    return Place(spark, broker, tmp_path, request.node.name.removeprefix("test_")[:60])
+
+
+# --------------------------------------------------------------------------------- a batch write
+
+
+def test_a_write_with_a_name_is_done_once(place: Place) -> None:
+    frame = place.spark.range(100).selectExpr("cast(id as string) as value")
+    for _ in range(2):
+        frame.write.format("tallystick").options(**place.options, **{"write.id": "a"}).mode("append").save()
+    assert place.written() == Counter(b"%d" % number for number in range(100))
+    more = place.spark.range(101).selectExpr("cast(id as string) as value")
+    with pytest.raises(PySparkException, match=r"write 'a' came again with 101 rows"):
+        more.write.format("tallystick").options(**place.options, **{"write.id": "a"}).mode("append").save()
+    assert place.written().total() == 100
+    assert place.open_transactions() == []
+
+
+def test_a_write_that_fails_leaves_nothing(place: Place) -> None:
+    """All or nothing: one task of two has written when the other one fails for good."""
+    frame = place.spark.range(0, 100, 1, 2).selectExpr(
+        "if(id = 99, raise_error('no'), cast(id as string)) as value"
+    )
+    with pytest.raises(PySparkException, match="no"):
+        frame.write.format("tallystick").options(**place.options).mode("append").save()
+    assert place.written() == Counter()
+
+
+@pytest.mark.parametrize(
+    ("expression", "options", "problem"),
+    [
+        ("cast(id as string) as key", {}, "column value: required, and missing"),
+        ("id as value", {}, "column value: is bigint, and must be string or binary"),
+        ("cast(id as string) as value", {"onNewCheckpoint": "restart"}, "only in a streaming query"),
+        ("cast(id as string) as value", {"transactional.id.prefix": ""}, "must not be empty"),
+        ("cast(id as string) as value", {"kafka.acks": "1"}, "kafka.acks: cannot be set"),
+        (
+            "cast(id as string) as value",
+            {"transactional.id.prefx": "p"},
+            "did you mean transactional.id.prefix",
+        ),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_begins(
+    spark: SparkSession, expression: str, options: dict[str, str], problem: str
+) -> None:
+    given = {
+        "kafka.bootstrap.servers": "localhost:1",
+        "topic": "t",
+        "transactional.id.prefix": "p",
+        **options,
+    }
+    with pytest.raises(PySparkException, match=problem):
+        spark.range(1).selectExpr(expression).write.format("tallystick").options(**given).mode(
+            "append"
+        ).save()
+
+
+# ---------------------------------------------------------------------------------------- a stream
+
+
+def test_a_stream_goes_on_from_its_checkpoint(place: Place) -> None:
+    place.add(0)
+    place.add(1)
+    place.run()
+    place.add(2)
+    place.run()
+    assert place.written() == rows_of(0, 1, 2)
+    assert place.open_transactions() == []
+
+
+def fail_first(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    yield from batches
+    context = TaskContext.get()
+    if context is not None and context.attemptNumber() == 0:
+        raise RuntimeError("the first attempt of every task")
+
+
+def test_an_attempt_that_fails_after_its_last_row_is_in_no_decision(place: Place) -> None:
+    """[SPK-20] Its transaction is aborted, or swept by the next begin."""
+    place.add(0)
+    place.add(1)
+    place.run(place.stream().mapInArrow(fail_first, "value string, key string"))
+    assert place.written() == rows_of(0, 1)
+
+
+def test_a_batch_that_spark_forgot_is_skipped(place: Place) -> None:
+    """[SPK-22] spark-facts, fact 2: the sink committed, and Spark does not know."""
+    place.add(0)
+    place.add(1)
+    place.run()
+    place.lose_commit(1)
+    place.run()
+    place.add(2)
+    place.run()
+    assert place.written() == rows_of(0, 1, 2)
+
+
+def test_a_forgotten_batch_that_has_become_another_stops_the_query(place: Place) -> None:
+    """[SPK-22] The skip rule must not eat rows."""
+    place.add(0)
+    place.run()
+    place.lose_commit(0)
+    place.add(0, ROWS + 1)
+    with pytest.raises(StreamingQueryException, match="checkpoint and decisions differ: batch 0"):
+        place.run()
+    assert place.written() == rows_of(0)
+
+
+def test_another_checkpoint_is_refused_until_somebody_chooses(place: Place) -> None:
+    place.add(0)
+    place.run()
+    place.checkpoint = place.folder / "new"
+    with pytest.raises(StreamingQueryException, match="onNewCheckpoint=restart"):
+        place.run()
+    assert place.written() == rows_of(0)
+    place.run(onNewCheckpoint="restart")
+    assert place.written() == rows_of(0, 0)
+
+
+# -------------------------------------------------------------------------------- the driver's hooks
+
+
+class Deaf(ClusterParticipants):
+    """Decides, and completes nothing: as if every coordinator had gone away at that moment."""
+
+    async def end(
+        self, participants: Collection[Participant], transaction_version: int, wish: Wish
+    ) -> Mapping[str, ClientError]:
+        late = TimedOut("max.block.ms", 1, "EndTxn")
+        return {each.transactional_id: late for each in participants}
+
+
+class DeafStation(Station):
+    def ports_of(self, cluster: Cluster) -> tuple[Participants, DecisionLog]:
+        _, decisions = super().ports_of(cluster)
+        return Deaf(cluster, self.options, 10_000), decisions
+
+
+def connect_deaf(options: SinkOptions) -> Station:
+    return station(options, DeafStation)
+
+
+class DeafSource(KafkaDataSource):
+    @classmethod
+    def name(cls) -> str:
+        return "deaf"
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> sink.StreamWriter:  # noqa: N802
+        return sink.stream_writer(self.options, schema, overwrite, connect_deaf)
+
+
+def decide_and_complete_nothing(place: Place) -> None:
+    place.spark.dataSource.register(DeafSource)
+    place.add(0)
+    with pytest.raises(StreamingQueryException):
+        place.run(sink_name="deaf")
+    assert place.written() == Counter()
+    assert len(place.open_transactions()) == 2
+
+
+def test_a_restart_completes_what_was_decided(place: Place) -> None:
+    """[SPK-21] commit() raised after the decision, and so abort() was called: neither may destroy it."""
+    decide_and_complete_nothing(place)
+    place.add(1)
+    place.run()
+    assert place.written() == rows_of(0, 1)
+    assert place.open_transactions() == []
+
+
+def test_a_query_that_nobody_restarts_is_resolved(place: Place) -> None:
+    """`tallystick transactions resolve --prefix`: look, complete, and give the prefix up."""
+    decide_and_complete_nothing(place)
+    prefix = place.options["transactional.id.prefix"]
+    looked = resolve(prefix, place.client, dry_run=True)
+    assert [found.name for found in looked.fates.values()] == ["OPEN", "OPEN"]
+    assert len(place.open_transactions()) == 2
+    assert resolve(prefix, place.client).fates == looked.fates
+    assert place.written() == rows_of(0)
+    assert resolve(prefix, place.client, retire=True).decision == looked.decision
+    assert resolve(prefix, place.client, dry_run=True).decision is None
+
+
+# ------------------------------------------------------------------------------------ foreachBatch
+
+
+def test_foreach_batch_is_the_same_sink(place: Place) -> None:
+    """One core: what one surface decided the other one skips."""
+    place.add(0)
+    place.add(1)
+    place.finish(place.stream().writeStream.foreachBatch(foreach_batch(place.options)))
+    place.lose_commit(1)
+    place.finish(place.stream().writeStream.foreachBatch(foreach_batch(place.options)))
+    place.lose_commit(1)
+    place.add(2)
+    place.run()
+    assert place.written() == rows_of(0, 1, 2)
+
+
+def test_foreach_batch_that_fails_leaves_nothing_open(place: Place) -> None:
+    """The lease is at hand here, so that even a batch without any vote is given up at once."""
+    place.add(0)
+    broken = place.stream().selectExpr("if(value = '0-7', raise_error('no'), value) as value")
+    with pytest.raises(StreamingQueryException, match="no"):
+        place.finish(broken.writeStream.foreachBatch(foreach_batch(place.options)))
+    assert place.written() == Counter()
+    assert place.open_transactions() == []
