@@ -4,10 +4,12 @@ import io
 import json
 import os
 import signal
+import socketserver
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -276,3 +278,31 @@ def test_what_is_wrong_is_one_line(inside: Inside, topic: str) -> None:
         done = inside(*given, lines="a\n")
         assert (done.returncode, done.stdout) == (code, ""), (given, done.stderr)
         assert done.stderr
+
+
+def test_what_answers_and_is_no_broker_is_named(capfd: pytest.CaptureFixture[str]) -> None:
+    """Every command ends with one line and exit code 1, within the limit that the line names."""
+
+    class Web(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(100)
+            self.request.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Web) as server:
+        Thread(target=server.serve_forever, args=(0.05,)).start()
+        at = ("--bootstrap-server", f"127.0.0.1:{server.server_address[1]}")
+        short = ("default.api.timeout.ms=300", "request.timeout.ms=200", "fetch.max.wait.ms=100")
+        for words in (
+            ("acls", "list", "--timeout-ms", "300"),
+            ("features", "describe", "--timeout-ms", "300"),
+            ("groups", "reset-offsets", "--group", "g", "--all-topics", "--to-latest", "--timeout-ms", "300"),
+            ("topics", "delete-records", "--topic", "t", "--offset", "1", "--yes", "--timeout-ms", "300"),
+            ("transactions", "complete", "t", "1:1", "--timeout-ms", "300"),
+            ("consume", "t", *(word for each in short for word in ("--config", each))),
+        ):
+            assert main([*words, *at]) == 1, words
+            said = capfd.readouterr().err
+            assert "default.api.timeout.ms = 300 ms" in said
+            assert "that is an HTTP server" in said
+            assert len(said.splitlines()) == 1
+        server.shutdown()

@@ -46,6 +46,19 @@ async def run() -> None:
             reveal_type(record.offset)
 """
 
+ADMIN = """
+from tallystick import TopicPartition
+from tallystick.admin import LATEST, AbortSpec, AclFilter, Admin, ConfigResource, NewTopic, ResourceType
+
+at = TopicPartition("t", 0)
+with Admin({"bootstrap.servers": "b:1"}) as admin:
+    reveal_type(admin.create_topics([NewTopic(name="t")]).one("t"))
+    reveal_type(admin.describe_configs([ConfigResource(ResourceType.TOPIC, "t")]).failures)
+    reveal_type(admin.plan_abort(AbortSpec(partition=at, start_offset=7)).case.verdict)
+    reveal_type(admin.list_offsets({at: LATEST}).found)
+    reveal_type(admin.describe_acls(AclFilter()))
+"""
+
 MISTAKES = """
 producer.send("t", "text")
 consumer.committed(["t"])
@@ -76,8 +89,16 @@ REVEALED_OF_CLIENTS = [
     '"int"',
 ]
 
+REVEALED_OF_ADMIN = [
+    '"CreatedTopic"',
+    '"typing.Mapping[ConfigResource, ClientError]"',
+    '"Verdict"',
+    '"typing.Mapping[TopicPartition, OffsetAndTimestamp | None]"',
+    '"tuple[Acl, ...]"',
+]
+
 # Where public names are defined; what a user reads is the name.
-PLACES = re.compile(r"tallystick\.(client|kernel)\.(\w+\.)+")
+PLACES = re.compile(r"tallystick\.(client|kernel|admin)\.(\w+\.)+")
 
 
 def checked(program: str, folder: Path) -> list[str]:
@@ -95,7 +116,9 @@ def checked(program: str, folder: Path) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("program", "revealed"), [(PROGRAM, REVEALED), (CLIENTS, REVEALED_OF_CLIENTS)], ids=["testing", "clients"]
+    ("program", "revealed"),
+    [(PROGRAM, REVEALED), (CLIENTS, REVEALED_OF_CLIENTS), (ADMIN, REVEALED_OF_ADMIN)],
+    ids=["testing", "clients", "admin"],
 )
 def test_revealed_types(program: str, revealed: list[str], tmp_path: Path) -> None:
     said = checked(program, tmp_path)

@@ -46,9 +46,30 @@ class Shape(StrEnum):
     JSON = "json"
 
 
+Showing = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--property",
+        "--formatter-property",
+        metavar="NAME=VALUE",
+        help=f"What a line shows, repeatable: {_PROPERTIES}.",
+    ),
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--config",
+        "--consumer-property",
+        "--command-property",
+        metavar="NAME=VALUE",
+        help="A setting of the consumer, repeatable, as in docs/config.md.",
+    ),
+]
+
+
 @app.command()
 def consume(
-    topics: Annotated[list[str] | None, typer.Argument(metavar="TOPIC...", show_default=False)] = None,
+    topics: Annotated[list[str] | None, typer.Argument(metavar="TOPIC", show_default=False)] = None,
     *,
     bootstrap_server: Annotated[str | None, BOOTSTRAP] = None,
     command_config: Annotated[Path | None, COMMAND_CONFIG] = None,
@@ -74,20 +95,8 @@ def consume(
         int | None, typer.Option(min=1, help="End when nothing has come for so long.")
     ] = None,
     output: Annotated[Shape, typer.Option("--output", help="json shows and keeps everything.")] = Shape.TEXT,
-    show: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--property", "--formatter-property", metavar="NAME=VALUE",
-            help=f"What a line shows, repeatable: {_PROPERTIES}.",
-        ),
-    ] = None,
-    setting: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--config", "--consumer-property", "--command-property", metavar="NAME=VALUE",
-            help="A setting of the consumer, repeatable, as in docs/config.md.",
-        ),
-    ] = None,
+    show: Showing = None,
+    setting: Settings = None,
 ) -> None:  # fmt: skip
     """Print the records of topics, new ones unless told otherwise, until Ctrl-C.
 

@@ -49,6 +49,31 @@ _PROPERTIES: Final = ", ".join(name.replace("_", ".") for name in LineReader.__a
 Topic = Annotated[str | None, typer.Argument(metavar="TOPIC", show_default=False)]
 
 
+Splitting = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--property",
+        "--reader-property",
+        metavar="NAME=VALUE",
+        help=f"How a line is split, repeatable: {_PROPERTIES}.",
+    ),
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--config",
+        "--producer-property",
+        "--command-property",
+        metavar="NAME=VALUE",
+        help="A setting of the producer, repeatable, as in docs/config.md.",
+    ),
+]
+TransactionalId = Annotated[
+    str | None,
+    typer.Option(help="All lines in one transaction under this id, committed at the end of the input."),
+]
+
+
 @app.command()
 def produce(
     topic: Topic = None,
@@ -60,7 +85,7 @@ def produce(
         Format, typer.Option("--format", help="What a line is. JSON is what `consume --output json` prints.")
     ] = Format.STRING,
     key_separator: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="A line is key, this, value; of the first one.")
+        str | None, typer.Option(metavar="TEXT", help="A line is key, TEXT, value; the first TEXT counts.")
     ] = None,
     header: Annotated[
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="On every record; repeatable.")
@@ -72,27 +97,12 @@ def produce(
         Compression | None, typer.Option("--compression", "--compression-codec", help="Of batches.")
     ] = None,
     sync: Annotated[bool, typer.Option("--sync", help="Wait for each record before the next.")] = False,
-    reading: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--property", "--reader-property", metavar="NAME=VALUE",
-            help=f"How a line is split, repeatable: {_PROPERTIES}.",
-        ),
-    ] = None,
-    setting: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--config", "--producer-property", "--command-property", metavar="NAME=VALUE",
-            help="A setting of the producer, repeatable, as in docs/config.md.",
-        ),
-    ] = None,
+    reading: Splitting = None,
+    setting: Settings = None,
     timeout_ms: Annotated[
         int | None, typer.Option(min=1, help="How long a record may take; instead of delivery.timeout.ms.")
     ] = None,
-    transactional_id: Annotated[
-        str | None,
-        typer.Option(help="All lines in one transaction under this id, committed at the end of the input."),
-    ] = None,
+    transactional_id: TransactionalId = None,
     prepare_only: Annotated[
         bool, typer.Option("--prepare-only", help="Leave it in doubt, and print the state to store.")
     ] = False,
