@@ -17,8 +17,8 @@ from tallystick.dualwrite.recovery import Report
 from tallystick.dualwrite.session import Making, Session, Standing
 from tallystick.dualwrite.stores.base import AsyncStore, AsyncStoreTransaction
 from tallystick.dualwrite.transaction import Half, one_of
-from tallystick.kernel.clock import SystemClock
 from tallystick.dualwrite.writer import ONLY
+from tallystick.kernel.clock import SystemClock
 
 D = TypeVar("D", bound=AsyncStoreTransaction)
 

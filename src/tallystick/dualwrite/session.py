@@ -33,6 +33,7 @@ from tallystick.client.transactions import Completion
 from tallystick.dualwrite.driving import Recipe, do
 from tallystick.dualwrite.errors import (
     CommitUnknown,
+    Fenced,
     ForeignCluster,
     Halted,
     LogBehind,
@@ -323,8 +324,8 @@ class Session(Generic[D, P]):
         """
         try:
             rows = yield from self._prepare(txn)
-        except BaseException:
-            yield from self._back_out(txn)
+        except BaseException as exc:
+            yield from self._back_out(txn, lost=isinstance(exc, Fenced))
             raise
         self.standing = Standing.UNSETTLED
         try:
@@ -334,8 +335,8 @@ class Session(Generic[D, P]):
             raise InDoubt(
                 f"{self.name}: whether the database committed is not known: {exc}; recover() finds out"
             ) from exc
-        except Exception:  # by the contract of a store: it certainly did not commit
-            yield from self._back_out(txn)
+        except Exception as exc:  # by the contract of a store: it certainly did not commit
+            yield from self._back_out(txn, lost=isinstance(exc, Fenced))
             raise
         except BaseException as exc:
             exc.add_note(f"{self.name}: whether both halves are committed is not known: recover() finds out")
@@ -401,10 +402,14 @@ class Session(Generic[D, P]):
                 + "; ".join(map(str, doubts))
             ) from doubts[0]
 
-    def _back_out(self, txn: D | None) -> Recipe[None]:
-        """Take back what nobody has decided. What cannot be reached now is left to recovery."""
+    def _back_out(self, txn: D | None, *, lost: bool = False) -> Recipe[None]:
+        """Take back what nobody has decided. What cannot be reached now is left to recovery.
+
+        Args:
+            lost: the id is another's by now: only a claim makes it ours again.
+        """
         self.standing = Standing.UNSETTLED
-        clean = txn is None or (yield from self._rolled_back(txn))
+        clean = (txn is None or (yield from self._rolled_back(txn))) and not lost
         for branch in self._in_order:
             if not branch.in_transaction:
                 continue

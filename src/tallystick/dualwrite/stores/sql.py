@@ -81,6 +81,9 @@ class SqlTransaction:
             if sql_table.certainly_not_committed(exc):
                 raise
             raise CommitUnknown(f"{type(exc.orig).__name__}: {exc.orig}") from exc
+        except BaseException:  # Ctrl-C between COMMIT and its answer: nothing that follows could be trusted
+            self._connection.invalidate()
+            raise
         self._close()
 
     def rollback(self) -> None:

@@ -98,7 +98,7 @@ class Tables:
             metadata,
             Column("consumer_group", Name, nullable=False),
             Column("topic", Name, nullable=False),
-            Column("partition_id", Integer, nullable=False),
+            Column("partition_id", Integer, nullable=False, autoincrement=False),
             Column("next_offset", BigInteger, nullable=False),
             PrimaryKeyConstraint("consumer_group", "topic", "partition_id"),
             schema=schema,
@@ -162,9 +162,10 @@ class Tables:
     def move_offset(self, group: str, at: TopicPartition, moved: OffsetMoved) -> Executable:
         """Insert or replace one offset, if it is still `before`: one row then."""
         if moved.before is None:
-            return insert(self.offsets).values(
+            made = insert(self.offsets).values(
                 consumer_group=group, topic=at.topic, partition_id=at.partition, next_offset=moved.after
             )
+            return made.execution_options(preserve_rowcount=True)
         offsets = self.offsets.c
         same: Sequence[ColumnElement[bool]] = (
             offsets.consumer_group == group,
