@@ -1,0 +1,270 @@
+"""What follows from votes, decisions and what a cluster shows."""
+
+from collections.abc import Mapping
+from itertools import product
+
+import pytest
+
+from tallystick.admin.model import Cause, ForcedOutcome, TransactionDescription
+from tallystick.kernel.ids import Identity, ProducerEpoch, ProducerId
+from tallystick.kernel.value import replace
+from tallystick.spark.committable import (
+    KEPT_MAX,
+    Batch,
+    Decided,
+    Decision,
+    Participant,
+    Tally,
+    Vote,
+    Write,
+    Written,
+)
+from tallystick.spark.deciding import (
+    Ballot,
+    Course,
+    Fate,
+    NewCheckpoint,
+    broken,
+    count,
+    course,
+    fate,
+    next_decision,
+    orphans,
+    replayed,
+    unsound,
+)
+from tallystick.spark.sink_errors import (
+    CheckpointsDiffer,
+    DecisionBroken,
+    MixedVotes,
+    PrefixTaken,
+    UnknownCheckpoint,
+    VoteLost,
+)
+
+
+def pair(epoch: int, producer_id: int = 1) -> Identity:
+    return Identity(ProducerId(producer_id), ProducerEpoch(epoch))
+
+
+ONE = Participant(transactional_id="p/w/0123456789abcdef/0", identity=pair(5))
+TWO = Participant(transactional_id="p/w/0123456789abcdef/1", identity=pair(5))
+VOTE = Vote(
+    nonce="n",
+    coordinator=pair(9),
+    transaction_version=2,
+    job=Batch("q", 3),
+    tallies=(Tally(2, 10),),
+    participant=ONE,
+    mode="2pc",
+)
+LAST = Decision(
+    nonce="m",
+    participants=(),
+    transaction_version=2,
+    decided_ms=0,
+    query_id="q",
+    batches=(Written(2, (Tally(4, 20),)),),
+    writes=(Written("w", (Tally(1, 1),)),),
+    offsets="old",
+)
+
+
+def shown(state: str, writer: Identity, **more: object) -> TransactionDescription:
+    values: Mapping[str, object] = {"timeout_ms": None, "started_ms": 0, **more}
+    return TransactionDescription(
+        transactional_id="x",
+        coordinator=0,
+        state=state,
+        writer=writer,
+        partitions=frozenset(),
+        **values,  # type: ignore[arg-type]
+    )
+
+
+def ballot_of(*votes: Vote | None) -> Ballot:
+    found = count(votes)
+    assert isinstance(found, Ballot)
+    return found
+
+
+# --------------------------------------------------------------------------------------- the course
+
+
+@pytest.mark.parametrize(("batch_id", "way"), [(0, Course.SKIP), (7, Course.SKIP), (8, Course.WRITE)])
+def test_a_batch_up_to_the_last_decided_one_is_skipped(batch_id: int, way: Course) -> None:
+    """[SPK-22]"""
+    decided = Decided(nonce="n", query_id="q", batch_id=7)
+    assert course(decided, Batch("q", batch_id), NewCheckpoint.REFUSE) is way
+
+
+def test_what_fits_nowhere_is_refused() -> None:
+    """[SPK-22]"""
+    decided = Decided(nonce="n", query_id="q", batch_id=7)
+    assert isinstance(course(decided, Batch("q", 9), NewCheckpoint.RESTART), CheckpointsDiffer)
+    for batch_id, choice in product((0, 7, 8), NewCheckpoint):
+        found = course(decided, Batch("other", batch_id), choice)
+        if choice is NewCheckpoint.REFUSE:
+            assert isinstance(found, UnknownCheckpoint)
+            assert "batch 7 of query q" in str(found)
+        else:
+            assert found is Course.WRITE
+
+
+@pytest.mark.parametrize("decided", [None, Decided(nonce="n", query_id=None, batch_id=None)])
+def test_a_prefix_without_batches_takes_any(decided: Decided | None) -> None:
+    """A query that wrote with Spark's own sink until now comes with a checkpoint."""
+    assert course(decided, Batch("q", 57), NewCheckpoint.REFUSE) is Course.WRITE
+
+
+# -------------------------------------------------------------------------------------- the votes
+
+
+def test_votes_are_summed_and_tasks_without_report_or_rows_are_left_out() -> None:
+    ballot = ballot_of(VOTE, None, replace(VOTE, participant=TWO), replace(VOTE, participant=None, mode=""))
+    assert ballot.participants == (ONE, TWO)
+    assert ballot.tallies == (Tally(6, 30),)
+    assert (ballot.mode, ballot.job, ballot.skipped) == ("2pc", Batch("q", 3), False)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(VOTE, participant=TWO, nonce="m"),
+        replace(VOTE, participant=TWO, coordinator=pair(8)),
+        replace(VOTE, participant=TWO, job=Batch("q", 4)),
+        replace(VOTE, participant=None, skipped=True),
+        replace(VOTE, participant=TWO, tallies=()),
+        VOTE,
+    ],
+)
+def test_votes_that_do_not_agree_decide_nothing(other: Vote) -> None:
+    assert isinstance(count([VOTE, other]), MixedVotes)
+    assert isinstance(count([None]), MixedVotes)
+
+
+# ---------------------------------------------------------------------------------- the next decision
+
+
+def test_a_decision_remembers_the_last_hundred() -> None:
+    last: Decision | None = None
+    for batch_id in range(3, 3 + KEPT_MAX + 5):
+        ballot = ballot_of(replace(VOTE, job=Batch("q", batch_id)))
+        made = next_decision("p", last, ballot, 1, f"offsets {batch_id}")
+        assert isinstance(made, Decision)
+        last = made
+    assert last is not None
+    assert [each.name for each in last.batches] == list(range(8, 8 + KEPT_MAX))
+    assert last.batch_id == 7 + KEPT_MAX
+    assert last.offsets == f"offsets {7 + KEPT_MAX}"
+
+
+def test_a_write_and_a_query_remember_each_other() -> None:
+    made = next_decision("p", LAST, ballot_of(replace(VOTE, job=Write("v"))), 1, None)
+    assert isinstance(made, Decision)
+    assert (made.batches, made.offsets) == (LAST.batches, "old")
+    assert [each.name for each in made.writes] == ["w", "v"]
+    made = next_decision("p", LAST, ballot_of(VOTE), 1, "new")
+    assert isinstance(made, Decision)
+    assert (made.writes, made.offsets, made.batch_id) == (LAST.writes, "new", 3)
+
+
+def test_a_new_query_begins_anew() -> None:
+    made = next_decision("p", LAST, ballot_of(replace(VOTE, job=Batch("r", 0))), 1, None)
+    assert isinstance(made, Decision)
+    assert (made.query_id, made.batch_id) == ("r", 0)
+    assert [each.name for each in made.batches] == [0]
+
+
+@pytest.mark.parametrize("job", [Batch("q", 2), Batch("q", 4), Write("w")])
+def test_what_somebody_else_decided_meanwhile_is_not_decided_again(job: Batch | Write) -> None:
+    """[SPK-25]"""
+    assert isinstance(next_decision("p", LAST, ballot_of(replace(VOTE, job=job)), 1, None), PrefixTaken)
+
+
+@pytest.mark.parametrize(
+    ("job", "tally", "same"),
+    [
+        (Batch("q", 2), Tally(4, 20), True),
+        (Batch("q", 2), Tally(4, 21), False),
+        (Batch("q", 2), Tally(5, 20), False),
+        (Batch("q", 1), Tally(4, 20), False),
+        (Write("w"), Tally(1, 1), True),
+        (Write("w"), Tally(1, 2), False),
+    ],
+)
+def test_a_repetition_is_the_same_rows(job: Batch | Write, tally: Tally, *, same: bool) -> None:
+    """[SPK-22] What is too old to be compared is not taken for the same."""
+    ballot = ballot_of(replace(VOTE, job=job, tallies=(tally,), participant=None, skipped=True))
+    found = replayed(LAST, ballot)
+    assert found is None if same else isinstance(found, CheckpointsDiffer)
+
+
+# ------------------------------------------------------------------------------------ the vote check
+
+
+@pytest.mark.parametrize(
+    ("found", "sound"),
+    [
+        (shown("Ongoing", pair(5)), True),
+        (shown("Ongoing", pair(6)), False),
+        (shown("CompleteAbort", pair(6)), False),
+        (shown("Empty", pair(5)), False),
+        (None, False),
+        (shown("Ongoing", pair(5), timeout_ms=1_000, started_ms=9_300), True),
+        (shown("Ongoing", pair(5), timeout_ms=1_000, started_ms=9_250), False),
+        (shown("Ongoing", pair(5), timeout_ms=1_000, started_ms=5), False),
+    ],
+)
+def test_only_what_is_prepared_and_will_last_is_decided_on(
+    found: TransactionDescription | None, *, sound: bool
+) -> None:
+    """[SPK-21] Age counts where there is a timeout: three quarters of it."""
+    refusal = unsound((ONE,), {ONE.transactional_id: found}, now_ms=10_000)
+    assert refusal is None if sound else isinstance(refusal, VoteLost)
+
+
+# ------------------------------------------------------------------------------------------- fates
+
+STATES = {
+    "Ongoing": Fate.UNKNOWN,
+    "PrepareCommit": Fate.COMMITTED,
+    "PrepareAbort": Fate.ABORTED,
+    "PrepareEpochFence": Fate.ABORTED,
+    "CompleteCommit": Fate.COMMITTED,
+    "CompleteAbort": Fate.ABORTED,
+    "Empty": Fate.UNKNOWN,
+    "Dead": Fate.UNKNOWN,
+}
+
+
+@pytest.mark.parametrize(("state", "epoch"), list(product(STATES, (5, 6, 7, 9))))
+def test_the_fate_of_a_decided_transaction(state: str, epoch: int) -> None:
+    """[SPK-23] Its own pair while it is open, one above when ended, further on when recovery completed it."""
+    found = fate(ONE, 2, shown(state, pair(epoch)))
+    if epoch == 5:  # still its own pair: only open is possible, all else means that the cluster lost it
+        assert found is (Fate.OPEN if state == "Ongoing" else Fate.UNKNOWN)
+    else:
+        assert found is STATES[state]
+
+
+def test_what_a_broker_ended_for_a_client_is_not_committed() -> None:
+    forced = ForcedOutcome(writer=pair(5), cause=Cause.TIMED_OUT, at_ms=1, partition=None)
+    assert fate(ONE, 2, shown("CompleteCommit", pair(8), forced_outcomes=(forced,))) is Fate.ABORTED
+    assert fate(ONE, 2, None) is Fate.UNKNOWN
+
+
+def test_a_broken_decision_names_what_is_lost_and_what_to_do() -> None:
+    fates = {"a": Fate.COMMITTED, "b": Fate.OPEN}
+    assert broken("p", LAST, fates) is None
+    report = broken("p", LAST, {**fates, "c": Fate.ABORTED})
+    assert isinstance(report, DecisionBroken)
+    assert "c: aborted by the cluster" in str(report)
+    assert "resolve --prefix p --retire" in str(report)
+    assert "a:" not in str(report)
+
+
+def test_orphans_are_the_workers_of_this_prefix() -> None:
+    worker = "w/0123456789abcdef/0"
+    ids = [f"p/{worker}", f"pp/{worker}", f"p/w/x/{worker}", "p/coordinator", "other"]
+    assert orphans("p", ids) == (f"p/{worker}",)
