@@ -71,7 +71,14 @@ def confluent_kafka(reading: Reading, clock: Clock) -> None:
     """librdkafka's Python binding."""
     package = import_module("confluent_kafka")
     consumer = package.Consumer(
-        {"bootstrap.servers": reading["bootstrap"], "group.id": "bench", "enable.auto.commit": False}
+        {
+            "bootstrap.servers": reading["bootstrap"],
+            "group.id": "bench",
+            "enable.auto.commit": False,
+            # By default it rests for a second whenever 100,000 messages are at hand.
+            "queued.min.messages": 1_000_000,
+            "fetch.queue.backoff.ms": 1,
+        }
     )
     consumer.assign([package.TopicPartition(reading["topic"], 0, 0)])
     while clock.left > 0:
