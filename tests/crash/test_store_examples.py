@@ -1,0 +1,168 @@
+"""The stores' examples as they are run, with a kill -9 in the middle: database and topic agree afterwards."""
+
+import contextlib
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import psycopg
+import pytest
+from rocksdict import Rdict
+from servers import PostgreSQL
+from tools.broker_process import free_port
+
+from tallystick import Consumer, TopicPartition
+from tallystick.testing import EmbeddedBroker, eventually
+
+pytestmark = [pytest.mark.server, pytest.mark.slow]
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+CLIENTS, PAYMENTS_BEFORE_THE_KILL = 4, 40
+
+
+@pytest.fixture
+def broker() -> Iterator[EmbeddedBroker]:
+    with EmbeddedBroker(config={"auto.create.topics.enable": True}) as running:
+        yield running
+
+
+def read_committed(broker: EmbeddedBroker, topic: str) -> list[tuple[str, str]]:
+    """All committed records, as key and value."""
+    reader = {"bootstrap.servers": broker.bootstrap_servers, "isolation.level": "read_committed"}
+    at = TopicPartition(topic, 0)
+    with Consumer(reader) as consumer:
+        consumer.assign([at])
+        consumer.seek_to_beginning()
+        end = consumer.end_offsets([at])[at]
+        found: list[tuple[str, str]] = []
+        while consumer.position(at) < end:
+            found += [(r.key.decode(), r.value.decode()) for r in consumer.poll(1.0) if r.key and r.value]
+        return found
+
+
+@contextlib.contextmanager
+def service(command: list[str], port: int, log: Path, **env: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A web service until the end of the block, answering from its beginning on."""
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            [sys.executable, *command], stdout=output, stderr=output, env={**os.environ, **env}
+        )
+
+    def answers() -> bool:
+        assert process.poll() is None, log.read_text()
+        with contextlib.suppress(httpx.TransportError):
+            return httpx.get(f"http://127.0.0.1:{port}/").status_code == 404
+        return False
+
+    try:
+        eventually(answers, 60)
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def pay_until_killed(process: subprocess.Popen[bytes], pay: Callable[[httpx.Client, str], None]) -> set[str]:
+    """Several clients pay; in the middle of it the service is killed. The payments that were acknowledged."""
+    acknowledged: set[str] = set()
+
+    def client(number: int) -> None:
+        with httpx.Client(timeout=60) as http, contextlib.suppress(httpx.TransportError):
+            for each in range(10_000):
+                pay(http, f"{number}-{each}")
+                acknowledged.add(f"{number}-{each}")
+
+    threads = [threading.Thread(target=client, args=(number,)) for number in range(CLIENTS)]
+    for thread in threads:
+        thread.start()
+    eventually(lambda: len(acknowledged) >= PAYMENTS_BEFORE_THE_KILL, 60)
+    process.kill()
+    for thread in threads:
+        thread.join(60)
+    return acknowledged
+
+
+def customers(broker: EmbeddedBroker) -> list[str]:
+    return [json.loads(value)["customer"] for _, value in read_committed(broker, "payments")]
+
+
+def test_fastapi_and_postgresql(broker: EmbeddedBroker, postgresql: PostgreSQL, tmp_path: Path) -> None:
+    """[DW-1] [DW-2] What was acknowledged is in both; what is in one is in the other, once."""
+    port, name = free_port(), postgresql.new_database()
+    command = ["-m", "uvicorn", "--app-dir", str(EXAMPLES), "fastapi_payments:app", "--port", str(port)]
+    plain = postgresql.url(name)
+    env = {"KAFKA": broker.bootstrap_servers, "DATABASE": plain.replace("://", "+asyncpg://")}
+    url = f"http://127.0.0.1:{port}/payments"
+
+    def pay(http: httpx.Client, customer: str) -> None:
+        assert http.post(url, json={"customer": customer, "cents": 350}).status_code == 201
+
+    with service(command, port, tmp_path / "log", **env) as process:
+        acknowledged = pay_until_killed(process, pay)
+    with service(command, port, tmp_path / "log", **env), httpx.Client() as http:
+        pay(http, "after")
+
+    with psycopg.connect(plain) as connection:
+        rows = [row[0] for row in connection.execute("SELECT customer FROM payments")]
+    assert {*acknowledged, "after"} <= set(rows)
+    assert sorted(customers(broker)) == sorted(rows)
+    assert len(set(rows)) == len(rows)
+
+
+def test_a_django_view(broker: EmbeddedBroker, tmp_path: Path) -> None:
+    """[DW-1] [DW-2] The same with Django's threads on SQLite."""
+    port, database = free_port(), tmp_path / "shop.db"
+    command = ["-W", "error", str(EXAMPLES / "django_view.py"), f"127.0.0.1:{port}"]
+    env = {"KAFKA": broker.bootstrap_servers, "DATABASE": str(database)}
+    url = f"http://127.0.0.1:{port}/payments"
+
+    def pay(http: httpx.Client, customer: str) -> None:
+        answer = http.post(url, data={"customer": customer, "cents": "350"})
+        assert answer.status_code == 201, answer.text
+
+    with service(command, port, tmp_path / "log", **env) as process:
+        acknowledged = pay_until_killed(process, pay)
+    with service(command, port, tmp_path / "log", **env), httpx.Client() as http:
+        pay(http, "after")
+
+    with contextlib.closing(sqlite3.connect(database)) as connection:
+        rows = [row[0] for row in connection.execute("SELECT customer FROM shop_payment")]
+    assert {*acknowledged, "after"} <= set(rows)
+    assert sorted(customers(broker)) == sorted(rows)
+    assert len(set(rows)) == len(rows)
+
+
+def test_a_keeper_of_stock_on_rocksdb(broker: EmbeddedBroker, tmp_path: Path) -> None:
+    """[DW-1] [DW-2] Killed after its twentieth change; the topic replayed gives the database."""
+    path = str(tmp_path / "stock.db")
+    command = [
+        sys.executable,
+        "-W",
+        "error",
+        str(EXAMPLES / "rocksdb_app.py"),
+        broker.bootstrap_servers,
+        path,
+    ]
+    changes = [f"item-{each % 7}={each}" for each in range(2_000)]
+    with subprocess.Popen([*command, *changes], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        printed = 0
+        while printed < 20:
+            line = process.stdout.readline()
+            assert line, "it ended early"
+            printed += line.startswith("item-")
+        process.kill()
+    subprocess.run([*command, "after=1"], check=True, stdout=subprocess.DEVNULL, timeout=60)
+
+    records = read_committed(broker, "stock")
+    assert [f"{key}={value}" for key, value in records[:-1]] == changes[: len(records) - 1]
+    assert len(records) > 20
+    database = Rdict(path)
+    assert dict(database.items()) == dict(records)
+    database.close()
