@@ -2,6 +2,8 @@
 
 # ruff: noqa: PT012 - what a transaction raises comes at the end of its block
 
+import asyncio
+import json
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -13,10 +15,12 @@ import pytest
 from raw_producer import committed_values, make_topic
 from servers import PostgreSQL
 from sqlalchemy import Engine, create_engine, event, make_url, text
+from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
 
 from tallystick import Admin, Consumer, TopicPartition
+from tallystick.cli.main import main
 from tallystick.client.modes import Mode
 from tallystick.dualwrite import (
     CommitUnknown,
@@ -31,10 +35,12 @@ from tallystick.dualwrite import (
     Torn,
     UnsafeStore,
     WriterPool,
+    aio,
     consume_into,
 )
 from tallystick.dualwrite.driving import Step
 from tallystick.dualwrite.stores.sql import SqlTransaction
+from tallystick.dualwrite.stores.sql_async import AsyncSqlStore, AsyncSqlTransaction
 from tallystick.errors import InDoubt
 from tallystick.testing import EmbeddedBroker, eventually
 
@@ -565,3 +571,104 @@ def test_a_reader_whose_partition_has_moved_cannot_write(postgresql_world: MakeW
         assert world.store.read_offsets("copy")[at] >= 2
         with late.batch(timeout_s=0.1) as batch:
             assert not batch.records, "it goes on where the database says"
+
+
+# ---- what an operator does after a host is gone
+
+
+def resolve(
+    world: World, capsys: pytest.CaptureFixture[str], *words: str
+) -> tuple[int, list[dict[str, str]]]:
+    servers = ("--bootstrap-server", world.broker.bootstrap_servers, "--output", "json")
+    store = ("--store", world.engine.url.render_as_string(hide_password=False))
+    capsys.readouterr()
+    code = main(["transactions", "resolve", *words, *store, *servers])
+    return code, json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("step", "verdict", "has"), [("prepare", "ABORT", []), ("commit database", "COMMIT", ["a"])]
+)
+def test_an_operator_resolves_what_a_host_left(
+    sqlite_world: MakeWorld, capsys: pytest.CaptureFixture[str], step: str, verdict: str, has: list[str]
+) -> None:
+    """[DW-6] Both halves and the verdict, nothing changed; then finished; then there is nothing left."""
+    world = sqlite_world()
+    with suppress(Crashed):
+        writer = world.life(Crash(len(RECOVERY) + PAYMENT.index(step) + 1))
+        writer.recover()
+        world.pay(writer, 1, "a")
+    world.cut()
+    owner = world.store.read_state(world.topic)
+    code, (row,) = resolve(world, capsys, "--dry-run")
+    assert (code, row["TransactionalId"], row["Verdict"]) == (3, world.topic, verdict)
+    assert row["InDoubt"]
+    assert world.store.read_state(world.topic) == owner
+    code, (row,) = resolve(world, capsys, "--yes")
+    assert (code, row["Verdict"]) == (0, verdict)
+    assert world.check() == has
+    code, (row,) = resolve(world, capsys, "--dry-run")
+    assert (code, row["Finding"]) == (0, "IDLE" if has else row["Finding"])
+
+
+def test_an_operator_is_told_of_halves_that_contradict_each_other(
+    sqlite_world: MakeWorld, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world = sqlite_world()
+    with suppress(Crashed):
+        writer = world.life(Crash(len(RECOVERY) + PAYMENT.index("commit database") + 1))
+        writer.recover()
+        world.pay(writer, 1, "a")
+    world.cut()
+    with Admin({"bootstrap.servers": world.broker.bootstrap_servers}) as admin:
+        admin.force_terminate_transaction(world.topic, force=True)
+    code, (row,) = resolve(world, capsys, "--yes")
+    assert code == 3
+    assert "has aborted it" in row["Result"]
+
+
+# ---- under asyncio
+
+
+def test_the_same_under_asyncio(broker: EmbeddedBroker, tmp_path: Path) -> None:
+    """[DW-3, DW-7] One recipe: committed, taken back, from a pool."""
+    topic = f"pay-{next(_names)}"
+    make_topic(broker, topic)
+    config = {"bootstrap.servers": broker.bootstrap_servers, "transactional.id": topic}
+    engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'async.db'}", poolclass=NullPool)
+
+    async def pay(writer: aio.DualWriter[AsyncSqlTransaction], what: str) -> None:
+        async with writer.transaction(wait_visible=True) as txn:
+            await txn.connection.execute(text(f"INSERT INTO pay VALUES ('{what}')"))
+            await txn.send(topic, what.encode())
+
+    async def story() -> list[str]:
+        store = AsyncSqlStore(engine)
+        await store.create()
+        async with engine.begin() as connection:
+            await connection.execute(text("CREATE TABLE pay (what VARCHAR(50))"))
+        async with aio.DualWriter(store, config) as writer:
+            with pytest.raises(NotRecovered):
+                await pay(writer, "early")
+            await writer.recover()
+            await pay(writer, "a")
+            with pytest.raises(KeyError):
+                async with writer.transaction() as txn:
+                    await txn.connection.execute(text("INSERT INTO pay VALUES ('no')"))
+                    await txn.send(topic, b"no")
+                    raise KeyError
+            await pay(writer, "b")
+            assert (await writer.recover()).clean
+        async with aio.WriterPool(store, config, 2) as pool:
+            await pool.recover()
+            async with pool.transaction() as txn:
+                await txn.connection.execute(text("INSERT INTO pay VALUES ('c')"))
+                await txn.send(topic, b"c")
+        async with engine.connect() as connection:
+            rows = list((await connection.execute(text("SELECT what FROM pay ORDER BY what"))).scalars())
+        await engine.dispose()
+        return rows
+
+    rows = asyncio.run(story())
+    assert rows == ["a", "b", "c"]
+    eventually(lambda: committed_values(broker, topic, 0) == rows)

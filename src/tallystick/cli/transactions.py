@@ -19,6 +19,7 @@ from tallystick.admin.model import Cause, ForcedOutcome, TransactionDescription
 from tallystick.admin.transactions import AbortPlan, AbortSpec
 from tallystick.cli.connecting import Exit, Target, complain, confirm, incomplete, run, settings_of, target
 from tallystick.cli.modes import ModeName, with_modes
+from tallystick.cli.resolving import resolve_command
 from tallystick.cli.tables import Output, Row
 from tallystick.client.prepared import BadPreparedTxnState, PreparedTxnState
 from tallystick.kernel.clock import SystemClock
@@ -296,6 +297,9 @@ def complete(
     }
     at.show(tuple(row), [row])
     raise typer.Exit(_COMPLETED.get(decision.outcome, Exit.DONE))
+
+
+app.command("resolve")(resolve_command)
 
 
 def main(words: Sequence[str]) -> int:

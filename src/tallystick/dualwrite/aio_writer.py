@@ -116,6 +116,10 @@ class DualWriter(Generic[D]):
         """Bring both halves of this writer's id to the same end; needed before the first transaction."""
         return await self._driver.run_async(self._session.recover(accept_torn=accept_torn))
 
+    async def look(self) -> Report:
+        """What recover() would find and do now; nothing is claimed or changed, and it may be old news."""
+        return await self._driver.run_async(self._session.look())
+
     @asynccontextmanager
     async def transaction(self, *, wait_visible: bool = False) -> AsyncIterator[Transaction[D]]:
         """A dual write. When the block ends, both halves are committed; if it raises, neither is."""

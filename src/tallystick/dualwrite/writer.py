@@ -150,6 +150,10 @@ class DualWriter(Generic[D]):
         """
         return self._driver.run(self._session.recover(accept_torn=accept_torn))
 
+    def look(self) -> Report:
+        """What recover() would find and do now; nothing is claimed or changed, and it may be old news."""
+        return self._driver.run(self._session.look())
+
     @contextmanager
     def transaction(self, *, wait_visible: bool = False) -> Iterator[Transaction[D]]:
         """A dual write. When the block ends, both halves are committed; if it raises, neither is.
