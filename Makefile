@@ -12,7 +12,7 @@ READY  := $(VENV)/.ready
 help: ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml constraints.txt setup.py src/tallystick/_native.c
 	@test -n "$(PYTHON)" || { echo "tallystick needs Python 3.11 or later on the PATH"; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "tallystick needs Python 3.11 or later, not $$($(PYTHON) -V)"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
