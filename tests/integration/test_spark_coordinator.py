@@ -1,0 +1,290 @@
+"""The coordinator of Spark's sink on our broker, without Spark: decided, interrupted, replaced, recovered."""
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import count
+
+import pyarrow as pa
+import pytest
+
+from tallystick import Admin, Producer, TopicPartition
+from tallystick.admin.topics import NewTopic
+from tallystick.client.cluster import Cluster
+from tallystick.client.errors import ClientError
+from tallystick.client.modes import Wish
+from tallystick.kernel.ids import Identity
+from tallystick.spark.attempt import attempt
+from tallystick.spark.committable import Batch, Decision, Lease, Participant, Vote
+from tallystick.spark.participants import ClusterParticipants
+from tallystick.spark.ports import DecisionLog, Participants
+from tallystick.spark.recovery import resolve
+from tallystick.spark.sink_errors import DecisionBroken, NoDecisionTopic, PrefixTaken, VoteLost
+from tallystick.spark.sink_options import SinkOptions
+from tallystick.spark.station import Station
+from tallystick.testing import EmbeddedBroker, eventually
+
+pytestmark = [pytest.mark.server]
+
+MODES = ("2pc", "keep", "resume")
+_NAMES = count()
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[EmbeddedBroker]:
+    with EmbeddedBroker(in_process=True) as running:
+        yield running
+
+
+class Interrupted(Exception):
+    """The driver is gone."""
+
+
+class Mute(ClusterParticipants):
+    """A driver that dies as soon as it has decided."""
+
+    async def end(
+        self, participants: Collection[Participant], transaction_version: int, wish: Wish
+    ) -> Mapping[str, ClientError]:
+        raise Interrupted
+
+
+class MuteStation(Station):
+    def ports_of(self, cluster: Cluster) -> tuple[Participants, DecisionLog]:
+        _, decisions = super().ports_of(cluster)
+        return Mute(cluster, self.options, 10_000), decisions
+
+
+@dataclass
+class Query:
+    """A prefix, a topic, and stations that stand for processes."""
+
+    broker: EmbeddedBroker
+    modes: tuple[str, ...] = ("2pc",)
+    timeout_ms: int | None = None
+    prefix: str = field(default_factory=lambda: f"query/{next(_NAMES)}")
+    stations: list[Station] = field(default_factory=list)
+
+    @property
+    def topic(self) -> str:
+        return self.prefix.replace("/", ".")
+
+    def station(self, make: Callable[[SinkOptions], Station] = Station) -> Station:
+        """A process of its own."""
+        client = {"bootstrap.servers": self.broker.bootstrap_servers, "max.block.ms": "10000"}
+        if self.timeout_ms is not None:
+            client["transaction.timeout.ms"] = str(self.timeout_ms)
+        options = SinkOptions(prefix=self.prefix, client=client, topic=self.topic, modes=self.modes)
+        self.stations.append(make(options))
+        return self.stations[-1]
+
+    def write(self, lease: Lease, batch_id: int, rows: int = 10) -> Vote:
+        """One task in a process of its own."""
+        batch = pa.record_batch({"value": [f"{batch_id}-{row}" for row in range(rows)]})
+        return attempt(self.station(), lease, Batch("q", batch_id), [batch, batch.slice(0, 0)])
+
+    def decide_and_die(self, batch_id: int = 0) -> list[Vote]:
+        driver = self.station(MuteStation)
+        lease = driver.begin()
+        votes = [self.write(lease, batch_id), self.write(lease, batch_id)]
+        with pytest.raises(Interrupted):
+            driver.commit(votes)
+        return votes
+
+    def committed(self) -> int:
+        """Records below the last stable offset; what is aborted counts as well, and so do markers."""
+        at = TopicPartition(self.topic, 0)
+        with Admin({"bootstrap.servers": self.broker.bootstrap_servers}) as admin:
+            found = admin.list_offsets({at: -1}, read_committed=True).one(at)
+        return 0 if found is None else found.offset
+
+    def open_ids(self) -> list[str]:
+        with Admin({"bootstrap.servers": self.broker.bootstrap_servers}) as admin:
+            listed = admin.list_transactions(states=("Ongoing",)).all()
+        ids = [each.transactional_id for found in listed.values() for each in found]
+        return [each for each in ids if each.startswith(self.prefix)]
+
+
+@pytest.fixture
+def query(broker: EmbeddedBroker) -> Iterator[Query]:
+    made = Query(broker)
+    with Admin({"bootstrap.servers": broker.bootstrap_servers}) as admin:
+        admin.create_topics([NewTopic(name=made.topic, partitions=1)]).all()
+    yield made
+    for station in made.stations:
+        station.close()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_batch_after_batch(query: Query, mode: str) -> None:
+    """[SPK-21] In each mode; begin, tasks and commit in processes of their own, as under Spark."""
+    query.modes = (mode,)
+    begins, commits = query.station(), query.station()
+    for batch_id in range(4):
+        lease = begins.begin()
+        votes = [query.write(lease, batch_id), query.write(lease, batch_id), None]
+        assert {vote.mode for vote in votes if vote is not None} == {mode}
+        decision = commits.commit(votes, f"offsets {batch_id}")
+        assert decision is not None
+        assert (decision.batch_id, decision.offsets) == (batch_id, f"offsets {batch_id}")
+        assert query.open_ids() == []
+    again = begins.begin()
+    skipped = [query.write(again, 2), query.write(again, 2)]
+    assert all(vote.skipped and vote.participant is None for vote in skipped)
+    assert commits.commit(skipped) is None
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_was_decided_is_completed_by_the_next_driver(query: Query, mode: str) -> None:
+    """[SPK-21] [SPK-23] In 2pc and keep as another incarnation of each id (KIP-939), in resume by EndTxn."""
+    query.modes = (mode,)
+    query.decide_and_die()
+    assert len(query.open_ids()) == 2
+    assert query.committed() == 0
+    lease = query.station().begin()
+    assert query.open_ids() == []
+    assert query.committed() == 22  # two markers
+    assert lease.decided is not None
+    assert lease.decided.batch_id == 0
+
+
+def test_a_batch_in_doubt_is_finished_in_a_stronger_mode(query: Query) -> None:
+    """Stopped in `resume`, two-phase commit enabled on the cluster, started again: code unchanged."""
+    query.modes = ("resume",)
+    query.decide_and_die()
+    query.modes = ("2pc", "resume")
+    driver = query.station()
+    lease = driver.begin()
+    assert query.committed() == 22
+    votes = [query.write(lease, 1)]
+    assert votes[0].mode == "2pc"
+    driver.commit(votes)
+    assert query.open_ids() == []
+
+
+def test_a_recovery_that_dies_half_way_is_recovered_again(query: Query) -> None:
+    """[SPK-23] The ids it completed have moved on by two, and nothing was noted: their state tells."""
+    votes = query.decide_and_die()
+    first = votes[0].participant
+    assert first is not None
+    station = query.station()
+    assert station.run(station.participants.recover([first]), "recover") == {}
+    lease = query.station().begin()
+    assert query.open_ids() == []
+    assert query.committed() == 22
+    assert lease.decided is not None
+
+
+def test_a_decision_that_the_cluster_aborted_is_reported_until_it_is_accepted(query: Query) -> None:
+    """The timeout hole without two-phase commit: never hidden, and never repaired in silence."""
+    query.modes, query.timeout_ms = ("resume",), 1_000
+    driver = query.station(MuteStation)
+    lease = driver.begin()
+    votes = [query.write(lease, 0)]
+    with pytest.raises(Interrupted):
+        driver.commit(votes)
+    eventually(lambda: query.open_ids() == [], deadline_s=30)
+    for _ in range(2):
+        with pytest.raises(DecisionBroken, match="aborted by the cluster"):
+            query.station().begin()
+    client = {"bootstrap.servers": query.broker.bootstrap_servers, "tallystick.modes": "resume"}
+    assert len(resolve(query.prefix, client, retire=True).lost) == 1
+    assert query.station().begin().decided is None
+
+
+def test_a_transaction_that_ended_before_the_decision_is_not_decided_on(query: Query) -> None:
+    """[SPK-21] An operator, a timeout: the batch is written again."""
+    driver = query.station()
+    lease = driver.begin()
+    votes = [query.write(lease, 0), query.write(lease, 0)]
+    one = votes[1].participant
+    assert one is not None
+    driver.run(driver.participants.end([one], 2, Wish.ABORT), "an operator")
+    with pytest.raises(VoteLost, match=rf"1 of 2 .*{one.transactional_id}"):
+        driver.commit(votes)
+    driver.give_up(votes)
+    assert query.open_ids() == []
+
+
+def test_a_driver_that_was_replaced_is_told(query: Query) -> None:
+    """[SPK-25] Neither its commit nor its abort changes anything, and its late tasks write nothing."""
+    old, new = query.station(), query.station()
+    lease = old.begin()
+    votes = [query.write(lease, 0)]
+    newer = new.begin()
+    mine = [query.write(newer, 0)]
+    with pytest.raises((PrefixTaken, VoteLost)):
+        old.commit(votes)
+    old.give_up(votes)
+    with pytest.raises(PrefixTaken):
+        query.write(lease, 0)
+    assert new.commit(mine) is not None
+    assert query.committed() == 22  # the old driver's rows and their marker among them
+
+
+def test_a_decision_under_a_lease_that_ended_is_refused_by_the_log(query: Query) -> None:
+    """[SPK-25] Even where nothing else is looked at first."""
+    old = query.station()
+    lease = old.begin()
+    query.station().begin()
+    decision = Decision(nonce="late", participants=(), transaction_version=2, decided_ms=0)
+    with pytest.raises(PrefixTaken):
+        old.run(old.decisions.append(decision, lease.coordinator, 2), "decide")
+    assert old.run(old.decisions.read(), "read").decision is None
+
+
+def test_an_abort_ends_what_did_not_vote_as_well(query: Query) -> None:
+    """A clean stop leaves nothing undecided, as far as one task has voted."""
+    driver = query.station()
+    lease = driver.begin()
+    votes = [query.write(lease, 0), None]
+    query.write(lease, 0)
+    assert len(query.open_ids()) == 2
+    driver.give_up(votes)
+    assert query.open_ids() == []
+
+
+def test_another_prefix_holds_nobody_up(query: Query) -> None:
+    """[SPK-24] Its transaction is open in the topic of decisions, for as long as it likes."""
+    query.station().begin()
+    config = {
+        "bootstrap.servers": query.broker.bootstrap_servers,
+        "transactional.id": f"{query.prefix}-other",
+        "transaction.two.phase.commit.enable": "true",
+    }
+    with Producer(config) as other:
+        other.init_transactions()
+        other.begin_transaction()
+        other.send("__tallystick_decisions", b"{}", b"other").result(10)
+        driver = query.station()
+        lease = driver.begin()
+        assert driver.commit([query.write(lease, 0)]) is not None
+        again = query.station().begin()
+        assert again.decided is not None
+        assert again.decided.nonce == lease.nonce
+        other.abort_transaction()
+
+
+def test_a_topic_that_forgets_decisions_is_refused(query: Query) -> None:
+    with Admin({"bootstrap.servers": query.broker.bootstrap_servers}) as admin:
+        admin.create_topics([NewTopic(name="forgetful", partitions=1)]).all()
+    client = {"bootstrap.servers": query.broker.bootstrap_servers}
+    with pytest.raises(NoDecisionTopic, match="cleanup.policy=delete"):
+        resolve(query.prefix, client, dry_run=True, decisions="forgetful")
+
+
+def test_a_missing_topic_that_cannot_be_made_is_named_with_the_command() -> None:
+    with EmbeddedBroker(in_process=True, default_replication_factor=3) as broker:
+        client = {"bootstrap.servers": broker.bootstrap_servers}
+        with pytest.raises(NoDecisionTopic, match=r"INVALID_REPLICATION_FACTOR.*tallystick topics create"):
+            resolve("p", client, dry_run=True)
+
+
+def test_the_pair_of_the_coordinator_is_never_two_phase(query: Query) -> None:
+    """It times out after ten seconds, so that a driver that died while deciding holds up nobody for long."""
+    driver = query.station()
+    held = driver.begin().coordinator
+    assert isinstance(held, Identity)
+    with Admin({"bootstrap.servers": query.broker.bootstrap_servers}) as admin:
+        name = f"{query.prefix}/coordinator"
+        found = admin.describe_transactions([name]).one(name)
+    assert (found.timeout_ms, found.writer) == (10_000, held)
