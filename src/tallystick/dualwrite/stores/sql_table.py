@@ -37,6 +37,7 @@ from tallystick.dualwrite.errors import BadStore, UnsafeStore
 from tallystick.dualwrite.model import TABLE, StoredState, to_columns
 from tallystick.dualwrite.stores.base import OffsetMoved
 from tallystick.dualwrite.stores.refusals import refuses
+from tallystick.kernel.check import check
 from tallystick.kernel.ids import TopicPartition
 
 OFFSETS_TABLE: Final = "kafka_consumed_offsets"
@@ -220,8 +221,14 @@ _QUESTIONS: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def questions(dialect: str) -> tuple[Executable, ...]:
-    """What to ask of a new connection: each has one value; `judge` takes the answers."""
-    return tuple(text(each) for each in _QUESTIONS.get("mysql" if dialect in _MYSQL else dialect, ()))
+    """What to ask of a new connection: each has one value; `judge` takes the answers.
+
+    Raises: BadStore for a database that nobody has looked into.
+    """
+    family = "mysql" if dialect in _MYSQL else dialect
+    if family not in _QUESTIONS:
+        raise BadStore(f"{dialect} is not PostgreSQL, MySQL, MariaDB or SQLite: it needs a store of its own")
+    return tuple(text(each) for each in _QUESTIONS[family])
 
 
 def judge(dialect: str, isolation_level: str | None, answers: Sequence[object]) -> None:
@@ -248,6 +255,8 @@ def judge(dialect: str, isolation_level: str | None, answers: Sequence[object]) 
         case "sqlite", [synchronous, journal]:
             _need("PRAGMA synchronous", synchronous, synchronous in ("2", "3"), "FULL (2) or EXTRA (3)")
             _need("PRAGMA journal_mode", journal, journal not in ("off", "memory"), "a journal on the disk")
+        case _:
+            check(False, f"{dialect} gave {len(told)} answers")
 
 
 def judge_postgresql(synchronous_commit: str) -> None:

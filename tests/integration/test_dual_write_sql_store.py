@@ -1,0 +1,135 @@
+"""SqlStore under the suite, on each database; and what only it does."""
+
+from pathlib import Path
+
+import pytest
+from servers import MariaDB, PostgreSQL
+from sqlalchemy import Engine, create_engine, make_url, text
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.orm import Session
+from sqlalchemy.pool import NullPool
+
+from tallystick.dualwrite import BadRow, BadStore, SqlStore, UnsafeStore
+from tallystick.dualwrite.stores.sql_table import judge, questions
+from tallystick.testing.store_suite import MakeStore, StoreSuite
+
+
+class Suite(StoreSuite):
+    """The suite over a table of the user's."""
+
+    engine: Engine
+
+    @pytest.fixture
+    def stores(self, database: Engine) -> MakeStore:
+        self.engine = database
+        with database.begin() as connection:
+            connection.execute(text("CREATE TABLE mine (value VARCHAR(50))"))
+        return lambda: SqlStore(database)
+
+    def write(self, handle: Session, value: str) -> None:
+        handle.execute(text("INSERT INTO mine VALUES (:value)"), {"value": value})
+
+    def read(self, _: SqlStore) -> set[str]:
+        with self.engine.connect() as connection:
+            return set(connection.execute(text("SELECT value FROM mine")).scalars())
+
+
+def engine_of(url: str, driver: str) -> Engine:
+    return create_engine(make_url(url).set(drivername=driver), poolclass=NullPool)
+
+
+class TestSqlite(Suite):
+    @pytest.fixture
+    def database(self, tmp_path: Path) -> Engine:
+        engine = create_engine(f"sqlite:///{tmp_path / 'rows.db'}", poolclass=NullPool)
+        with engine.begin() as connection:
+            connection.execute(text("PRAGMA journal_mode = WAL"))  # readers do not wait for the writer
+        return engine
+
+
+@pytest.mark.server
+@pytest.mark.slow
+class TestPostgresql(Suite):
+    @pytest.fixture
+    def database(self, postgresql: PostgreSQL) -> Engine:
+        return engine_of(postgresql.url(postgresql.new_database()), "postgresql+psycopg")
+
+
+@pytest.mark.server
+@pytest.mark.slow
+class TestMariadb(Suite):
+    @pytest.fixture
+    def database(self, mariadb: MariaDB) -> Engine:
+        return engine_of(mariadb.url(mariadb.new_database()), "mysql+pymysql")
+
+
+@pytest.fixture
+def sqlite(tmp_path: Path) -> Engine:
+    return create_engine(f"sqlite:///{tmp_path / 'rows.db'}", poolclass=NullPool)
+
+
+def test_a_missing_table_is_named(sqlite: Engine) -> None:
+    with pytest.raises(BadStore, match="create"):
+        SqlStore(sqlite).claim("t")
+
+
+def test_a_table_of_another_version_is_refused(sqlite: Engine) -> None:
+    with sqlite.begin() as connection:
+        connection.execute(text("CREATE TABLE kafka_transaction_state (transactional_id TEXT PRIMARY KEY)"))
+    with pytest.raises(BadStore, match="it has no owner, prepared_transaction_state"):
+        SqlStore(sqlite).create()
+
+
+def test_a_row_of_another_version_is_refused(sqlite: Engine) -> None:
+    store = SqlStore(sqlite)
+    store.create()
+    store.claim("t")
+    with sqlite.begin() as connection:
+        connection.execute(text("UPDATE kafka_transaction_state SET schema_version = 2"))
+    with pytest.raises(BadRow, match="schema version 2"):
+        store.claim("t")
+
+
+def test_a_database_that_nobody_has_looked_into_is_refused() -> None:
+    with pytest.raises(BadStore, match="a store of its own"):
+        questions("oracle")
+
+
+def test_a_claim_ends_when_a_lock_does_not(tmp_path: Path) -> None:
+    """A claim waits for whoever has the row, and not for ever."""
+    url = f"sqlite:///{tmp_path / 'rows.db'}"
+    store = SqlStore(create_engine(url, poolclass=NullPool))
+    store.create()
+    txn = store.begin()
+    hasty = SqlStore(create_engine(url, poolclass=NullPool, connect_args={"timeout": 0.05}))
+    with pytest.raises(OperationalError, match="locked"):
+        hasty.claim("t")
+    txn.rollback()
+    assert hasty.claim("t").owner
+
+
+@pytest.mark.parametrize(
+    ("dialect", "answers", "named"),
+    [
+        ("postgresql", ["on", "on", "open", "open"], None),
+        ("postgresql", ["local", "on", "open", "open"], None),
+        ("postgresql", ["off", "on", "open", "open"], "synchronous_commit"),
+        ("postgresql", ["on", "off", "open", "open"], "fsync"),
+        ("postgresql", ["on", "on", "open", ""], "autocommit"),
+        ("mysql", [1, 1, 0], None),
+        ("mariadb", [2, 1, 0], "innodb_flush_log_at_trx_commit"),
+        ("mysql", [1, 0, 0], "sync_binlog"),
+        ("mysql", [1, 1, 1], "autocommit"),
+        ("sqlite", [2, "delete"], None),
+        ("sqlite", [3, "wal"], None),
+        ("sqlite", [1, "wal"], "PRAGMA synchronous"),
+        ("sqlite", [2, "memory"], "PRAGMA journal_mode"),
+    ],
+)
+def test_what_a_database_says_is_judged(dialect: str, answers: list[object], named: str | None) -> None:
+    """[DW-8]"""
+    if named is None:
+        judge(dialect, "READ COMMITTED", answers)
+        return
+    with pytest.raises(UnsafeStore, match=named):
+        judge(dialect, "READ COMMITTED", answers)
