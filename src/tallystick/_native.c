@@ -117,10 +117,10 @@ static int open_column(PyObject *given, Py_ssize_t count, Column *column) {
         !open_buffer(validity, &column->validity) || !open_buffer(offsets, &column->offsets) ||
         !open_buffer(data, &column->data))
         return 0;
+    if (column->first < 0 || count < 0 || column->first > INT64_MAX / 32 || count > INT64_MAX / 32) return 0;
     Py_ssize_t end = column->first + count;
-    return column->first >= 0 && count >= 0 && end < PY_SSIZE_T_MAX / 8 - 1 &&
-           column->offsets.len >= (end + 1) * 8 &&
-           (column->validity.buf == NULL || column->validity.len * 8 >= end);
+    return column->offsets.len / 8 > end &&
+           (column->validity.buf == NULL || column->validity.len > (end - 1) / 8);
 }
 
 /* The text at a place, size -1 for null. False for what is neither. */

@@ -201,6 +201,7 @@ def test_the_most_headers_are_as_many_as_in_python() -> None:
         ((0, 1), b"abc", 1),
         ((0, 1), b"abc", -1),
         ((0, 1), None, 0),
+        ((0, 1), b"a", 2**63 - 1),
     ],
 )
 def test_buffers_that_are_no_array_are_not_read(offsets: tuple[int], data: bytes | None, first: int) -> None:
