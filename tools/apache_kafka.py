@@ -8,9 +8,7 @@
 Standard library only. Nothing of Apache Kafka is shipped with tallystick or imported by it.
 """
 
-import fcntl
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -24,18 +22,21 @@ from types import TracebackType
 from typing import Final, Self
 
 from tools.broker_process import BrokerProcess, free_port
+from tools.maven import Jars, Unavailable
 
 VERSION: Final = "4.3.1"
-CACHE: Final = Path(__file__).parents[1] / ".cache" / "apache-kafka" / VERSION
-MAVEN_SECONDS_MAX: Final = 600
-
-ARTIFACTS: Final = (
-    ("org.apache.kafka", "kafka_2.13", VERSION),
-    ("org.apache.kafka", "kafka-tools", VERSION),
-    ("org.apache.kafka", "kafka-clients", VERSION),
-    # Without a binding a broker that cannot start says nothing at all.
-    ("org.apache.logging.log4j", "log4j-slf4j-impl", "2.25.4"),
+JARS: Final = Jars(
+    name="apache-kafka",
+    version=VERSION,
+    artifacts=(
+        ("org.apache.kafka", "kafka_2.13", VERSION),
+        ("org.apache.kafka", "kafka-tools", VERSION),
+        ("org.apache.kafka", "kafka-clients", VERSION),
+        # Without a binding a broker that cannot start says nothing at all.
+        ("org.apache.logging.log4j", "log4j-slf4j-impl", "2.25.4"),
+    ),
 )
+LOG4J: Final = JARS.home / "log4j2.xml"
 
 TOOLS: Final = {
     "kafka-acls": "org.apache.kafka.tools.AclCommand",
@@ -78,76 +79,26 @@ _LOG4J: Final = """\
 """
 
 
-class Unavailable(Exception):
-    """Apache Kafka cannot be had here; the text says what is missing."""
-
-
 def missing() -> str | None:
     """What this machine lacks to run Apache Kafka, or None. Cost: no network."""
-    if shutil.which("java") is None:
-        return "java is not on the PATH (Apache Kafka 4.3 needs Java 17 or later)"
-    if not _complete() and shutil.which("mvn") is None:
-        return "mvn is not on the PATH (it takes Apache Kafka's jars from Maven Central)"
-    return None
+    return JARS.missing()
 
 
 def class_path() -> str:
     """The class path of Kafka's server, tools and client; the jars are taken with Maven the first time.
 
-    Safe to call from several processes at once: the first takes the jars, the others wait.
     Raises:
         Unavailable: mvn or java is missing, or Maven failed.
     """
-    if (lack := missing()) is not None:
-        raise Unavailable(lack)
-    if not _complete():
-        CACHE.mkdir(parents=True, exist_ok=True)
-        with (CACHE / ".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if not _complete():
-                _take()
-    return f"{CACHE / 'libs'}/*"
-
-
-def _complete() -> bool:
-    """Whether an earlier run took every jar: the marker holds what was asked for, and is written last."""
-    mark = CACHE / "complete"
-    return mark.exists() and mark.read_text() == _pom()
-
-
-def _pom() -> str:
-    dependencies = "".join(
-        f"<dependency><groupId>{group}</groupId><artifactId>{artifact}</artifactId><version>{version}</version></dependency>\n"
-        for group, artifact, version in ARTIFACTS
-    )
-    return (
-        '<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>\n'
-        "<groupId>tallystick</groupId><artifactId>apache-kafka</artifactId><version>1</version>"
-        f"<packaging>pom</packaging>\n<dependencies>\n{dependencies}</dependencies></project>\n"
-    )
-
-
-def _take() -> None:
-    libs = CACHE / "libs"
-    shutil.rmtree(libs, ignore_errors=True)
-    (CACHE / "pom.xml").write_text(_pom())
-    (CACHE / "log4j2.xml").write_text(_LOG4J)
-    goal = ["dependency:copy-dependencies", f"-DoutputDirectory={libs}", "-DincludeScope=runtime"]
-    done = subprocess.run(
-        ["mvn", "--quiet", "--batch-mode", "--file", str(CACHE / "pom.xml"), *goal],
-        capture_output=True,
-        text=True,
-        timeout=MAVEN_SECONDS_MAX,
-        check=False,
-    )
-    if done.returncode:
-        raise Unavailable(f"Maven could not take Apache Kafka {VERSION}:\n{done.stdout[-2000:]}{done.stderr}")
-    (CACHE / "complete").write_text(_pom())
+    libs = JARS.take()
+    if not LOG4J.exists():
+        LOG4J.write_text(_LOG4J)
+    return f"{libs}/*"
 
 
 def java(main: str, *arguments: str, heap_mb: int = 256, jvm: Sequence[str] = QUICK_JVM) -> list[str]:
     """The command line that runs a Java class (or a .java source file) with Kafka's class path."""
-    options = [*jvm, f"-Xmx{heap_mb}m", f"-Dlog4j2.configurationFile={CACHE / 'log4j2.xml'}"]
+    options = [*jvm, f"-Xmx{heap_mb}m", f"-Dlog4j2.configurationFile={LOG4J}"]
     return ["java", *options, "-cp", class_path(), main, *arguments]
 
 
