@@ -52,7 +52,7 @@ MODES: dict[Mode, dict[str, object]] = {
     Mode.RESUME: {"tallystick.modes": "resume"},
 }
 STEPS_MAX = 60
-RECOVERY = ["claim", "describe cluster", "describe features", "describe", "init", "complete"]
+RECOVERY = ["claim", "describe cluster", "describe", "init", "complete"]
 PAYMENT = ["begin database", "begin", "send", "prepare", "record", "commit database", "commit"]
 _names = count()
 
@@ -228,13 +228,15 @@ EVERY_MODE = [Mode.TWO_PHASE, pytest.param(Mode.KEEP, marks=slow), pytest.param(
 @pytest.mark.parametrize("mode", EVERY_MODE)
 def test_both_sides_agree_after_a_crash_at_any_step(sqlite_world: MakeWorld, mode: Mode) -> None:
     """[DW-3, DW-5, DW-6, DW-7] After each step of a recovery and two payments."""
-    assert strikes(lambda crash: story(sqlite_world(**MODES[mode]), crash, Crash())) > 20
+    assert strikes(lambda crash: story(sqlite_world(**MODES[mode]), crash, Crash())) > len(
+        RECOVERY
+    ) + 2 * len(PAYMENT)
 
 
 @pytest.mark.slow
 def test_both_sides_agree_after_a_crash_at_any_step_on_postgresql(postgresql_world: MakeWorld) -> None:
     """[DW-3, DW-7]"""
-    assert strikes(lambda crash: story(postgresql_world(), crash, Crash())) > 20
+    assert strikes(lambda crash: story(postgresql_world(), crash, Crash())) > len(RECOVERY) + 2 * len(PAYMENT)
 
 
 @pytest.mark.parametrize("mode", EVERY_MODE)
@@ -371,6 +373,27 @@ def test_a_lost_answer_to_the_commit_is_in_doubt_and_recovered(sqlite_world: Mak
         (found,) = writer.recover().ids
         assert found.finding is (Finding.DECIDED if committed else Finding.UNDECIDED)
         assert world.check() == (["a"] if committed else [])
+
+
+def test_ctrl_c_while_the_database_commits_leaves_the_outcome_to_recovery(sqlite_world: MakeWorld) -> None:
+    """[DW-3, DW-7] What was interrupted is raised, and says what is to be done."""
+    world = sqlite_world()
+    writer = world.life()
+    writer.recover()
+
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) as raised, writer.transaction() as txn:
+        txn.connection.execute(text(f"INSERT INTO {world.table} VALUES (1, 'no')"))
+        txn.send(world.topic, b"no")
+        txn.database.commit = interrupted  # type: ignore[method-assign]
+    assert "recover() finds out" in raised.value.__notes__[0]
+    assert not writer.ready
+    (found,) = writer.recover().ids
+    assert found.finding is Finding.UNDECIDED
+    world.pay(writer, 2, "a")
+    assert world.check() == ["a"]
 
 
 def _losing(commit: Callable[[], None], committed: bool) -> Callable[[], None]:

@@ -89,7 +89,6 @@ class Branch(Generic[P]):
         self.timeout_ms = parsed.transaction_timeout_ms
         self.admin: Describing | None = None
         self.cluster_id: str | None = None
-        self.version = 0
         self.row: StoredState | None = None
         self._producer: P | None = None
         self.in_transaction = False
@@ -231,9 +230,7 @@ class Session(Generic[D, P]):
         if admin is None:
             admin = branch.admin = self._making.admin(branch.admin_config)
         cluster = yield from do("describe cluster", branch.id, admin.describe_cluster)
-        features = yield from do("describe features", branch.id, admin.describe_features)
         branch.cluster_id = cluster.cluster_id
-        branch.version = features.get("transaction.version", 0)
         answers = yield from do("describe", branch.id, partial(admin.describe_transactions, [branch.id]))
         match answers.failures.get(branch.id):
             case None:
@@ -311,8 +308,8 @@ class Session(Generic[D, P]):
             for branch in self._in_order:
                 yield from do("begin", branch.id, branch.producer.begin_transaction)
                 branch.in_transaction = True
-        except BaseException:
-            yield from self._back_out(txn)
+        except BaseException as exc:  # a producer that cannot begin is of no more use
+            yield from self._back_out(txn, lost=isinstance(exc, ClientError))
             raise
         return txn
 
@@ -374,7 +371,7 @@ class Session(Generic[D, P]):
             settled=False,
             former_producer_ids=row.after(token),
             cluster_id=branch.cluster_id,
-            transaction_version=branch.version,
+            transaction_version=branch.producer.transaction_version,
             started_at_ms=self._started_at_ms,
             timeout_ms=None if branch.producer.mode is Mode.TWO_PHASE else branch.timeout_ms,
         )

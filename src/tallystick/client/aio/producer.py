@@ -190,6 +190,11 @@ class Producer:
         """What a prepared transaction rests on."""
         return None if self._txn is None else self._txn.mode
 
+    @property
+    def transaction_version(self) -> int:
+        """Under which `transaction.version` the open transaction was begun, else the next one will be."""
+        return 0 if self._txn is None else self._txn.transaction_version
+
     def transactions(self, call: str) -> TransactionManager:
         """What carries out `call`. Raises: Closed; IllegalState without `transactional.id`."""
         if self._closed:

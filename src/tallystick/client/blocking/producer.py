@@ -266,6 +266,14 @@ class Producer:
         """
         return self._on_loop.mode
 
+    @property
+    def transaction_version(self) -> int:
+        """Under which `transaction.version` the open transaction was begun, else the next one will be.
+
+        From 2 on a pair of producer id and epoch names one transaction (KIP-890).
+        """
+        return self._on_loop.transaction_version
+
     # ------------------------------------------------------------------------- the whole of it
 
     def metrics(self) -> dict[str, float]:
