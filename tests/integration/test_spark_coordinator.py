@@ -199,7 +199,7 @@ def test_a_transaction_that_ended_before_the_decision_is_not_decided_on(query: Q
     one = votes[1].participant
     assert one is not None
     driver.run(driver.participants.end([one], 2, Wish.ABORT), "an operator")
-    with pytest.raises(VoteLost, match=rf"1 of 2 .*{one.transactional_id}"):
+    with pytest.raises(VoteLost, match="1 of 2 prepared"):
         driver.commit(votes)
     driver.give_up(votes)
     assert query.open_ids() == []
@@ -268,15 +268,17 @@ def test_a_topic_that_forgets_decisions_is_refused(query: Query) -> None:
     with Admin({"bootstrap.servers": query.broker.bootstrap_servers}) as admin:
         admin.create_topics([NewTopic(name="forgetful", partitions=1)]).all()
     client = {"bootstrap.servers": query.broker.bootstrap_servers}
-    with pytest.raises(NoDecisionTopic, match="cleanup.policy=delete"):
+    with pytest.raises(NoDecisionTopic, match=r"cleanup\.policy=delete"):
         resolve(query.prefix, client, dry_run=True, decisions="forgetful")
 
 
-def test_a_missing_topic_that_cannot_be_made_is_named_with_the_command() -> None:
-    with EmbeddedBroker(in_process=True, default_replication_factor=3) as broker:
-        client = {"bootstrap.servers": broker.bootstrap_servers}
-        with pytest.raises(NoDecisionTopic, match=r"INVALID_REPLICATION_FACTOR.*tallystick topics create"):
-            resolve("p", client, dry_run=True)
+def test_a_missing_topic_that_cannot_be_made_is_named_with_the_command(query: Query) -> None:
+    """A broker refuses names that differ only in `.` and `_`: any refusal of a grant looks the same here."""
+    with Admin({"bootstrap.servers": query.broker.bootstrap_servers}) as admin:
+        admin.create_topics([NewTopic(name="made.before", partitions=1)]).all()
+    client = {"bootstrap.servers": query.broker.bootstrap_servers}
+    with pytest.raises(NoDecisionTopic, match=r"made_before.* is missing .*tallystick topics create made_"):
+        resolve(query.prefix, client, dry_run=True, decisions="made_before")
 
 
 def test_the_pair_of_the_coordinator_is_never_two_phase(query: Query) -> None:

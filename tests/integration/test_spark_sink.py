@@ -1,8 +1,9 @@
 """The sink under real Spark, on our broker with two-phase commit: every row once, whatever happens."""
 
+import os
 import sys
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 
 import pyarrow as pa
@@ -20,13 +21,13 @@ from tallystick.client.modes import Wish
 from tallystick.spark import sink
 from tallystick.spark.committable import Participant
 from tallystick.spark.data_source import KafkaDataSource
-from tallystick.spark.foreach_batch import foreach_batch
+from tallystick.spark.foreach import foreach_batch
 from tallystick.spark.participants import ClusterParticipants
 from tallystick.spark.ports import DecisionLog, Participants
 from tallystick.spark.recovery import resolve
 from tallystick.spark.sink_options import SinkOptions
 from tallystick.spark.station import Station, station
-from tallystick.testing import EmbeddedBroker
+from tallystick.testing import EmbeddedBroker, eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.server]
 
@@ -227,6 +228,30 @@ def test_another_checkpoint_is_refused_until_somebody_chooses(place: Place) -> N
     assert place.written() == rows_of(0)
     place.run(onNewCheckpoint="restart")
     assert place.written() == rows_of(0, 0)
+
+
+def hold_back(folder: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Rows that go on when somebody makes the file `go`, or after the query is stopped never."""
+
+    def rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from batches
+        Path(folder, f"here-{os.getpid()}").touch()
+        eventually(Path(folder, "go").exists, deadline_s=120)
+
+    return rows
+
+
+def test_a_query_that_is_stopped_in_a_batch_leaves_nothing_open(place: Place) -> None:
+    """No task has voted, and under two-phase commit no timeout would end their transactions."""
+    place.add(0, 200_000)
+    held = place.stream().mapInArrow(hold_back(str(place.folder)), "value string, key string")
+    writer = held.writeStream.format("tallystick").options(**place.options)
+    query = writer.option("checkpointLocation", str(place.checkpoint)).start()
+    eventually(lambda: place.open_transactions() and list(place.folder.glob("here-*")), deadline_s=100)
+    query.stop()
+    eventually(lambda: not place.open_transactions(), deadline_s=60)
+    place.run()
+    assert place.written().total() == 200_000
 
 
 # -------------------------------------------------------------------------------- the driver's hooks

@@ -119,6 +119,17 @@ class Vote:
     mode: str = ""
 
 
+def no_vote(lease: Lease) -> Vote:
+    """Of a batch whose tasks have told nothing, for an abort: it says whose batch it is."""
+    return Vote(
+        nonce=lease.nonce,
+        coordinator=lease.coordinator,
+        transaction_version=lease.transaction_version,
+        job=Write(""),
+        tallies=(),
+    )
+
+
 @frozen
 class Written:
     """What a decided job wrote: the batch's number or the write's name, and a tally for each sink."""

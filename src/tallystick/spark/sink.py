@@ -2,7 +2,7 @@
 
 Spark makes a writer on the driver for every batch and pickles it for the tasks: then the batch begins, and
 the lease travels in the pickle. It is pickled twice, and begins once. Another writer, in another process, is
-asked to commit or to abort, and has the votes alone.
+asked to commit or to abort, and has the votes alone (and what `handover` finds).
 
 Source: spark-facts 2 (order of events), 6; PySpark 4.3 worker/write_into_data_source.py and
     python_streaming_sink_runner.py.
@@ -32,7 +32,6 @@ from tallystick.kernel.settings import BadConfig
 from tallystick.spark.attempt import attempt
 from tallystick.spark.committable import (
     Batch,
-    Decision,
     Job,
     Lease,
     Vote,
@@ -41,7 +40,9 @@ from tallystick.spark.committable import (
     decode_vote,
     encode_lease,
     encode_vote,
+    no_vote,
 )
+from tallystick.spark.handover import leave, take
 from tallystick.spark.option_table import Query
 from tallystick.spark.sink_options import SinkOptions, write_options
 from tallystick.spark.station import Connect, Station, station
@@ -98,6 +99,7 @@ class _Writing:
         self.options = options
         self._connect = connect
         self._lease: bytes | None = None
+        self._write_id: str | None = None
 
     def __getstate__(self) -> dict[str, object]:
         """The batch begins here: on the driver, before any task."""
@@ -106,7 +108,9 @@ class _Writing:
         return self.__dict__
 
     def _begin(self) -> Lease:
-        return self._station.begin()
+        lease = self._station.begin(self._write_id)
+        leave(self.options, lease)
+        return lease
 
     @property
     def _station(self) -> Station:
@@ -117,6 +121,18 @@ class _Writing:
         assert self._lease is not None
         return VoteMessage(encode_vote(attempt(self._station, decode_lease(self._lease), job, batches)))
 
+    def _commit(self, messages: Iterable[WriterCommitMessage | None], offsets: str | None = None) -> None:
+        decision = self._station.commit(_votes(messages), offsets)
+        take(self.options)
+        _log.info("%s: %s", self.options.prefix, "skipped: decided before" if decision is None else decision)
+
+    def _give_up(self, messages: Iterable[WriterCommitMessage | None]) -> None:
+        lease = take(self.options)
+        votes = _votes(messages)
+        if lease is not None and not any(votes):
+            votes = [no_vote(lease)]
+        self._station.give_up(votes)
+
 
 class StreamWriter(_Writing, DataSourceStreamArrowWriter):
     """The sink of a streaming query."""
@@ -126,10 +142,10 @@ class StreamWriter(_Writing, DataSourceStreamArrowWriter):
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         offsets = _offsets(self.options.checkpoint, batchId)
-        _report(self.options, self._station.commit(_votes(messages), offsets))
+        self._commit(messages, offsets)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        self._station.give_up(_votes(messages))
+        self._give_up(messages)
 
 
 class BatchWriter(_Writing, DataSourceArrowWriter):
@@ -137,19 +153,16 @@ class BatchWriter(_Writing, DataSourceArrowWriter):
 
     def __init__(self, options: SinkOptions, connect: Connect | None) -> None:
         super().__init__(options, connect)
-        self._write_id = options.write_id or token_hex(8)
-
-    def _begin(self) -> Lease:
-        return self._station.begin(self._write_id)
+        self._write_id: str = options.write_id or token_hex(8)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> VoteMessage:
         return self._attempt(Write(self._write_id), iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        _report(self.options, self._station.commit(_votes(messages)))
+        self._commit(messages)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        self._station.give_up(_votes(messages))
+        self._give_up(messages)
 
 
 def _batch_of_task() -> Batch:
@@ -179,13 +192,6 @@ def _offsets(checkpoint: str | None, batch_id: int) -> str | None:
         return None
     # The first line is the version, the second the batch's settings; then one line for each source.
     return "\n".join(text.splitlines()[2:]) or None
-
-
-def _report(options: SinkOptions, decision: Decision | None) -> None:
-    if decision is None:
-        _log.info("%s: decided before, skipped", options.prefix)
-    else:
-        _log.info("%s: %s", options.prefix, decision)
 
 
 # -------------------------------------------------------------------------------- the schema

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from tallystick.kernel.settings import BadConfig
 from tallystick.spark.attempt import attempt
-from tallystick.spark.committable import Batch, Lease, Vote, decode_vote, encode_vote
+from tallystick.spark.committable import Batch, Lease, Vote, decode_vote, encode_vote, no_vote
 from tallystick.spark.option_table import Query
 from tallystick.spark.sink import checked_options
 from tallystick.spark.sink_options import SinkOptions
@@ -59,7 +59,7 @@ def foreach_batch(
             votes = [decode_vote(bytes(row.vote)) for row in rows.mapInArrow(task, _VOTES).collect()]
             here.commit(votes)
         except BaseException:
-            here.give_up(votes or [_no_vote(lease)])
+            here.give_up(votes or [no_vote(lease)])
             raise
 
     return write
@@ -73,17 +73,6 @@ def _task(
         yield pa.record_batch([pa.array([encode_vote(vote)])], names=["vote"])
 
     return run
-
-
-def _no_vote(lease: Lease) -> Vote:
-    """Of a batch whose tasks have told nothing: here, unlike in the data source, the lease is at hand."""
-    return Vote(
-        nonce=lease.nonce,
-        coordinator=lease.coordinator,
-        transaction_version=lease.transaction_version,
-        job=Batch("", 0),
-        tallies=(),
-    )
 
 
 def _query_of(frame: "DataFrame", given: str | None) -> str:
