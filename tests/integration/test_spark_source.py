@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.errors import StreamingQueryException
+from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 from tallystick import Admin, Producer, TopicPartition
@@ -30,8 +30,9 @@ def admin(broker: EmbeddedBroker) -> Iterator[Admin]:
 
 @pytest.fixture
 def topic(admin: Admin, request: pytest.FixtureRequest) -> str:
-    name = request.node.name
-    admin.create_topics([NewTopic(name=name, partitions=2)]).all()
+    name = request.node.name.partition("[")[0]
+    if name not in admin.list_topics():
+        admin.create_topics([NewTopic(name=name, partitions=2)]).all()
     return name
 
 
@@ -190,3 +191,16 @@ def test_a_checkpoint_that_is_ahead_of_the_last_stable_offset(
         producer.commit_transaction()
     after.run()
     assert (before.rows, after.rows) == ([(0, 0)], [(0, 1)])
+
+
+@pytest.mark.parametrize("trigger", [{"continuous": "1 second"}, {"realTime": "5 minutes"}], ids=str)
+def test_modes_without_batches_are_refused(
+    spark: SparkSession, broker: EmbeddedBroker, topic: str, tmp_path: Path, trigger: dict[str, str]
+) -> None:
+    rows = spark.readStream.format("tallystick").option("subscribe", topic)
+    stream = (
+        rows.option("kafka.bootstrap.servers", broker.bootstrap_servers).load().writeStream.format("noop")
+    )
+    query = stream.option("checkpointLocation", str(tmp_path)).trigger(**trigger)
+    with pytest.raises(PySparkException, match=r"(?i)continuous|real.?time"):
+        query.start().awaitTermination(60)

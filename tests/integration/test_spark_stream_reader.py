@@ -5,6 +5,7 @@ import pickle
 from collections.abc import Iterator
 
 import pytest
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, ReadMinRows
 
 from tallystick import Admin, Producer
@@ -12,6 +13,7 @@ from tallystick.admin.topics import NewTopic
 from tallystick.kernel.ids import TopicPartition
 from tallystick.spark.offsets import Range
 from tallystick.spark.planning import DataLoss, NothingToRead, Reading
+from tallystick.spark.rows import arrow_schema, spark_schema
 from tallystick.spark.source import StreamReader
 from tallystick.testing import EmbeddedBroker
 
@@ -74,6 +76,14 @@ def fill(broker: EmbeddedBroker, topic: str, partition: int, count: int) -> None
 
 def ranges(tasks: list[Reading]) -> list[Range]:
     return [task.range for task in tasks]
+
+
+@pytest.mark.parametrize("headers", [False, True])
+def test_the_arrow_schema_is_what_spark_compares_with(headers: bool) -> None:
+    """plan_data_source_read: `pa_schema.equals(first_element.schema)`."""
+    assert to_arrow_schema(spark_schema(headers=headers), timezone="UTC").equals(
+        arrow_schema(headers=headers)
+    )
 
 
 def test_a_run(broker: EmbeddedBroker, topic: str, readers: Readers) -> None:
