@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 CACHE: Final = Path(__file__).parents[1] / ".cache" / "debian-servers"
-FETCH_SECONDS_MAX: Final = 300
+FETCH_SECONDS_MAX: Final = 100
 
 # What they depend on and the system lacks comes along.
 PACKAGES: Final = ("mariadb-server-core", "libzookeeper-java")
@@ -50,14 +50,20 @@ def fetch() -> Path:
     """
     unpacked, mark = CACHE / "root", CACHE / "complete"
     asked = "\n".join(PACKAGES)
+
+    def is_complete() -> bool:
+        return mark.exists() and mark.read_text() == asked
+
+    if is_complete():
+        return unpacked
     if lacking := [program for program in _PROGRAMS if shutil.which(program) is None]:
         raise Unavailable(
-            f"{' and '.join(lacking)} is not on the PATH (MariaDB and ZooKeeper are Debian's packages)"
+            f"{' and '.join(lacking)} not on the PATH (MariaDB and ZooKeeper are Debian's packages)"
         )
     CACHE.mkdir(parents=True, exist_ok=True)
     with (CACHE / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (mark.exists() and mark.read_text() == asked):
+        if not is_complete():
             shutil.rmtree(unpacked, ignore_errors=True)
             _take(unpacked)
             mark.write_text(asked)

