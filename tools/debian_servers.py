@@ -106,6 +106,7 @@ def _take(unpacked: Path) -> None:
         f"Dir::Cache={apt}",
         "APT::Sandbox::User=",
         "Debug::NoLocking=1",
+        "Acquire::http::Timeout=20",
     ):
         command += ["-o", option]
     # Its hooks may complain about folders that are not theirs: what counts is whether the packages come.
