@@ -18,7 +18,13 @@ from tallystick.spark.committable import Batch, Decision, Lease, Participant, Vo
 from tallystick.spark.participants import ClusterParticipants
 from tallystick.spark.ports import DecisionLog, Participants
 from tallystick.spark.recovery import resolve
-from tallystick.spark.sink_errors import DecisionBroken, NoDecisionTopic, PrefixTaken, VoteLost
+from tallystick.spark.sink_errors import (
+    DecisionBroken,
+    NoDecisionTopic,
+    PrefixTaken,
+    UnknownCheckpoint,
+    VoteLost,
+)
 from tallystick.spark.sink_options import SinkOptions
 from tallystick.spark.station import Station
 from tallystick.testing import EmbeddedBroker, eventually
@@ -230,6 +236,17 @@ def test_a_decision_under_a_lease_that_ended_is_refused_by_the_log(query: Query)
     with pytest.raises(PrefixTaken):
         old.run(old.decisions.append(decision, lease.coordinator, 2), "decide")
     assert old.run(old.decisions.read(), "read").decision is None
+
+
+def test_a_query_that_is_new_to_the_prefix_does_no_harm(query: Query) -> None:
+    """[SPK-22] A mistyped prefix: who can tell its query beforehand is refused before it claims anything."""
+    driver = query.station()
+    driver.commit([query.write(driver.begin(query_id="q"), 0)])
+    lease = driver.begin()
+    votes = [query.write(lease, 1)]
+    with pytest.raises(UnknownCheckpoint, match="the last decision is batch 0 of query q"):
+        query.station().begin(query_id="mistyped")
+    assert driver.commit(votes) is not None
 
 
 def test_an_abort_ends_what_did_not_vote_as_well(query: Query) -> None:

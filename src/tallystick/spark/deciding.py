@@ -84,7 +84,7 @@ def course(decided: Decided | None, batch: Batch, on_new: NewCheckpoint) -> Cour
     if decided is None or decided.query_id is None or decided.batch_id is None:
         return Course.WRITE
     if decided.query_id != batch.query_id:
-        return Course.WRITE if on_new is not NewCheckpoint.REFUSE else _unknown(decided, batch)
+        return stranger(decided, batch.query_id, on_new) or Course.WRITE
     if batch.batch_id <= decided.batch_id:
         return Course.SKIP
     if batch.batch_id == decided.batch_id + 1:
@@ -96,9 +96,16 @@ def course(decided: Decided | None, batch: Batch, on_new: NewCheckpoint) -> Cour
     )
 
 
-def _unknown(decided: Decided, batch: Batch) -> SinkError:
+def stranger(decided: Decided | None, query_id: str, on_new: NewCheckpoint) -> UnknownCheckpoint | None:
+    """Does a query that is new to the prefix need somebody's word first?
+
+    Asked in a task, which knows its query for sure; and by a driver that can find out, before it claims the
+    prefix: a mistyped one is then no harm to the query that has it.
+    """
+    if decided is None or decided.query_id in (None, query_id) or on_new is not NewCheckpoint.REFUSE:
+        return None
     return UnknownCheckpoint(
-        f"query {batch.query_id} is new to this transactional.id.prefix: the last decision is batch "
+        f"query {query_id} is new to this transactional.id.prefix: the last decision is batch "
         f"{decided.batch_id} of query {decided.query_id}. Its checkpoint was deleted or replaced, or another "
         "query has the prefix. Nothing was written. If the checkpoint is still there, use it. If not: "
         "onNewCheckpoint=restart writes what this query reads, whatever was written before; "

@@ -52,8 +52,9 @@ def foreach_batch(
         rows = frame if transform is None else transform(frame)
         checked = checked_options(options, rows.schema, Query.STREAM)
         here = connect(checked)
-        lease = here.begin()
-        task = _task(checked, lease, Batch(_query_of(frame, query_id), batch_id), connect)
+        job = Batch(_query_of(frame, query_id), batch_id)
+        lease = here.begin(query_id=job.query_id)
+        task = _task(checked, lease, job, connect)
         votes: list[Vote | None] = []
         try:
             votes = [decode_vote(bytes(row.vote)) for row in rows.mapInArrow(task, _VOTES).collect()]

@@ -231,6 +231,11 @@ OPTIONS: Final = (
         sides=_SINK,
         doc="Where decisions are kept: one compacted topic for all queries of a cluster, made when missing.",
     ),
+    _refused(
+        "asyncProgressTrackingEnabled",
+        "batches are decided one by one, and Spark's log must know of one before the next begins",
+        _SINK,
+    ),
     _refused("kafka.key.serializer", "keys are strings or bytes; convert them with Spark", _SINK),
     _refused("kafka.value.serializer", "values are strings or bytes; convert them with Spark", _SINK),
     _refused("kafka.partitioner.class", "no Java classes are loaded; give rows a column partition", _SINK),

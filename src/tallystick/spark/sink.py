@@ -8,6 +8,7 @@ Source: spark-facts 2 (order of events), 6; PySpark 4.3 worker/write_into_data_s
     python_streaming_sink_runner.py.
 """
 
+import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -108,7 +109,7 @@ class _Writing:
         return self.__dict__
 
     def _begin(self) -> Lease:
-        lease = self._station.begin(self._write_id)
+        lease = self._station.begin(write_id=self._write_id, query_id=_query_of(self.options.checkpoint))
         leave(self.options, lease)
         return lease
 
@@ -180,6 +181,17 @@ def _batch_of_task() -> Batch:
 
 def _votes(messages: Iterable[WriterCommitMessage | None]) -> list[Vote | None]:
     return [decode_vote(each.vote) if isinstance(each, VoteMessage) else None for each in messages]
+
+
+def _query_of(checkpoint: str | None) -> str | None:
+    """The query's id, where the checkpoint is a folder that can be read here."""
+    if checkpoint is None:
+        return None
+    try:
+        found = json.loads(Path(checkpoint.removeprefix("file://"), "metadata").read_text())["id"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return found if isinstance(found, str) else None
 
 
 def _offsets(checkpoint: str | None, batch_id: int) -> str | None:

@@ -13,10 +13,12 @@ from tallystick.client.blocking.producer import Producer
 from tallystick.client.blocking.thread import engine_thread
 from tallystick.client.cluster import Cluster
 from tallystick.client.config import ProducerConfig
+from tallystick.client.modes import Mode
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.ids import Identity
 from tallystick.spark.committable import Decision, Lease, Vote
 from tallystick.spark.coordinator import Coordinator
+from tallystick.spark.deciding import stranger
 from tallystick.spark.decisions import DecisionTopic
 from tallystick.spark.participants import ClusterParticipants
 from tallystick.spark.ports import DecisionLog, Participants
@@ -43,6 +45,8 @@ class Station:
         """Connects to nothing yet. Raises: BadConfig."""
         self.options = options
         self.ids = WorkerIds(options.prefix)
+        self._known_here = False
+        self._mode = ""
         self._config = ProducerConfig.parse(options.of_driver)
         self._engine = engine_thread()
         self._cluster = self._engine.do(lambda: Cluster(self._config.client), "Cluster")
@@ -61,11 +65,34 @@ class Station:
         """The producer of one attempt."""
         return Producer(self.options.of_worker(str(name)))
 
-    def begin(self, write_id: str | None = None) -> Lease:
+    def begin(self, *, write_id: str | None = None, query_id: str | None = None) -> Lease:
+        """Take the prefix; see `Coordinator.begin`.
+
+        Args:
+            query_id: of the query, where the driver knows it. Then one that is new to the prefix is refused
+                before it fences the query that has it.
+        """
+        if query_id is not None and not self._known_here:
+            last = self.run(self.decisions.read(), "look").decision
+            refusal = stranger(None if last is None else last.summary, query_id, self.options.on_new)
+            if refusal is not None:
+                raise refusal
+            self._known_here = True
         return self.run(self.coordinator.begin(write_id), "begin")
 
     def commit(self, votes: Iterable[Vote | None], offsets: str | None = None) -> Decision | None:
-        return self.run(self.coordinator.commit(votes, offsets), "commit")
+        decision = self.run(self.coordinator.commit(votes, offsets), "commit")
+        if decision is not None and decision.mode not in ("", self._mode):
+            self._mode = decision.mode
+            why = Mode(decision.mode).not_promised
+            _log.log(
+                logging.WARNING if why else logging.INFO,
+                "%s: mode %s is in force%s",
+                self.options.prefix,
+                decision.mode,
+                f": {why}" * bool(why),
+            )
+        return decision
 
     def give_up(self, votes: Iterable[Vote | None]) -> None:
         """Abort. What goes wrong here the next begin puts right; it must not hide why this was called."""
