@@ -109,6 +109,9 @@ class DjangoTransaction:
             if isinstance(exc, IntegrityError) or (isinstance(exc, DatabaseError) and refuses(exc.__cause__)):
                 raise
             raise CommitUnknown(f"{type(exc).__name__}: {exc}") from exc
+        except BaseException:  # Ctrl-C between COMMIT and its answer: nothing that follows could be trusted
+            self._connection.close()
+            raise
         if not self._committed:
             raise CommitUnknown(f"Django left the block of {self._using!r} and did not say that it committed")
 

@@ -1,0 +1,54 @@
+"""[DW-3] Which answers to COMMIT say that it did not happen; after any other the outcome is unknown."""
+
+import sqlite3
+
+import psycopg.errors
+import pymysql.err
+import pytest
+
+from tallystick.dualwrite.stores.refusals import refuses
+
+
+def sqlite(name: str) -> sqlite3.OperationalError:
+    error = sqlite3.OperationalError("…")
+    error.sqlite_errorname = name
+    return error
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        psycopg.errors.SerializationFailure(),
+        psycopg.errors.UniqueViolation(),
+        psycopg.errors.DeadlockDetected(),
+        psycopg.errors.DiskFull(),
+        psycopg.errors.RaiseException(),
+        pymysql.err.OperationalError(1213, "Deadlock found"),
+        pymysql.err.OperationalError(1114, "The table is full"),
+        sqlite("SQLITE_BUSY_SNAPSHOT"),
+        sqlite("SQLITE_FULL"),
+    ],
+)
+def test_a_refusal_is_certain(answer: Exception) -> None:
+    assert refuses(answer)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        psycopg.errors.StatementCompletionUnknown(),
+        psycopg.errors.AdminShutdown(),
+        psycopg.errors.CrashShutdown(),
+        psycopg.errors.ConnectionFailure(),
+        psycopg.errors.IoError(),
+        psycopg.errors.InternalError_(),
+        psycopg.OperationalError("server closed the connection unexpectedly"),
+        pymysql.err.OperationalError(2013, "Lost connection to MySQL server during query"),
+        sqlite("SQLITE_IOERR_FSYNC"),
+        ConnectionResetError(104, "reset by peer"),
+        TimeoutError(),
+        None,
+    ],
+)
+def test_everything_else_is_unknown(answer: object) -> None:
+    assert not refuses(answer)
