@@ -6,7 +6,8 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from tallystick.spark.offsets import Offsets, Range
-from tallystick.spark.options import Query, read_options
+from tallystick.spark.option_table import Query
+from tallystick.spark.options import read_options
 from tallystick.spark.planning import NothingToRead, Planner, Reading
 from tallystick.spark.reading import read_range
 

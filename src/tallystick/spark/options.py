@@ -20,17 +20,6 @@ from tallystick.kernel.settings import BadConfig
 from tallystick.kernel.value import frozen
 from tallystick.spark.option_table import OPTIONS, PREFIX, Option, Query, Side, Standing
 
-__all__ = ["OPTIONS", "Assigned", "AtOffsets", "AtTime", "AtTimes", "Edge", "Matching", "Option", "Query"]
-__all__ += [
-    "Side",
-    "SourceOptions",
-    "Standing",
-    "Subscribed",
-    "common_problems",
-    "kafka_settings",
-    "read_options",
-]
-
 _READ_COMMITTED: Final = "read_committed"
 
 
@@ -149,10 +138,12 @@ def read_options(given: Mapping[str, str], query: Query | None = None) -> Source
 
 
 def kafka_settings(given: Mapping[str, str]) -> dict[str, str]:
-    """The settings of a Kafka client among the options, without those that have no effect on ours."""
-    idle = {o.name.lower() for o in OPTIONS if o.standing is Standing.NO_EFFECT}
+    """The settings of a Kafka client among the options, without those that have no effect or are refused."""
+    not_taken = {o.name.lower() for o in OPTIONS if o.standing is not Standing.SUPPORTED}
     texts = {name.lower(): text for name, text in given.items()}
-    return {n.removeprefix(PREFIX): t for n, t in texts.items() if n.startswith(PREFIX) and n not in idle}
+    return {
+        n.removeprefix(PREFIX): t for n, t in texts.items() if n.startswith(PREFIX) and n not in not_taken
+    }
 
 
 def common_problems(texts: Mapping[str, str], side: Side, query: Query | None) -> Iterator[str]:

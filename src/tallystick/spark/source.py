@@ -23,7 +23,8 @@ from pyspark.sql.streaming.datasource import (
 from tallystick.kernel.ids import TopicPartition
 from tallystick.spark import offsets
 from tallystick.spark.offsets import OffsetJson, json_of, offsets_of, plan
-from tallystick.spark.options import Query, read_options
+from tallystick.spark.option_table import Query
+from tallystick.spark.options import read_options
 from tallystick.spark.planning import Planner, Reading
 from tallystick.spark.reading import read_range
 

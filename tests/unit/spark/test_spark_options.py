@@ -130,13 +130,15 @@ def test_everything_wrong_is_said_at_once() -> None:
         endingOffsets="latest",
         topic="out",
         kafka__auto__offset__reset="latest",
+        kafka__interceptor__classes="my.Interceptor",
         kafka__fetch__min__byte="1",
     )
-    assert len(said) == 8
+    assert len(said) == 9
     for start in (
         "startingofsets: unknown option; did you mean startingOffsets?",
         "topic: an option of the sink, this is a source",
         "kafka.auto.offset.reset: 'latest' is refused: say it with startingOffsets",
+        "kafka.interceptor.classes: 'my.Interceptor' is refused: no Java classes are loaded",
         "endingOffsets: only in a batch query",
         "assign: '{' is not JSON such as",
         "failOnDataLoss: 'yes' is not true or false",
@@ -187,7 +189,12 @@ def test_a_batch_ignores_the_limits_of_a_stream() -> None:
 
 def test_the_settings_of_a_client() -> None:
     idle = [option.name for option in OPTIONS if option.standing is Standing.NO_EFFECT]
-    given = {**CLUSTER, **dict.fromkeys(idle, "x"), "Kafka.Client.Id": "me"}
+    given = {
+        **CLUSTER,
+        **dict.fromkeys(idle, "x"),
+        "Kafka.Client.Id": "me",
+        "kafka.enable.auto.commit": "true",
+    }
     assert kafka_settings(given) == {"bootstrap.servers": "localhost:9092", "client.id": "me"}
 
 
