@@ -2,25 +2,19 @@
 
 # ruff: noqa: PT012 - what a transaction raises comes at the end of its block
 
-import asyncio
-import json
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
-from itertools import count
 from pathlib import Path
-from typing import Protocol
 
 import pytest
+from dual_world import PAYMENT, RECOVERY, Crash, Crashed, MakeWorld, World, worlds
 from raw_producer import committed_values, make_topic
 from servers import PostgreSQL
-from sqlalchemy import Engine, create_engine, event, make_url, text
-from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy import create_engine, event, make_url, text
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
 
-from tallystick import Admin, Consumer, TopicPartition
-from tallystick.cli.main import main
+from tallystick import Admin
 from tallystick.client.modes import Mode
 from tallystick.dualwrite import (
     CommitUnknown,
@@ -28,21 +22,14 @@ from tallystick.dualwrite import (
     Fenced,
     Finding,
     ForeignCluster,
-    NoFreeId,
     NotRecovered,
     NotYours,
     SqlStore,
     Torn,
     UnsafeStore,
-    WriterPool,
-    aio,
-    consume_into,
 )
-from tallystick.dualwrite.driving import Step
-from tallystick.dualwrite.stores.sql import SqlTransaction
-from tallystick.dualwrite.stores.sql_async import AsyncSqlStore, AsyncSqlTransaction
 from tallystick.errors import InDoubt
-from tallystick.testing import EmbeddedBroker, eventually
+from tallystick.testing import EmbeddedBroker
 
 pytestmark = pytest.mark.server
 
@@ -52,9 +39,6 @@ MODES: dict[Mode, dict[str, object]] = {
     Mode.RESUME: {"tallystick.modes": "resume"},
 }
 STEPS_MAX = 60
-RECOVERY = ["claim", "describe cluster", "describe", "init", "complete"]
-PAYMENT = ["begin database", "begin", "send", "prepare", "record", "commit database", "commit"]
-_names = count()
 
 
 @pytest.fixture(scope="module")
@@ -63,109 +47,9 @@ def broker() -> Iterator[EmbeddedBroker]:
         yield broker
 
 
-Writer = DualWriter[SqlTransaction]
-
-
-class DbApiConnection(Protocol):
-    def close(self) -> None: ...
-
-
-class Crashed(BaseException):
-    """The process would be gone."""
-
-
-@dataclass
-class Crash:
-    """Watches steps: after the n-th one the process is gone, and takes no more steps."""
-
-    after: int = 0
-    struck: bool = False
-    over: bool = False
-    names: list[str] = field(default_factory=list)
-
-    def __call__(self, number: int, step: Step, done: bool) -> None:
-        if self.over:
-            return
-        if self.struck:
-            raise Crashed
-        if done:
-            self.names.append(step.name)
-            if number == self.after:
-                self.struck = True
-                raise Crashed
-
-
-@dataclass
-class World:
-    """A table and a topic that must agree; every life has connections of its own."""
-
-    broker: EmbeddedBroker
-    make_engine: Callable[[], Engine]
-    topic: str
-    settings: dict[str, object] = field(default_factory=dict)
-    lives: list[tuple[Writer, Crash | None, list[DbApiConnection]]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        make_topic(self.broker, self.topic)
-        self.engine = self.make_engine()
-        with self.engine.begin() as connection:
-            connection.execute(text(f"CREATE TABLE {self.table} (n INTEGER, what VARCHAR(50))"))
-        self.store = SqlStore(self.engine)
-        self.store.create()
-
-    @property
-    def table(self) -> str:
-        return self.topic.replace("-", "_")
-
-    @property
-    def config(self) -> dict[str, object]:
-        servers = self.broker.bootstrap_servers
-        return {"bootstrap.servers": servers, "transactional.id": self.topic, **self.settings}
-
-    def life(self, watch: Crash | None = None) -> Writer:
-        engine = self.make_engine()
-        opened: list[DbApiConnection] = []
-        event.listen(engine, "connect", lambda connection, _: opened.append(connection))
-        writer = DualWriter(SqlStore(engine), self.config, watch=watch)
-        self.lives.append((writer, watch, opened))
-        return writer
-
-    def cut(self) -> None:
-        """The last life's connections to the database end, as those of a process that is gone."""
-        for connection in self.lives[-1][2]:
-            connection.close()
-
-    def pay(self, writer: Writer, n: int, what: str) -> None:
-        with writer.transaction() as txn:
-            txn.connection.execute(text(f"INSERT INTO {self.table} VALUES ({n}, '{what}')"))
-            txn.send(self.topic, what.encode())
-
-    def rows(self) -> list[str]:
-        with self.engine.connect() as connection:
-            return list(connection.execute(text(f"SELECT what FROM {self.table} ORDER BY n")).scalars())
-
-    def check(self) -> list[str]:
-        """What both sides have."""
-        rows = self.rows()
-        eventually(lambda: committed_values(self.broker, self.topic, 0) == rows)
-        return rows
-
-    def close(self) -> None:
-        for writer, watch, _ in self.lives:
-            if watch is not None:
-                watch.over = True
-            with suppress(InDoubt):
-                writer.close()
-        self.lives.clear()
-        self.engine.dispose()
-
-
-MakeWorld = Callable[..., World]
-
-
 @pytest.fixture
 def sqlite_world(broker: EmbeddedBroker, tmp_path: Path) -> Iterator[MakeWorld]:
-    yield from _worlds(
+    yield from worlds(
         broker, lambda name: create_engine(f"sqlite:///{tmp_path / name}.db", poolclass=NullPool)
     )
 
@@ -174,20 +58,7 @@ def sqlite_world(broker: EmbeddedBroker, tmp_path: Path) -> Iterator[MakeWorld]:
 def postgresql_world(broker: EmbeddedBroker, postgresql: PostgreSQL) -> Iterator[MakeWorld]:
     database = postgresql.new_database()
     url = make_url(postgresql.url(database)).set(drivername="postgresql+psycopg")
-    yield from _worlds(broker, lambda _: create_engine(url, poolclass=NullPool))
-
-
-def _worlds(broker: EmbeddedBroker, make_engine: Callable[[str], Engine]) -> Iterator[MakeWorld]:
-    made: list[World] = []
-
-    def make(**settings: object) -> World:
-        name = f"pay-{next(_names)}"
-        made.append(World(broker, lambda: make_engine(name), name, settings))
-        return made[-1]
-
-    yield make
-    for world in made:
-        world.close()
+    yield from worlds(broker, lambda _: create_engine(url, poolclass=NullPool))
 
 
 def story(world: World, first: Crash, second: Crash) -> bool:
@@ -502,196 +373,3 @@ def test_postgresql_without_synchronous_commit_is_refused(postgresql_world: Make
         txn.send(world.topic, b"no")
     world.pay(writer, 1, "a")
     assert world.check() == ["a"]
-
-
-# ---- a pool, and consuming into a database
-
-
-def test_a_pool_hands_out_ids_and_recovers_what_a_larger_one_left(sqlite_world: MakeWorld) -> None:
-    world = sqlite_world()
-    with WriterPool(world.store, world.config, 3) as pool:
-        pool.recover()
-        with pool.writer(), pool.writer(), pool.transaction() as txn:
-            txn.connection.execute(text(f"INSERT INTO {world.table} VALUES (1, 'a')"))
-            txn.send(world.topic, b"a")
-            with pytest.raises(NoFreeId), pool.writer(wait_s=0):
-                pass
-    with WriterPool(world.store, world.config, 1) as pool:
-        with pytest.raises(NotRecovered), pool.writer():
-            pass
-        assert [each.transactional_id for each in pool.recover().ids] == [
-            f"{world.topic}-{n}" for n in range(3)
-        ]
-        with pool.transaction() as txn:
-            txn.connection.execute(text(f"INSERT INTO {world.table} VALUES (2, 'b')"))
-            txn.send(world.topic, b"b")
-    assert world.check() == ["a", "b"]
-
-
-def test_what_is_consumed_goes_in_once_with_its_offset(sqlite_world: MakeWorld) -> None:
-    """[DW-4] Taken back, and read again; another reader goes on where the database says."""
-    world = sqlite_world()
-    writer = world.life()
-    writer.recover()
-    for n, what in enumerate("abc"):
-        world.pay(writer, n, what)
-    with world.engine.begin() as connection:
-        connection.execute(text("CREATE TABLE copied (what VARCHAR(50))"))
-    config = {
-        "bootstrap.servers": world.broker.bootstrap_servers,
-        "isolation.level": "read_committed",
-        "auto.offset.reset": "earliest",
-        "max.poll.records": 2,
-    }
-    at = TopicPartition(world.topic, 0)
-
-    def copy(consumer: Consumer, wanted: int, fail: bool) -> None:
-        reading = consume_into(world.store, consumer, partitions=[at], group="copy")
-        while len(copied()) < wanted:
-            with reading.batch(timeout_s=1.0) as batch:
-                for record in batch.records:
-                    value = (record.value or b"").decode()
-                    batch.connection.execute(text(f"INSERT INTO copied VALUES ('{value}')"))
-                if fail and batch.records:
-                    raise KeyError
-
-    def copied() -> list[str]:
-        with world.engine.connect() as connection:
-            return list(connection.execute(text("SELECT what FROM copied")).scalars())
-
-    with Consumer(config) as consumer:
-        with pytest.raises(KeyError):
-            copy(consumer, 1, fail=True)
-        assert copied() == []
-        copy(consumer, 2, fail=False)
-    with Consumer(config) as consumer:
-        copy(consumer, 3, fail=False)
-    assert copied() == ["a", "b", "c"]
-
-
-@pytest.mark.slow
-def test_a_reader_whose_partition_has_moved_cannot_write(postgresql_world: MakeWorld) -> None:
-    """[DW-4] It reads, another writes the same records' rows first, and its own are refused."""
-    world = postgresql_world()
-    writer = world.life()
-    writer.recover()
-    for n, what in enumerate("ab"):
-        world.pay(writer, n, what)
-    config = {
-        "bootstrap.servers": world.broker.bootstrap_servers,
-        "isolation.level": "read_committed",
-        "auto.offset.reset": "earliest",
-    }
-    at = TopicPartition(world.topic, 0)
-    with Consumer(config) as slow, Consumer(config) as fast:
-        late, early = (
-            consume_into(world.store, each, partitions=[at], group="copy") for each in (slow, fast)
-        )
-        with pytest.raises(Fenced), late.batch(timeout_s=30) as batch:
-            assert batch.records
-            with early.batch(timeout_s=30) as other:
-                assert other.records == batch.records
-        assert world.store.read_offsets("copy")[at] >= 2
-        with late.batch(timeout_s=0.1) as batch:
-            assert not batch.records, "it goes on where the database says"
-
-
-# ---- what an operator does after a host is gone
-
-
-def resolve(
-    world: World, capsys: pytest.CaptureFixture[str], *words: str
-) -> tuple[int, list[dict[str, str]]]:
-    servers = ("--bootstrap-server", world.broker.bootstrap_servers, "--output", "json")
-    store = ("--store", world.engine.url.render_as_string(hide_password=False))
-    capsys.readouterr()
-    code = main(["transactions", "resolve", *words, *store, *servers])
-    return code, json.loads(capsys.readouterr().out)
-
-
-@pytest.mark.parametrize(
-    ("step", "verdict", "has"), [("prepare", "ABORT", []), ("commit database", "COMMIT", ["a"])]
-)
-def test_an_operator_resolves_what_a_host_left(
-    sqlite_world: MakeWorld, capsys: pytest.CaptureFixture[str], step: str, verdict: str, has: list[str]
-) -> None:
-    """[DW-6] Both halves and the verdict, nothing changed; then finished; then there is nothing left."""
-    world = sqlite_world()
-    with suppress(Crashed):
-        writer = world.life(Crash(len(RECOVERY) + PAYMENT.index(step) + 1))
-        writer.recover()
-        world.pay(writer, 1, "a")
-    world.cut()
-    owner = world.store.read_state(world.topic)
-    code, (row,) = resolve(world, capsys, "--dry-run")
-    assert (code, row["TransactionalId"], row["Verdict"]) == (3, world.topic, verdict)
-    assert row["InDoubt"]
-    assert world.store.read_state(world.topic) == owner
-    code, (row,) = resolve(world, capsys, "--yes")
-    assert (code, row["Verdict"]) == (0, verdict)
-    assert world.check() == has
-    code, (row,) = resolve(world, capsys, "--dry-run")
-    assert (code, row["Finding"]) == (0, "IDLE" if has else row["Finding"])
-
-
-def test_an_operator_is_told_of_halves_that_contradict_each_other(
-    sqlite_world: MakeWorld, capsys: pytest.CaptureFixture[str]
-) -> None:
-    world = sqlite_world()
-    with suppress(Crashed):
-        writer = world.life(Crash(len(RECOVERY) + PAYMENT.index("commit database") + 1))
-        writer.recover()
-        world.pay(writer, 1, "a")
-    world.cut()
-    with Admin({"bootstrap.servers": world.broker.bootstrap_servers}) as admin:
-        admin.force_terminate_transaction(world.topic, force=True)
-    code, (row,) = resolve(world, capsys, "--yes")
-    assert code == 3
-    assert "has aborted it" in row["Result"]
-
-
-# ---- under asyncio
-
-
-def test_the_same_under_asyncio(broker: EmbeddedBroker, tmp_path: Path) -> None:
-    """[DW-3, DW-7] One recipe: committed, taken back, from a pool."""
-    topic = f"pay-{next(_names)}"
-    make_topic(broker, topic)
-    config = {"bootstrap.servers": broker.bootstrap_servers, "transactional.id": topic}
-    engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'async.db'}", poolclass=NullPool)
-
-    async def pay(writer: aio.DualWriter[AsyncSqlTransaction], what: str) -> None:
-        async with writer.transaction(wait_visible=True) as txn:
-            await txn.connection.execute(text(f"INSERT INTO pay VALUES ('{what}')"))
-            await txn.send(topic, what.encode())
-
-    async def story() -> list[str]:
-        store = AsyncSqlStore(engine)
-        await store.create()
-        async with engine.begin() as connection:
-            await connection.execute(text("CREATE TABLE pay (what VARCHAR(50))"))
-        async with aio.DualWriter(store, config) as writer:
-            with pytest.raises(NotRecovered):
-                await pay(writer, "early")
-            await writer.recover()
-            await pay(writer, "a")
-            with pytest.raises(KeyError):
-                async with writer.transaction() as txn:
-                    await txn.connection.execute(text("INSERT INTO pay VALUES ('no')"))
-                    await txn.send(topic, b"no")
-                    raise KeyError
-            await pay(writer, "b")
-            assert (await writer.recover()).clean
-        async with aio.WriterPool(store, config, 2) as pool:
-            await pool.recover()
-            async with pool.transaction() as txn:
-                await txn.connection.execute(text("INSERT INTO pay VALUES ('c')"))
-                await txn.send(topic, b"c")
-        async with engine.connect() as connection:
-            rows = list((await connection.execute(text("SELECT what FROM pay ORDER BY what"))).scalars())
-        await engine.dispose()
-        return rows
-
-    rows = asyncio.run(story())
-    assert rows == ["a", "b", "c"]
-    eventually(lambda: committed_values(broker, topic, 0) == rows)

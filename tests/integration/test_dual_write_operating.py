@@ -1,0 +1,262 @@
+"""A pool of writers, consuming into a database, an operator's resolve, and the same under asyncio."""
+
+# ruff: noqa: PT012 - what a transaction raises comes at the end of its block
+
+import asyncio
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from dual_world import PAYMENT, RECOVERY, Crash, Crashed, MakeWorld, World, new_name, worlds
+from raw_producer import committed_values, make_topic
+from servers import PostgreSQL
+from sqlalchemy import create_engine, make_url, text
+from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.pool import NullPool
+
+from tallystick import Admin, Consumer, TopicPartition
+from tallystick.cli.main import main
+from tallystick.dualwrite import (
+    Fenced,
+    NoFreeId,
+    NotRecovered,
+    WriterPool,
+    aio,
+    consume_into,
+)
+from tallystick.dualwrite.stores.sql_async import AsyncSqlStore, AsyncSqlTransaction
+from tallystick.testing import EmbeddedBroker, eventually
+
+pytestmark = pytest.mark.server
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[EmbeddedBroker]:
+    with EmbeddedBroker(in_process=True) as broker:
+        yield broker
+
+
+@pytest.fixture
+def sqlite_world(broker: EmbeddedBroker, tmp_path: Path) -> Iterator[MakeWorld]:
+    yield from worlds(
+        broker, lambda name: create_engine(f"sqlite:///{tmp_path / name}.db", poolclass=NullPool)
+    )
+
+
+@pytest.fixture
+def postgresql_world(broker: EmbeddedBroker, postgresql: PostgreSQL) -> Iterator[MakeWorld]:
+    database = postgresql.new_database()
+    url = make_url(postgresql.url(database)).set(drivername="postgresql+psycopg")
+    yield from worlds(broker, lambda _: create_engine(url, poolclass=NullPool))
+
+
+# ---- a pool, and consuming into a database
+
+
+def test_a_pool_hands_out_ids_and_recovers_what_a_larger_one_left(sqlite_world: MakeWorld) -> None:
+    world = sqlite_world()
+    with WriterPool(world.store, world.config, 3) as pool:
+        pool.recover()
+        with pool.writer(), pool.writer(), pool.transaction() as txn:
+            txn.connection.execute(text(f"INSERT INTO {world.table} VALUES (1, 'a')"))
+            txn.send(world.topic, b"a")
+            with pytest.raises(NoFreeId), pool.writer(wait_s=0):
+                pass
+    with WriterPool(world.store, world.config, 1) as pool:
+        with pytest.raises(NotRecovered), pool.writer():
+            pass
+        assert [each.transactional_id for each in pool.recover().ids] == [
+            f"{world.topic}-{n}" for n in range(3)
+        ]
+        with pool.transaction() as txn:
+            txn.connection.execute(text(f"INSERT INTO {world.table} VALUES (2, 'b')"))
+            txn.send(world.topic, b"b")
+    assert world.check() == ["a", "b"]
+
+
+def test_what_is_consumed_goes_in_once_with_its_offset(sqlite_world: MakeWorld) -> None:
+    """[DW-4] Taken back, and read again; another reader goes on where the database says."""
+    world = sqlite_world()
+    writer = world.life()
+    writer.recover()
+    for n, what in enumerate("abc"):
+        world.pay(writer, n, what)
+    with world.engine.begin() as connection:
+        connection.execute(text("CREATE TABLE copied (what VARCHAR(50))"))
+    config = {
+        "bootstrap.servers": world.broker.bootstrap_servers,
+        "isolation.level": "read_committed",
+        "auto.offset.reset": "earliest",
+        "max.poll.records": 2,
+    }
+    at = TopicPartition(world.topic, 0)
+
+    def copy(consumer: Consumer, wanted: int, fail: bool) -> None:
+        reading = consume_into(world.store, consumer, partitions=[at], group="copy")
+        while len(copied()) < wanted:
+            with reading.batch(timeout_s=1.0) as batch:
+                for record in batch.records:
+                    value = (record.value or b"").decode()
+                    batch.connection.execute(text(f"INSERT INTO copied VALUES ('{value}')"))
+                if fail and batch.records:
+                    raise KeyError
+
+    def copied() -> list[str]:
+        with world.engine.connect() as connection:
+            return list(connection.execute(text("SELECT what FROM copied")).scalars())
+
+    with Consumer(config) as consumer:
+        with pytest.raises(KeyError):
+            copy(consumer, 1, fail=True)
+        assert copied() == []
+        copy(consumer, 2, fail=False)
+    with Consumer(config) as consumer:
+        copy(consumer, 3, fail=False)
+    assert copied() == ["a", "b", "c"]
+
+
+@pytest.mark.slow
+def test_a_reader_whose_partition_has_moved_cannot_write(postgresql_world: MakeWorld) -> None:
+    """[DW-4] It reads, another writes the same records' rows first, and its own are refused."""
+    world = postgresql_world()
+    writer = world.life()
+    writer.recover()
+    for n, what in enumerate("ab"):
+        world.pay(writer, n, what)
+    config = {
+        "bootstrap.servers": world.broker.bootstrap_servers,
+        "isolation.level": "read_committed",
+        "auto.offset.reset": "earliest",
+    }
+    at = TopicPartition(world.topic, 0)
+    with Consumer(config) as slow, Consumer(config) as fast:
+        late, early = (
+            consume_into(world.store, each, partitions=[at], group="copy") for each in (slow, fast)
+        )
+        with pytest.raises(Fenced), late.batch(timeout_s=30) as batch:
+            assert batch.records
+            with early.batch(timeout_s=30) as other:
+                assert other.records == batch.records
+        assert world.store.read_offsets("copy")[at] >= 2
+        with late.batch(timeout_s=0.1) as batch:
+            assert not batch.records, "it goes on where the database says"
+
+
+# ---- what an operator does after a host is gone
+
+
+def resolve(
+    world: World, capsys: pytest.CaptureFixture[str], *words: str
+) -> tuple[int, list[dict[str, str]]]:
+    servers = ("--bootstrap-server", world.broker.bootstrap_servers, "--output", "json")
+    store = ("--store", world.engine.url.render_as_string(hide_password=False))
+    capsys.readouterr()
+    code = main(["transactions", "resolve", *words, *store, *servers])
+    return code, json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("step", "verdict", "has"), [("prepare", "ABORT", []), ("commit database", "COMMIT", ["a"])]
+)
+def test_an_operator_resolves_what_a_host_left(
+    sqlite_world: MakeWorld, capsys: pytest.CaptureFixture[str], step: str, verdict: str, has: list[str]
+) -> None:
+    """[DW-6] Both halves and the verdict, nothing changed; then finished; then there is nothing left."""
+    world = sqlite_world()
+    with suppress(Crashed):
+        writer = world.life(Crash(len(RECOVERY) + PAYMENT.index(step) + 1))
+        writer.recover()
+        world.pay(writer, 1, "a")
+    world.cut()
+    owner = world.store.read_state(world.topic)
+    code, (row,) = resolve(world, capsys, "--dry-run")
+    assert (code, row["TransactionalId"], row["Verdict"]) == (3, world.topic, verdict)
+    assert row["InDoubt"]
+    assert world.store.read_state(world.topic) == owner
+    code, (row,) = resolve(world, capsys, "--yes")
+    assert (code, row["Verdict"]) == (0, verdict)
+    assert world.check() == has
+    code, (row,) = resolve(world, capsys, "--dry-run")
+    assert (code, row["Finding"]) == (0, "IDLE" if has else row["Finding"])
+
+
+def test_an_operator_is_told_of_halves_that_contradict_each_other(
+    sqlite_world: MakeWorld, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world = sqlite_world()
+    with suppress(Crashed):
+        writer = world.life(Crash(len(RECOVERY) + PAYMENT.index("commit database") + 1))
+        writer.recover()
+        world.pay(writer, 1, "a")
+    world.cut()
+    with Admin({"bootstrap.servers": world.broker.bootstrap_servers}) as admin:
+        admin.force_terminate_transaction(world.topic, force=True)
+    code, (row,) = resolve(world, capsys, "--yes")
+    assert code == 3
+    assert "has aborted it" in row["Result"]
+
+
+# ---- under asyncio
+
+
+def test_the_same_under_asyncio(broker: EmbeddedBroker, tmp_path: Path) -> None:
+    """[DW-3, DW-7] One recipe: committed, taken back, from a pool."""
+    topic = new_name()
+    make_topic(broker, topic)
+    config = {"bootstrap.servers": broker.bootstrap_servers, "transactional.id": topic}
+    engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'async.db'}", poolclass=NullPool)
+
+    async def pay(writer: aio.DualWriter[AsyncSqlTransaction], what: str) -> None:
+        async with writer.transaction(wait_visible=True) as txn:
+            await txn.connection.execute(text(f"INSERT INTO pay VALUES ('{what}')"))
+            await txn.send(topic, what.encode())
+
+    async def story() -> list[str]:
+        store = AsyncSqlStore(engine)
+        await store.create()
+        async with engine.begin() as connection:
+            await connection.execute(text("CREATE TABLE pay (what VARCHAR(50))"))
+        async with aio.DualWriter(store, config) as writer:
+            with pytest.raises(NotRecovered):
+                await pay(writer, "early")
+            await writer.recover()
+            await pay(writer, "a")
+            with pytest.raises(KeyError):
+                async with writer.transaction() as txn:
+                    await txn.connection.execute(text("INSERT INTO pay VALUES ('no')"))
+                    await txn.send(topic, b"no")
+                    raise KeyError
+            await pay(writer, "b")
+            assert (await writer.recover()).clean
+        async with aio.WriterPool(store, config, 2) as pool:
+            await pool.recover()
+            async with pool.transaction() as txn:
+                await txn.connection.execute(text("INSERT INTO pay VALUES ('c')"))
+                await txn.send(topic, b"c")
+        async with engine.connect() as connection:
+            rows = list((await connection.execute(text("SELECT what FROM pay ORDER BY what"))).scalars())
+        await engine.dispose()
+        return rows
+
+    rows = asyncio.run(story())
+    assert rows == ["a", "b", "c"]
+    eventually(lambda: committed_values(broker, topic, 0) == rows)
+
+
+def test_the_example_of_the_readme_runs(broker: EmbeddedBroker, tmp_path: Path) -> None:
+    """Twice: the second life recovers what the first has left."""
+    blocks = re.findall(
+        r"```python\n(.*?)```", (Path(__file__).parents[2] / "README.md").read_text(), re.DOTALL
+    )
+    (block,) = [each for each in blocks if "DualWriter" in each]
+    make_topic(broker, "payments")
+    program = block.replace("localhost:9092", broker.bootstrap_servers)
+    for _ in range(2):
+        run = [sys.executable, "-W", "error", "-c", program]
+        subprocess.run(run, cwd=tmp_path, check=True, timeout=60)
+    assert committed_values(broker, "payments", 0) == ["coffee", "coffee"]
