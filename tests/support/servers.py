@@ -42,7 +42,7 @@ class Server:
     def __init__(self, parent: Path | None = None) -> None:
         """`parent`: where its folder is made; None for a place in memory. Raises: Unavailable."""
         self.port = free_port()
-        self.folder = Path(tempfile.mkdtemp(prefix=f"{self.name.lower()}-", dir=parent or _quick_place()))
+        self.folder = Path(tempfile.mkdtemp(prefix=f"{self.name.lower()}-", dir=parent or quick_place()))
         self.log = self.folder / "server.log"
         self.env = dict(os.environ)
         self.account: pwd.struct_passwd | None = None
@@ -147,7 +147,7 @@ class Server:
         self.close()
 
 
-def _quick_place() -> str | None:
+def quick_place() -> str | None:
     """A file system in memory, if it has room: it survives a kill -9, and that is what is tested."""
     shared = Path("/dev/shm")
     roomy = shared.is_dir() and shutil.disk_usage(shared).free > ROOM_BYTES_MIN and os.access(shared, os.W_OK)

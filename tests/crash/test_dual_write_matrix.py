@@ -1,0 +1,242 @@
+"""kill -9 of a real process at every step of the dual write and of its recovery: both sides agree, always.
+
+A cell is a store and a client mode. In it one transactional id lives on, killed before and after each step in
+turn: of a payment, then of the recovery of whatever a killed payment left. After each the next life recovers,
+recovers again and finds nothing, and the database's rows are compared with what librdkafka is shown.
+
+The short form has every step on SQLite, and the decisive ones on every other store and in every mode; the
+long form has every step everywhere, and Apache Kafka.
+"""
+
+import itertools
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import crash_table
+import pytest
+from confluent_kafka import Consumer, KafkaError, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+from dual_write_lives import Life, Lives, Strike
+from dual_write_stores import KINDS, Place, create, rows
+from servers import quick_place
+from tools import apache_kafka
+
+from tallystick.testing import EmbeddedBroker, eventually
+
+LONG = os.environ.get("TALLYSTICK_LONG") == "1"
+KAFKA = "Apache Kafka"
+OURS = "tallystick"
+MODES = {"2pc": {}, "keep": {"tallystick.modes": "keep"}, "resume": {"tallystick.modes": "resume"}}
+# After each of these something else is left to find out.
+DECISIVE = ("flush", "prepare", "record", "commit database", "commit")
+DECISIVE_OF_RECOVERY = ("claim", "init", "complete")
+# What a killed payment leaves for the next recovery: undecided, decided, finished.
+LEFT_BY = ("record", "commit database", "commit") if LONG else ("commit database",)
+_serial = itertools.count()
+
+pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.timeout(1200 if LONG else 300)]
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[EmbeddedBroker]:
+    with EmbeddedBroker(in_process=True, config={"flush.policy": "os"}) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[apache_kafka.ApacheKafka]:
+    if (lack := apache_kafka.missing()) is not None:
+        pytest.skip(lack)
+    settings = {"transaction.state.log.num.partitions": "1", "offsets.topic.num.partitions": "1"}
+    with apache_kafka.ApacheKafka(directory=tmp_path_factory.mktemp("kafka"), settings=settings) as node:
+        yield node
+
+
+@pytest.fixture(scope="module")
+def lives() -> Iterator[Lives]:
+    with Lives() as lives:
+        yield lives
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """In memory, if it can be: processes are killed here, and computers are not."""
+    with tempfile.TemporaryDirectory(dir=quick_place()) as made:
+        yield Path(made)
+
+
+@pytest.fixture
+def place(kind: str, request: pytest.FixtureRequest, folder: Path) -> Place:
+    if kind == "rocksdb":
+        made = Place(kind, str(folder / "rocks"))
+    elif kind.startswith("sqlite"):
+        made = Place(kind, f"sqlite:///{folder / 'rows.db'}")
+    elif kind == "zookeeper":
+        server = request.getfixturevalue("zookeeper")
+        made = Place(kind, f"{server.hosts}{server.new_root()}")
+    else:
+        server = request.getfixturevalue("mariadb" if kind.startswith("mysql") else "postgresql")
+        made = Place(kind, server.url(server.new_database()))
+    create(made)
+    return made
+
+
+class Shown:
+    """What a reader of committed records is shown, all along: librdkafka."""
+
+    def __init__(self, bootstrap: str, topic: str) -> None:
+        self.values: list[int] = []
+        self._at = TopicPartition(topic, 0, 0)
+        self._ended_at = 0
+        self._consumer = Consumer(
+            {
+                "bootstrap.servers": bootstrap,
+                "group.id": topic,
+                "isolation.level": "read_committed",
+                "enable.auto.commit": False,
+                "enable.partition.eof": True,
+                "fetch.wait.max.ms": 10,
+                "log_level": 0,
+            }
+        )
+        self._consumer.assign([self._at])
+
+    def read(self) -> list[int]:
+        """All so far, up to the last stable offset as it is now."""
+        _, stable = self._consumer.get_watermark_offsets(self._at, timeout=30)
+        while self._ended_at < stable:
+            for message in self._consumer.consume(100, 1.0):
+                error = message.error()
+                if error is None:
+                    self.values.append(int(message.value() or b""))
+                elif error.code() == KafkaError._PARTITION_EOF:
+                    self._ended_at = message.offset() or 0
+        return self.values
+
+    def close(self) -> None:
+        self._consumer.close()
+
+
+@dataclass
+class Cell:
+    """A store and a mode, and everything that one transactional id lives through in them."""
+
+    place: Place
+    cluster: str
+    mode: str
+    bootstrap: str
+    lives: Lives
+    expected: list[int] = field(default_factory=list)
+    strikes: list[crash_table.Struck] = field(default_factory=list)
+    payments: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+
+    def __post_init__(self) -> None:
+        self.topic = f"paid-{next(_serial)}"
+        admin = AdminClient({"bootstrap.servers": self.bootstrap})
+        admin.create_topics([NewTopic(self.topic, 1, 1)])[self.topic].result(30)
+        self.shown = Shown(self.bootstrap, self.topic)
+        self.config = {
+            "bootstrap.servers": self.bootstrap,
+            "transactional.id": self.topic,
+            "linger.ms": 0,
+            **MODES[self.mode],
+        }
+
+    def pay(self, strike: Strike) -> Life:
+        """A life that recovers and pays, killed at `strike`; what it committed is expected from now on."""
+        n = next(self.payments)
+        life = self.lives.live(self.place, self.config, pay=n, strike=strike)
+        # The one moment at which both halves are decided [DW-7].
+        if "commit database" in life.done:
+            self.expected.append(n)
+        return life
+
+    def recover(self, strike: Strike) -> Life:
+        return self.lives.live(self.place, self.config, strike=strike)
+
+    def settle(self, life: Life, strike: Strike, during: str) -> None:
+        """The next life recovers, twice; then both sides are the same, and what was decided."""
+        last = self.lives.live(self.place, self.config, recoveries=2)
+        (finding, did), again = last.found
+        assert again[1] == "nothing to do", again
+        assert again[0] in ("IDLE", "FINISHED"), again
+        have = rows(self.place)
+        assert have == self.expected, (life.steps, finding)
+        eventually(lambda: self.shown.read() == have)
+        if strike.at:
+            assert life.killed, strike
+            when = "after" if strike.after else "before"
+            self.strikes.append(
+                crash_table.Struck(
+                    during=during,
+                    where=f"{when} {strike.at}",
+                    found=finding,
+                    did=did,
+                    store=self.place.kind,
+                    mode=self.mode,
+                    cluster=self.cluster,
+                )
+            )
+
+
+def strikes(decisive: tuple[str, ...] | None, steps: list[str]) -> Iterator[Strike]:
+    """Before and after each step; if only some are decisive, after those."""
+    for name in steps:
+        if decisive is None:
+            yield Strike(name, after=False)
+        if decisive is None or name in decisive:
+            yield Strike(name, after=True)
+
+
+def payments(cell: Cell, decisive: tuple[str, ...] | None) -> None:
+    """Every step of a life that recovers and pays."""
+    cell.settle(cell.pay(Strike()), Strike(), "")
+    untroubled = cell.pay(Strike())
+    for strike in strikes(decisive, untroubled.steps):
+        cell.settle(cell.pay(strike), strike, "a payment")
+
+
+def recoveries(cell: Cell, decisive: tuple[str, ...] | None) -> None:
+    """Every step of the recovery of each of the states that a payment leaves."""
+    for name in LEFT_BY:
+        first = Strike(name, after=True)
+        cell.pay(first)
+        for strike in strikes(decisive, cell.recover(Strike()).steps):
+            cell.pay(first)
+            cell.settle(cell.recover(strike), strike, f"the recovery after {name}")
+
+
+def check(cell: Cell, *, every_step: bool) -> None:
+    """[DW-1, DW-2, DW-3, DW-5, DW-6, DW-7]"""
+    payments(cell, None if every_step else DECISIVE)
+    recoveries(cell, None if every_step else DECISIVE_OF_RECOVERY)
+    have = rows(cell.place)
+    assert cell.shown.read() == have == cell.expected
+    cell.shown.close()
+    crash_table.note(cell.strikes)
+
+
+@pytest.mark.parametrize("kind", ["sqlite"])
+def test_every_step_on_sqlite(broker: EmbeddedBroker, lives: Lives, place: Place) -> None:
+    check(Cell(place, OURS, "2pc", broker.bootstrap_servers, lives), every_step=True)
+
+
+@pytest.mark.parametrize("kind", KINDS if LONG else KINDS[1:])
+def test_every_store(broker: EmbeddedBroker, lives: Lives, place: Place) -> None:
+    check(Cell(place, OURS, "2pc", broker.bootstrap_servers, lives), every_step=LONG)
+
+
+@pytest.mark.parametrize("mode", ["keep", "resume"])
+@pytest.mark.parametrize("kind", KINDS if LONG else ["sqlite"])
+def test_every_mode(broker: EmbeddedBroker, lives: Lives, place: Place, mode: str) -> None:
+    check(Cell(place, OURS, mode, broker.bootstrap_servers, lives), every_step=LONG)
+
+
+@pytest.mark.kafka
+@pytest.mark.skipif(not LONG, reason="TALLYSTICK_LONG is not 1")
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_step_on_apache_kafka(kafka: apache_kafka.ApacheKafka, lives: Lives, place: Place) -> None:
+    check(Cell(place, KAFKA, "resume", kafka.bootstrap, lives), every_step=True)

@@ -1,0 +1,109 @@
+"""The program that lives: it forks a process for every life, so that drivers are loaded once.
+
+A life is a line of JSON on its input. On its output come the steps as they are taken, then what recovery
+found, then how the process ended. `dual_write_lives.Lives` is the other end of it.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from typing import Any
+
+import dual_write_stores as stores
+from dual_write_lives import STUCK_S, Strike
+
+from tallystick.dualwrite import DualWriter, aio
+from tallystick.dualwrite.driving import Step
+
+
+def _say(**what: object) -> None:
+    os.write(1, (json.dumps(what) + "\n").encode())
+
+
+class _Watch:
+    """Says each step, and ends the process at one: nothing of it runs afterwards, no thread of it either."""
+
+    def __init__(self, strike: Strike) -> None:
+        self._strike = strike
+
+    def __call__(self, _: int, step: Step, done: bool) -> None:
+        self.step(step.name, done)
+
+    def step(self, name: str, done: bool) -> None:
+        """Of the recipe, or of its user."""
+        if done:
+            _say(did=name)
+        else:
+            _say(began=name)
+        if (name, done) == (self._strike.at, self._strike.after):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _tell(report: Any) -> None:
+    for each in report.ids:
+        _say(found=[each.finding.name, each.did])
+
+
+def _live(place: Any, config: dict[str, object], pay: int | None, recoveries: int, watch: _Watch) -> None:
+    with stores.opened(place) as store, DualWriter(store, config, watch=watch) as writer:
+        for _ in range(recoveries):
+            _tell(writer.recover())
+        if pay is not None:
+            with writer.transaction() as txn:
+                watch.step("write rows", False)
+                stores.write(place.kind, txn.database.handle, pay)
+                watch.step("write rows", True)
+                delivery = txn.send(str(config["transactional.id"]), str(pay).encode())
+                watch.step("flush", False)
+                delivery.result(30)
+                watch.step("flush", True)
+
+
+async def _live_async(
+    place: Any, config: dict[str, object], pay: int | None, recoveries: int, watch: _Watch
+) -> None:
+    async with (
+        stores.opened_async(place) as store,
+        aio.DualWriter(store, config, watch=watch) as writer,
+    ):
+        for _ in range(recoveries):
+            _tell(await writer.recover())
+        if pay is not None:
+            async with writer.transaction() as txn:
+                watch.step("write rows", False)
+                await stores.write(place.kind, txn.database.handle, pay)
+                watch.step("write rows", True)
+                delivery = await txn.send(str(config["transactional.id"]), str(pay).encode())
+                watch.step("flush", False)
+                await delivery
+                watch.step("flush", True)
+
+
+def _begin(told: dict[str, Any]) -> None:
+    place = stores.Place(**told["place"])
+    watch = _Watch(Strike(**told["strike"]))
+    if place.is_async:
+        asyncio.run(_live_async(place, told["config"], told["pay"], told["recoveries"], watch))
+    else:
+        _live(place, told["config"], told["pay"], told["recoveries"], watch)
+
+
+def main() -> None:
+    for line in sys.stdin:
+        child = os.fork()
+        if not child:
+            signal.alarm(STUCK_S)
+            try:
+                _begin(json.loads(line))
+            except BaseException as exc:
+                _say(error=f"{exc!r} {getattr(exc, '__notes__', '')}")
+            finally:
+                os._exit(0)
+        _, status = os.waitpid(child, 0)
+        _say(ended=os.waitstatus_to_exitcode(status))
+
+
+if __name__ == "__main__":
+    main()

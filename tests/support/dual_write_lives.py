@@ -1,0 +1,102 @@
+"""Lives of a dual writer, each a process that may be killed at any step of the recipe."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+CHILD = Path(__file__).with_name("dual_write_child.py")
+STUCK_S = 60
+
+
+@dataclass(frozen=True)
+class Strike:
+    """kill -9 at the first step of this name, before or after it; at none: an empty name."""
+
+    at: str = ""
+    after: bool = False
+
+
+@dataclass
+class Life:
+    """What a process said before it ended.
+
+    steps   names of the steps it began, in order; and those it finished
+    found   of each recovery: the finding, and what was done
+    killed  by its own hand, at the strike
+    """
+
+    steps: list[str] = field(default_factory=list)
+    done: list[str] = field(default_factory=list)
+    found: list[tuple[str, str]] = field(default_factory=list)
+    error: str = ""
+    killed: bool = False
+
+
+class Lives:
+    """A process that forks lives. One at a time."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, str(CHILD)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def live(
+        self,
+        place: Any,
+        config: Mapping[str, object],
+        *,
+        pay: int | None = None,
+        recoveries: int = 1,
+        strike: Strike | None = None,
+    ) -> Life:
+        """Recover, then make payment number `pay`; killed at `strike`, if it comes to that."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        strike = strike or Strike()
+        told = {
+            "place": asdict(place),
+            "config": dict(config),
+            "pay": pay,
+            "recoveries": recoveries,
+            "strike": asdict(strike),
+        }
+        print(json.dumps(told), file=self._process.stdin, flush=True)
+        life = Life()
+        for line in self._process.stdout:
+            said = json.loads(line)
+            match said:
+                case {"began": name}:
+                    life.steps.append(name)
+                case {"did": name}:
+                    life.done.append(name)
+                case {"found": [finding, did]}:
+                    life.found.append((finding, did))
+                case {"error": text}:
+                    life.error = text
+                case {"ended": status}:
+                    life.killed = status == -signal.SIGKILL
+                    break
+        assert not life.error, life.error
+        assert life.killed is (strike.at in life.steps), f"killed where it was to be: {strike}"
+        return life
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, _type: type[BaseException] | None, _exc: BaseException | None, _tb: TracebackType | None
+    ) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait(STUCK_S)
+        self._process.stdout.close()

@@ -1,0 +1,179 @@
+"""Databases of a dual write by name: opened in a process that will be killed, and read by one that checks.
+
+A database is a name (`sqlite`, `postgresql+asyncpg`, …) and where it is. The rows that belong to a writer
+are numbers, each in the table, family or path called `paid`.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, closing, contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import django
+from django.conf import settings
+from django.db import connections
+from kazoo.client import KazooClient
+from rocksdict import Rdict
+from sqlalchemy import URL, Engine, create_engine, event, make_url, text
+from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.pool import NullPool
+
+from tallystick.dualwrite import AsyncSqlStore, DjangoStore, RocksStore, SqlStore, ZooKeeperStore
+
+ASYNC = ("sqlite+aiosqlite", "postgresql+asyncpg", "postgresql+psycopg async", "mysql+asyncmy")
+SQL = ("sqlite", "postgresql+psycopg", "mysql+pymysql", *ASYNC)
+KINDS = (*SQL, "django", "rocksdb", "zookeeper")
+INSERT = "INSERT INTO paid VALUES (:n)"
+
+
+@dataclass(frozen=True)
+class Place:
+    """A database: `where` is a URL, a folder, or ZooKeeper's host with a path after it."""
+
+    kind: str
+    where: str
+
+    @property
+    def is_async(self) -> bool:
+        return self.kind in ASYNC
+
+    @property
+    def url(self) -> URL:
+        driver = self.kind.removesuffix(" async")
+        return make_url(self.where).set(drivername="postgresql+psycopg" if driver == "django" else driver)
+
+    def at_port(self, port: int) -> "Place":
+        """The same, through a proxy."""
+        return Place(self.kind, make_url(self.where).set(port=port).render_as_string())
+
+
+def write(kind: str, handle: Any, n: int) -> Any:
+    """The user's own row, in the transaction; awaited where the store is."""
+    match kind:
+        case "rocksdb":
+            handle.put(f"paid-{n:09}", b"")
+        case "zookeeper":
+            handle.create(f"/paid/{n:09}")
+        case "django":
+            with handle.cursor() as cursor:
+                cursor.execute("INSERT INTO paid VALUES (%s)", [n])
+        case _:
+            return handle.execute(text(INSERT), {"n": n})
+    return None
+
+
+@contextmanager
+def opened(place: Place) -> Iterator[Any]:
+    """A store over connections of its own."""
+    match place.kind:
+        case "rocksdb":
+            with closing(Rdict(place.where)) as database, closing(RocksStore(database)) as rocks:
+                yield rocks
+        case "zookeeper":
+            with _connected(place) as client:
+                yield ZooKeeperStore(client)
+        case "django":
+            with closing(_django(place)):
+                yield DjangoStore("default")
+        case _:
+            engine = _engine(place)
+            yield SqlStore(engine)
+            engine.dispose()
+
+
+@asynccontextmanager
+async def opened_async(place: Place) -> AsyncIterator[AsyncSqlStore]:
+    engine = create_async_engine(place.url, poolclass=NullPool)
+    yield AsyncSqlStore(engine)
+    await engine.dispose()
+
+
+def create(place: Place) -> None:
+    """Make the tables, ours and the user's."""
+    if place.kind == "zookeeper":
+        host, _, root = place.where.partition("/")
+        with _connected(Place("zookeeper", host)) as client:
+            client.ensure_path(f"/{root}/paid")
+    if place.kind in (*SQL, "django"):
+        with closing_engine(place) as engine, engine.begin() as connection:
+            connection.execute(text("CREATE TABLE paid (n INTEGER PRIMARY KEY)"))
+    if place.is_async:
+        asyncio.run(_create(place))
+    else:
+        with opened(place) as store:
+            store.create()
+
+
+async def _create(place: Place) -> None:
+    async with opened_async(place) as store:
+        await store.create()
+
+
+def rows(place: Place) -> list[int]:
+    """What was committed, in order; read by other means than the store's."""
+    match place.kind:
+        case "rocksdb":
+            with closing(Rdict(place.where)) as database:
+                return [int(str(key)[5:]) for key in database.keys()]  # noqa: SIM118
+        case "zookeeper":
+            return _reader(place)()
+        case _:
+            with closing_engine(place) as engine, engine.connect() as connection:
+                return list(connection.execute(text("SELECT n FROM paid ORDER BY n")).scalars())
+
+
+@contextmanager
+def closing_engine(place: Place) -> Iterator[Engine]:
+    """The database through a driver that waits."""
+    plain = {"postgresql+asyncpg": "postgresql+psycopg", "mysql+asyncmy": "mysql+pymysql"}
+    plain["sqlite+aiosqlite"] = "sqlite"
+    engine = _engine(Place(plain.get(place.kind, place.kind), place.where))
+    yield engine
+    engine.dispose()
+
+
+def _engine(place: Place) -> Engine:
+    engine = create_engine(place.url, poolclass=NullPool)
+    if engine.dialect.name == "sqlite":
+        event.listen(engine, "connect", lambda connection, _: connection.execute("PRAGMA busy_timeout=20000"))
+    return engine
+
+
+@contextmanager
+def _connected(place: Place) -> Iterator[KazooClient]:
+    client = KazooClient(place.where, timeout=10)
+    client.start()
+    try:
+        yield client
+    finally:
+        client.stop()
+        client.close()
+
+
+@lru_cache
+def _reader(place: Place) -> Callable[[], list[int]]:
+    """One session for all that is read: to begin one takes as long as a life."""
+    client = KazooClient(place.where, timeout=60)
+    client.start()
+
+    def read() -> list[int]:
+        client.sync("/paid")
+        return sorted(map(int, client.get_children("/paid")))
+
+    return read
+
+
+def _django(place: Place) -> Any:
+    url = place.url
+    default = {"ENGINE": "django.db.backends.postgresql", "NAME": url.database, "USER": url.username}
+    default |= {"HOST": url.host, "PORT": url.port}
+    if not settings.configured:
+        settings.configure(LOGGING_CONFIG=None)
+        django.setup()
+    one = connections.configure_settings({"default": default})
+    connections.settings["default"] = one["default"]
+    if hasattr(connections._connections, "default"):
+        del connections["default"]
+    return connections["default"]
