@@ -18,11 +18,13 @@ from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import Identity
 from tallystick.protocol.messages.init_producer_id import InitProducerIdRequest
 from tallystick.spark.committable import Participant
-from tallystick.spark.sink_options import TIMEOUT_MS, SinkOptions
+from tallystick.spark.sink_options import SinkOptions
 from tallystick.spark.transactional_ids import coordinator_id
 
 # Each recovery is a client of its own, with connections of its own.
 _RECOVERIES_MAX: Final = 8
+# Every broker allows it, and whoever uses the id next sets its own.
+_FENCED_TIMEOUT_MS: Final = 60_000
 
 
 class ClusterParticipants:
@@ -89,7 +91,7 @@ class ClusterParticipants:
 
     async def fence(self, transactional_ids: Collection[str]) -> None:
         async def one(name: str) -> Identity:
-            return await self._initialise(name, TIMEOUT_MS, None)
+            return await self._initialise(name, _FENCED_TIMEOUT_MS, None)
 
         (await gather(transactional_ids, one)).all()
 
