@@ -15,7 +15,7 @@ from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
 from tallystick.client.config import ConsumerConfig
 from tallystick.client.consumer_errors import CommitRefused, PositionUnknown, WokenUp
-from tallystick.client.consuming import ConsumerEngine
+from tallystick.client.consuming import ConsumerEngine, RebalanceListener
 from tallystick.client.errors import BrokerRefused, Closed, IllegalState, TimedOut
 from tallystick.client.offsets import OffsetAndMetadata
 from tallystick.client.reading import ConsumerRecord
@@ -104,7 +104,7 @@ async def until(consumers: list[ConsumerEngine], condition: Callable[[], bool]) 
     return records
 
 
-class Told:
+class Told(RebalanceListener):
     """A listener that writes down what it was told."""
 
     def __init__(self, on_revoked: Callable[[], Awaitable[None]] | None = None) -> None:

@@ -59,6 +59,28 @@ with Admin({"bootstrap.servers": "b:1"}) as admin:
     reveal_type(admin.describe_acls(AclFilter()))
 """
 
+LISTENERS = """
+import tallystick
+from tallystick import Consumer, RebalanceListener, TopicPartition
+
+Partitions = frozenset[TopicPartition]
+
+
+class Assigned(RebalanceListener):
+    def on_partitions_assigned(self, partitions: Partitions) -> None: ...
+
+
+class Awaited(tallystick.aio.RebalanceListener):
+    async def on_partitions_revoked(self, partitions: Partitions) -> None: ...
+
+
+with Consumer({"bootstrap.servers": "b:1"}) as consumer:
+    consumer.subscribe(["t"], Assigned())
+    reveal_type(Assigned().on_partitions_lost)
+tallystick.aio.Consumer({}).subscribe(["t"], Awaited())
+reveal_type(Awaited())
+"""
+
 MISTAKES = """
 producer.send("t", "text")
 consumer.committed(["t"])
@@ -97,6 +119,12 @@ REVEALED_OF_ADMIN = [
     '"tuple[Acl, ...]"',
 ]
 
+# One callback is enough, in both facades.
+REVEALED_OF_LISTENERS = [
+    '"def (partitions: frozenset[TopicPartition])"',
+    '"program.Awaited"',
+]
+
 # Where public names are defined; what a user reads is the name.
 PLACES = re.compile(r"tallystick\.(client|kernel|admin)\.(\w+\.)+")
 
@@ -117,8 +145,13 @@ def checked(program: str, folder: Path) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "revealed"),
-    [(PROGRAM, REVEALED), (CLIENTS, REVEALED_OF_CLIENTS), (ADMIN, REVEALED_OF_ADMIN)],
-    ids=["testing", "clients", "admin"],
+    [
+        (PROGRAM, REVEALED),
+        (CLIENTS, REVEALED_OF_CLIENTS),
+        (ADMIN, REVEALED_OF_ADMIN),
+        (LISTENERS, REVEALED_OF_LISTENERS),
+    ],
+    ids=["testing", "clients", "admin", "listeners"],
 )
 def test_revealed_types(program: str, revealed: list[str], tmp_path: Path) -> None:
     said = checked(program, tmp_path)

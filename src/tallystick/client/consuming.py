@@ -16,7 +16,7 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from tallystick.client.arrow import batch_of
 from tallystick.client.assignors import ASSIGNORS
@@ -65,16 +65,21 @@ _TIMES: Final = {Seeking.EARLIEST: EARLIEST_MS, Seeking.LATEST: LATEST_MS}
 Offsets = Mapping[TopicPartition, OffsetAndMetadata | int]
 
 
-class RebalanceListener(Protocol):
+class RebalanceListener:
     """What a user wants to hear of; called within `poll`, `unsubscribe` and `close` [CLI-32].
 
     Revoked partitions may still be committed; lost ones may be others' already. Assigned ones are told once
-    they are, and an empty assignment is told, too.
+    they are, and an empty assignment is told, too. Inherit, and leave out what is not wanted.
     """
 
-    async def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None: ...
-    async def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None: ...
-    async def on_partitions_lost(self, partitions: frozenset[TopicPartition]) -> None: ...
+    async def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
+        """These are read from now on, in addition."""
+
+    async def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
+        """These go to others when this returns."""
+
+    async def on_partitions_lost(self, partitions: frozenset[TopicPartition]) -> None:
+        """These went to others, unasked."""
 
 
 class ConsumerEngine:

@@ -11,12 +11,13 @@ import warnings
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 from tallystick.client.aio import consumer as aio
 from tallystick.client.aio.consumer import CLOSE_S
 from tallystick.client.blocking.thread import engine_thread, hand_back
 from tallystick.client.consuming import Offsets
+from tallystick.client.consuming import RebalanceListener as ListenerOnLoop
 from tallystick.client.errors import IllegalState
 from tallystick.client.offsets import GroupMetadata, OffsetAndMetadata, OffsetAndTimestamp
 from tallystick.client.reading import ConsumerRecord
@@ -35,7 +36,7 @@ Partitions = frozenset[TopicPartition]
 CommitCallback = Callable[[BaseException | None], object]
 
 
-class RebalanceListener(Protocol):
+class RebalanceListener:
     """What a user wants to hear of; called in the thread that polls, unsubscribes or closes.
 
     Revoked partitions may still be committed in the callback; lost ones may be others' already. Assigned ones
@@ -306,7 +307,7 @@ class Consumer:
         return f"<Consumer {config.client.client_id!r}{group}{'' if self._open else ', closed'}>"
 
 
-class _InCallersThread:
+class _InCallersThread(ListenerOnLoop):
     """A listener whose callbacks run in the thread that waits for `poll`, `unsubscribe` or `close`."""
 
     def __init__(self, listener: RebalanceListener) -> None:
