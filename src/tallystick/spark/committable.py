@@ -53,7 +53,7 @@ class Batch:
 
 @frozen
 class Write:
-    """A batch write: `write.id`, or a name drawn at random that no other has."""
+    """A batch write, by its `write.id`; empty for one without a name, which is never a repetition."""
 
     write_id: str
 

@@ -149,7 +149,7 @@ class Coordinator:
             for name, failure in failures.items():
                 _log.info("%s: %s was not aborted: %s", self.prefix, name, failure)
 
-    async def inspect(self) -> "Standing":
+    async def inspect(self) -> Standing:
         """What there is to do under the prefix. Changes nothing, and a decision on its way is not seen."""
         known = await self._decisions.read()
         fates: Mapping[str, Fate] = {}
@@ -162,7 +162,7 @@ class Coordinator:
             undecided=tuple(name for name in opened if name not in fates),
         )
 
-    async def retire(self) -> "Standing":
+    async def retire(self) -> Standing:
         """Commit what was decided and still can be, end the rest, and give the prefix up.
 
         Returns: what was found, before anything was done about it: `fates` tells what is lost for good.

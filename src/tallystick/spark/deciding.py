@@ -215,6 +215,8 @@ def next_decision(
     )
     if isinstance(ballot.job, Write):
         written = Written(ballot.job.write_id, ballot.tallies)
+        if not written.name:
+            return decision
         if written.name in {each.name for each in decision.writes}:
             return PrefixTaken(prefix, f"it has decided {ballot.job}")
         return replace(decision, writes=(*decision.writes, written)[-KEPT_MAX:])

@@ -12,7 +12,6 @@ import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from secrets import token_hex
 from typing import Any, Final
 
 import pyarrow as pa
@@ -142,8 +141,7 @@ class StreamWriter(_Writing, DataSourceStreamArrowWriter):
         return self._attempt(_batch_of_task(), iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        offsets = _offsets(self.options.checkpoint, batchId)
-        self._commit(messages, offsets)
+        self._commit(messages, _offsets(self.options.checkpoint, batchId))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         self._give_up(messages)
@@ -154,10 +152,10 @@ class BatchWriter(_Writing, DataSourceArrowWriter):
 
     def __init__(self, options: SinkOptions, connect: Connect | None) -> None:
         super().__init__(options, connect)
-        self._write_id: str = options.write_id or token_hex(8)
+        self._write_id = options.write_id
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> VoteMessage:
-        return self._attempt(Write(self._write_id), iterator)
+        return self._attempt(Write(self._write_id or ""), iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         self._commit(messages)

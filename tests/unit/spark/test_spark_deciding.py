@@ -164,6 +164,9 @@ def test_a_write_and_a_query_remember_each_other() -> None:
     assert isinstance(made, Decision)
     assert (made.batches, made.offsets) == (LAST.batches, "old")
     assert [each.name for each in made.writes] == ["w", "v"]
+    unnamed = next_decision("p", made, ballot_of(replace(VOTE, job=Write(""))), 1, None)
+    assert isinstance(unnamed, Decision)
+    assert unnamed.writes == made.writes
     made = next_decision("p", LAST, ballot_of(VOTE), 1, "new")
     assert isinstance(made, Decision)
     assert (made.writes, made.offsets, made.batch_id) == (LAST.writes, "new", 3)
