@@ -132,8 +132,12 @@ class _Child:
     address: str
 
     def __init__(self, given: Mapping[str, str]) -> None:
+        # Ctrl-C at a terminal is for the program, which stops its clients before its broker.
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tallystick.broker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            [sys.executable, "-m", "tallystick.broker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            process_group=0,
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None

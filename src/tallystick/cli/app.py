@@ -40,6 +40,11 @@ def consume() -> None:
 
 
 @app.command(add_help_option=False)
+def run() -> None:
+    """Run a pipeline on Spark, exactly once, from a TOML file."""
+
+
+@app.command(add_help_option=False)
 def transactions() -> None:
     """List, describe, find hanging, complete and end transactions, on any Kafka cluster."""
 

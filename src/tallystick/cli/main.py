@@ -19,6 +19,7 @@ OWN: Final = {
     "features": "tallystick.cli.features",
     "groups": "tallystick.cli.groups",
     "produce": "tallystick.cli.produce",
+    "run": "tallystick.cli.run",
     "topics": "tallystick.cli.topics",
     "transactions": "tallystick.cli.transactions",
 }

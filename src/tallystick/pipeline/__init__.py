@@ -1,1 +1,27 @@
-"""A TOML file or a Python object becomes a running Spark query. docs/pipeline.md has the keys of the file."""
+"""A TOML file or a Python object becomes running Spark queries. docs/pipeline.md has the keys of the file.
+
+    from tallystick.pipeline import Pipeline
+
+Needs PySpark 4.3 or later (`pip install tallystick[spark]`).
+"""
+
+from typing import TYPE_CHECKING
+
+from tallystick import _lazy
+
+if TYPE_CHECKING:
+    from tallystick.pipeline.definition import Definition
+    from tallystick.pipeline.pipeline import Pipeline
+    from tallystick.pipeline.running import Running
+
+__all__ = ["Definition", "Pipeline", "Running"]
+
+if not TYPE_CHECKING:
+    __getattr__ = _lazy.attributes(
+        __name__,
+        {
+            "Definition": "tallystick.pipeline.definition:Definition",
+            "Pipeline": "tallystick.pipeline.pipeline:Pipeline",
+            "Running": "tallystick.pipeline.running:Running",
+        },
+    )

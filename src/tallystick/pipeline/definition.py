@@ -31,11 +31,15 @@ pipeline runs on a broker of its own, whose files are in `[broker] data-dir`.
 docs/pipeline.md describes every key; `definition_toml.py` reads them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import field
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
-from tallystick.kernel.value import frozen
+from tallystick.kernel.value import frozen, replace
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 
 class ValueFormat(StrEnum):
@@ -111,10 +115,11 @@ class Lookup:
 
 @frozen(kw_only=True)
 class Transform:
-    """A view made by one SELECT over the views before it."""
+    """A view made of the views before it: by one SELECT, or from Python by a function of them by name."""
 
     name: str
-    sql: str
+    sql: str | None = None
+    function: "Callable[[Mapping[str, DataFrame]], DataFrame] | None" = None
 
 
 @frozen(kw_only=True)
@@ -193,3 +198,40 @@ class Definition:
     def prefix(self, output: Output) -> str:
         """`transactional.id.prefix` of one output's query."""
         return f"{self.name}.{output.name}"
+
+    def views(self, transforms: int | None = None) -> list[str]:
+        """The names of all views, or of those before a transform of this number."""
+        made = self.transforms if transforms is None else self.transforms[:transforms]
+        return [
+            *(source.name for source in self.sources),
+            *(lookup.name for lookup in self.lookups),
+            *(transform.name for transform in made),
+        ]
+
+    def topics_read(self) -> Iterator[tuple[str, str]]:
+        """Each topic that is read by its name, and the path of its key."""
+        for source in self.sources:
+            yield from ((topic, f"sources.{source.name}.topics") for topic in source.topics)
+
+    def topics_written(self) -> Iterator[tuple[str, str]]:
+        """Each topic that is written, and the path of its key."""
+        for output in self.outputs:
+            for i, sink in enumerate(output.sinks):
+                if isinstance(sink, TopicSink):
+                    yield sink.topic, f"outputs.{output.name}.sinks[{i}].topic"
+        for source in self.sources:
+            if source.dead_letter is not None:
+                yield source.dead_letter, f"sources.{source.name}.dead-letter"
+
+    def within(self, folder: str) -> "Definition":
+        """With paths that are relative to `folder` instead of to the current directory."""
+
+        def placed(path: str) -> str:
+            return path if "://" in path or path.startswith("/") else f"{folder}/{path}"
+
+        return replace(
+            self,
+            checkpoint=placed(self.checkpoint),
+            broker=self.broker and replace(self.broker, data_dir=placed(self.broker.data_dir)),
+            lookups=tuple(replace(each, path=each.path and placed(each.path)) for each in self.lookups),
+        )

@@ -33,14 +33,15 @@ def dead_letters(definition: Definition, output: Output) -> tuple[Source, ...]:
 
 
 def _read_by(definition: Definition, output: Output) -> Iterator[Source]:
-    """What an output's view is made of, as far as the words of the SELECTs tell.
+    """What an output's view is made of, as far as the words of the SELECTs tell; a function may read all.
 
     A column that is named like a source does no harm: the dead letters bring their source with them.
     """
     words = {output.view.lower()}
+    views = {name.lower() for name in definition.views()}
     for transform in reversed(definition.transforms):
         if transform.name.lower() in words:
-            words.update(_WORD.findall(transform.sql.lower()))
+            words |= views if transform.sql is None else set(_WORD.findall(transform.sql.lower()))
     return (source for source in definition.sources if source.name.lower() in words)
 
 

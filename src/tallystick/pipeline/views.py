@@ -15,7 +15,8 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from tallystick.kernel.settings import BadConfig
-from tallystick.pipeline.definition import Definition, Lookup, OnMalformed, Source, ValueFormat
+from tallystick.pipeline.clients import source_options
+from tallystick.pipeline.definition import Definition, Lookup, OnMalformed, Source, Transform, ValueFormat
 
 _ORIGIN: Final = ("key", "topic", "partition", "offset", "timestamp")
 _PARSED: Final = "_parsed"
@@ -35,13 +36,23 @@ def make_views(spark: SparkSession, definition: Definition, client: Mapping[str,
         client: settings of the consumers, `bootstrap.servers` among them.
     Raises: BadConfig with what Spark says of a schema or a SELECT, and the path of its key.
     """
-    options = {f"kafka.{name}": text for name, text in client.items()}
     for source in definition.sources:
-        _declare_source(spark, source, options)
+        _declare_source(spark, source, client)
     for lookup in definition.lookups:
         _declare(lookup.name, f"lookups.{lookup.name}", partial(_lookup, spark, lookup))
     for i, transform in enumerate(definition.transforms):
-        _declare(transform.name, f"transforms[{i}].sql", partial(spark.sql, transform.sql))
+        _declare_transform(spark, definition, i, transform)
+
+
+def _declare_transform(spark: SparkSession, definition: Definition, i: int, transform: Transform) -> None:
+    match transform.sql, transform.function:
+        case str(sql), None:
+            _declare(transform.name, f"transforms[{i}].sql", partial(spark.sql, sql))
+        case None, function if function is not None:
+            views = {name: spark.table(name) for name in definition.views(i)}
+            _declare(transform.name, f"transforms[{i}].function", partial(function, views))
+        case _:
+            raise BadConfig(f"transforms[{i}]: {transform.name} is made by either sql or a function")
 
 
 def _declare(name: str, path: str, make: Callable[[], DataFrame]) -> None:
@@ -61,10 +72,7 @@ def _lookup(spark: SparkSession, lookup: Lookup) -> DataFrame:
 
 
 def _declare_source(spark: SparkSession, source: Source, client: Mapping[str, str]) -> None:
-    which = {"subscribe": ",".join(source.topics)} if source.topics else {"subscribePattern": source.pattern}
-    reader = spark.readStream.format("tallystick").options(
-        **client, **which, startingOffsets=source.starting, **source.options
-    )
+    reader = spark.readStream.format("tallystick").options(**source_options(source, client))
     records, path = reader.load(), f"sources.{source.name}"
     _declare(source.name, path, lambda: _watermarked(_rows(records, source), source))
     if source.malformed is OnMalformed.DEAD_LETTER:

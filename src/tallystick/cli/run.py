@@ -1,0 +1,243 @@
+"""`tallystick run PIPELINE.toml`: start a pipeline, show how it gets on, stop it cleanly.
+
+Exit codes, beyond those of every command: 1 a query failed (stderr says what happened, what is safe and what
+to do), 2 the file is wrong, 0 also after SIGINT or SIGTERM, since stopping is what was asked for.
+"""
+
+import json
+import logging
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Event
+from typing import Annotated, Final
+
+import typer
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from tallystick.cli.connecting import Exit, complain, run
+from tallystick.cli.interrupts import interruptible
+from tallystick.cli.tables import Output
+from tallystick.kernel.errors import TallystickError
+from tallystick.pipeline.checkpoints import local_folder
+from tallystick.pipeline.definition import Definition
+from tallystick.pipeline.explaining import Section, explain
+from tallystick.pipeline.failures import failure_of
+from tallystick.pipeline.offering import mode_in_force
+from tallystick.pipeline.pipeline import Pipeline
+from tallystick.pipeline.progress import Progress
+from tallystick.pipeline.running import Running
+from tallystick.pipeline.standing import Decided, Watch
+from tallystick.spark.deciding import NewCheckpoint
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+_LOOK_S: Final = 0.25
+_LOG_NAME: Final = "tallystick.log"
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+
+
+@app.command()
+def pipeline(
+    file: Annotated[Path, typer.Argument(metavar="PIPELINE.toml", show_default=False)],
+    *,
+    once: Annotated[bool, typer.Option("--once", help="Read what is there now, and end.")] = False,
+    explained: Annotated[
+        bool, typer.Option("--explain", help="Print the plan and what it guarantees; start nothing.")
+    ] = False,
+    output: Annotated[Output, typer.Option("--output", help="json: a line for each batch.")] = Output.TABLE,
+    on_new_checkpoint: Annotated[
+        NewCheckpoint, typer.Option(help="Where the pipeline is known and its checkpoint is not.")
+    ] = NewCheckpoint.REFUSE,
+    log_file: Annotated[
+        Path | None, typer.Option(help="Where Spark's log goes; tallystick.log in the checkpoint's folder.")
+    ] = None,
+) -> None:
+    """Run a pipeline until it is stopped, or to the end of what is there; docs/pipeline.md has the file."""
+    made = Pipeline.from_file(file)
+    if explained:
+        _print(_explained(made.definition), output)
+        return
+    log = log_file or _log_of(made.definition)
+    stopped = Event()
+    with interruptible(), _spark_says_to(log), ExitStack() as stack:
+        started = made.start(once, on_new=on_new_checkpoint)
+        stack.callback(started.stop)
+        # Now, since Spark puts a handler of its own in place when it starts.
+        for number in _SIGNALS:
+            signal.signal(number, lambda *_: stopped.set())
+        print(_title(started), file=sys.stderr)
+        _follow(started, output, stopped)
+        failed = _failed(started, log)
+    if failed:
+        raise typer.Exit(Exit.FAILED)
+
+
+# ---------------------------------------------------------------------------------- the plan
+
+
+def _explained(definition: Definition) -> list[Section]:
+    try:
+        return explain(definition, mode_in_force(definition))
+    except TallystickError as exc:
+        complain(f"the cluster was not asked: {exc}", Exit.INCOMPLETE)
+        return explain(definition, None)
+
+
+def _print(sections: Sequence[Section], output: Output) -> None:
+    if output is Output.JSON:
+        print(json.dumps(dict(sections), indent=2))
+        return
+    console = Console(highlight=False)
+    for title, lines in sections:
+        console.print(Text(title, style="bold"))
+        for line in lines:
+            console.print(Text(f"  {line}"), soft_wrap=True)
+
+
+# -------------------------------------------------------------------------------- how it goes
+
+
+@dataclass
+class _Shown:
+    """The newest of each output, for the display."""
+
+    progress: dict[str, Progress] = field(default_factory=dict)
+    decided: dict[str, Decided] = field(default_factory=dict)
+    rows: dict[str, int] = field(default_factory=dict)
+
+    def table(self, outputs: Sequence[str]) -> Table:
+        table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+        for column in ("output", "batch", "rows", "rows/s", "ms", "lag", "decided", "mode", "in doubt"):
+            table.add_column(column, justify="left" if column in ("output", "mode") else "right")
+        for name in outputs:
+            table.add_row(name, *self._cells(name))
+        return table
+
+    def _cells(self, name: str) -> Iterator[str]:
+        progress, decided = self.progress.get(name), self.decided.get(name)
+        if progress is None:
+            yield from ("waiting", "", "", "", "")
+        else:
+            yield str(progress.batch)
+            yield f"{self.rows[name]:,}"
+            yield f"{progress.rows_per_s:,.0f}"
+            yield f"{progress.duration_ms:,}"
+            yield "" if progress.lag is None else f"{progress.lag:,}"
+        if decided is not None:
+            yield "" if decided.batch is None else f"batch {decided.batch}"
+            yield decided.mode
+            yield str(decided.in_doubt)
+
+
+def _follow(started: Running, output: Output, stopped: Event) -> None:
+    """Show each batch, until the queries end, one fails, or somebody wants them stopped."""
+    outputs = started.definition.outputs
+    watches = {each.name: Watch(started.definition, each, started.client) for each in outputs}
+    shown, names = _Shown(), [each.name for each in outputs]
+    with ExitStack() as stack:
+        for watch in watches.values():
+            stack.callback(watch.close)
+        live = stack.enter_context(Live(auto_refresh=False)) if output is Output.TABLE else None
+        active = True
+        while active and not stopped.is_set():
+            active = started.active
+            for progress in started.progress():
+                shown.progress[progress.output] = progress
+                shown.rows[progress.output] = shown.rows.get(progress.output, 0) + progress.rows
+                decided = watches[progress.output].look()
+                if decided is not None:
+                    shown.decided[progress.output] = decided
+                if live is None:
+                    print(json.dumps(_line(progress, decided)), flush=True)
+            if live is not None:
+                live.update(shown.table(names), refresh=True)
+            stopped.wait(_LOOK_S if active else 0)
+
+
+def _line(progress: Progress, decided: Decided | None) -> dict[str, object]:
+    """A batch for programs; what was decided is null when the cluster did not say."""
+    return {
+        "output": progress.output,
+        "batch": progress.batch,
+        "at": progress.at,
+        "rows": progress.rows,
+        "rows_per_s": round(progress.rows_per_s, 1),
+        "duration_ms": progress.duration_ms,
+        "lag": progress.lag,
+        "decided_batch": None if decided is None else decided.batch,
+        "decided_ms": None if decided is None else decided.decided_ms,
+        "mode": None if decided is None else decided.mode,
+        "in_doubt": None if decided is None else decided.in_doubt,
+    }
+
+
+def _title(started: Running) -> str:
+    own = "its own broker listens" if started.definition.kafka is None else "brokers"
+    return f"{started.definition.name} runs; {own} at {started.bootstrap_servers}. Ctrl-C stops it."
+
+
+def _failed(started: Running, log: Path) -> bool:
+    """Did a query fail? Then say so, in sentences."""
+    found = started.failed
+    if found is None:
+        return False
+    output, error = found
+    failure = failure_of(str(error))
+    complain(
+        f"output {output.name} failed: {failure.what}\n  safe: {failure.safe}\n  do:   {failure.todo}\n"
+        f"  log:  {log}",
+        Exit.FAILED,
+    )
+    logging.getLogger("tallystick.pipeline").error("output %s failed: %s", output.name, error)
+    return True
+
+
+# ------------------------------------------------------------------------------------ the log
+
+
+def _log_of(definition: Definition) -> Path:
+    folder = local_folder(definition.checkpoint) or Path(tempfile.gettempdir())
+    return folder / _LOG_NAME
+
+
+@contextmanager
+def _spark_says_to(log: Path) -> Iterator[None]:
+    """What Spark's Java and its workers print, and what Python logs, is in `log` and not on the terminal.
+
+    They inherit standard error, so it is the file meanwhile, and `sys.stderr` alone is the terminal.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as file:
+        logging.basicConfig(
+            filename=log, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+        )
+        logging.getLogger("py4j").setLevel(logging.WARNING)
+        sys.stderr.flush()
+        before, number = sys.stderr, sys.stderr.fileno()
+        terminal = os.dup(number)
+        os.dup2(file.fileno(), number)
+        sys.stderr = os.fdopen(os.dup(terminal), "w", buffering=1)
+        try:
+            yield
+        finally:
+            sys.stderr.close()
+            os.dup2(terminal, number)
+            os.close(terminal)
+            sys.stderr = before
+
+
+def main(words: list[str]) -> int:
+    """Run the command; the exit code."""
+    try:
+        return run(app, "run", words)
+    except KeyboardInterrupt:  # while it started; what was started is stopped
+        return complain("interrupted", Exit.INTERRUPTED)

@@ -1,0 +1,75 @@
+"""What each kind of client is told of [kafka], and what is wrong with it before anything is started. Pure."""
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from tallystick.client.config import CLIENT_SETTINGS, ROLE_SETTINGS
+from tallystick.kernel.settings import BadConfig
+from tallystick.pipeline.definition import Definition, Output, Source, TableSink
+from tallystick.spark.option_table import Query
+from tallystick.spark.options import read_options
+from tallystick.spark.sink_options import write_options
+
+# Stands for the address of a broker that is not started yet.
+_SOMEWHERE: Final = {"bootstrap.servers": "localhost:9092"}
+
+
+def of_role(role: str, client: Mapping[str, str]) -> dict[str, str]:
+    """[kafka] without the settings of other roles only: one table is for all of them."""
+    others = {name for other in ROLE_SETTINGS.values() for name in other} - ROLE_SETTINGS[role].keys()
+    return {name: text for name, text in client.items() if name not in others or name in CLIENT_SETTINGS}
+
+
+def source_options(source: Source, client: Mapping[str, str]) -> dict[str, str]:
+    """The options of the `tallystick` source."""
+    which = {"subscribePattern": source.pattern} if source.pattern else {"subscribe": ",".join(source.topics)}
+    named = {f"kafka.{name}": text for name, text in of_role("consumer", client).items()}
+    return {**named, **which, "startingOffsets": source.starting, **source.options}
+
+
+def sink_options(definition: Definition, output: Output, client: Mapping[str, str]) -> dict[str, str]:
+    """The options of the `tallystick` sink that the definition holds."""
+    return {
+        **{f"kafka.{name}": text for name, text in of_role("producer", client).items()},
+        "transactional.id.prefix": definition.prefix(output),
+        "tallystick.modes": ",".join(definition.modes),
+    }
+
+
+def check(definition: Definition) -> None:
+    """Raises: BadConfig with everything that can be told without a cluster and without Spark."""
+    client = _SOMEWHERE if definition.kafka is None else definition.kafka
+    found = [*_problems(definition, client)]
+    if found:
+        # A setting of [kafka] that is wrong is so for every source or output.
+        raise BadConfig("\n".join(dict.fromkeys(found)))
+
+
+def _problems(definition: Definition, client: Mapping[str, str]) -> Iterator[str]:
+    if definition.kafka is None and definition.broker is None:
+        yield "kafka: is missing, and so is broker: where are the topics?"
+    for source in definition.sources:
+        try:
+            read_options(source_options(source, client), Query.STREAM)
+        except BadConfig as exc:
+            yield from _placed(str(exc), f"sources.{source.name}.options")
+    for i, transform in enumerate(definition.transforms):
+        if (transform.sql is None) == (transform.function is None):
+            yield f"transforms[{i}]: {transform.name} is made by either sql or a function"
+    for output in definition.outputs:
+        try:
+            write_options(sink_options(definition, output, client), Query.STREAM)
+        except BadConfig as exc:
+            yield from _placed(str(exc), f"outputs.{output.name}")
+        yield from _unwritten(output)
+
+
+def _placed(problems: str, path: str) -> Iterator[str]:
+    for problem in problems.splitlines():
+        yield problem if problem.startswith("kafka.") else f"{path}: {problem}"
+
+
+def _unwritten(output: Output) -> Iterator[str]:
+    for i, sink in enumerate(output.sinks):
+        if isinstance(sink, TableSink):
+            yield f"outputs.{output.name}.sinks[{i}].table: tables are not written yet, only topics"

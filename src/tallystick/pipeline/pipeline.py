@@ -1,0 +1,63 @@
+"""A pipeline from Python: the file, or a definition, and what it is when it runs.
+
+with Pipeline.from_file("delays.toml").start(once=True) as running:
+    running.wait()
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tallystick.kernel.settings import BadConfig
+from tallystick.pipeline.clients import check
+from tallystick.pipeline.definition import Definition
+from tallystick.pipeline.definition_toml import parse
+from tallystick.pipeline.running import Running
+from tallystick.pipeline.writing import Start
+from tallystick.spark.deciding import NewCheckpoint
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class Pipeline:
+    """A definition that can be started. Nothing is connected or read before `start`."""
+
+    def __init__(self, definition: Definition) -> None:
+        """Paths in it are relative to the current directory. Raises: BadConfig."""
+        check(definition)
+        self.definition = definition
+
+    @classmethod
+    def from_file(cls, path: str | Path, variables: Mapping[str, str] | None = None) -> "Pipeline":
+        """Read a `PIPELINE.toml`. Paths in it are relative to its folder.
+
+        Args:
+            variables: what `${NAME}` stands for; the environment's, unless given.
+        Raises: BadConfig with all problems at once, each with its key's path.
+        """
+        file = Path(path)
+        try:
+            text = file.read_text()
+        except (OSError, UnicodeDecodeError) as exc:
+            raise BadConfig(f"{file}: {exc}") from exc
+        definition = parse(text, str(file), os.environ if variables is None else variables)
+        return cls(definition.within(str(file.absolute().parent)))
+
+    def start(
+        self,
+        once: bool = False,
+        *,
+        on_new: NewCheckpoint = NewCheckpoint.REFUSE,
+        spark: "SparkSession | None" = None,
+    ) -> Running:
+        """Start the broker (where the pipeline has its own), Spark and a query for each output.
+
+        Args:
+            once: read what is there now, and end.
+            on_new: what to do where the prefix has decisions of another checkpoint.
+            spark: a session of the caller's, who keeps it; the settings of [spark] are not for it.
+        Raises: BadConfig, NoJava, BrokerDidNotStart, a client's errors; then nothing is left running.
+        """
+        return Running(self.definition, Start(once=once, on_new=on_new), spark)

@@ -1,0 +1,76 @@
+"""How a query gets on, from what Spark tells of each batch. Pure.
+
+Source: Spark's StreamingQueryProgress as JSON; `latestOffset` of a source is what `reportLatestOffset` said,
+    its `endOffset` is where the batch ended: what lies between them is still to be read.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import cast
+
+from tallystick.kernel.value import frozen
+
+
+@frozen(kw_only=True)
+class Progress:
+    """One batch of one output.
+
+    at       when it began, ISO 8601
+    rows     read from all sources
+    lag      records of Kafka that were there and not read when the batch was planned; None where no source
+             tells
+    """
+
+    output: str
+    batch: int
+    at: str
+    rows: int
+    duration_ms: int
+    lag: int | None
+
+    @property
+    def rows_per_s(self) -> float:
+        return self.rows * 1000 / self.duration_ms if self.duration_ms else 0.0
+
+
+def progress_of(output: str, said: Mapping[str, object]) -> Progress | None:
+    """What Spark said of a batch; None where it said only that there is nothing to do.
+
+    Args:
+        said: the object that `StreamingQueryProgress.json` holds.
+    """
+    durations = cast(Mapping[str, int], said.get("durationMs") or {})
+    if "addBatch" not in durations:
+        return None
+    sources = cast(Iterable[Mapping[str, object]], said.get("sources") or ())
+    lags = [lag for source in sources if (lag := _lag(source)) is not None]
+    return Progress(
+        output=output,
+        batch=cast(int, said["batchId"]),
+        at=cast(str, said["timestamp"]),
+        rows=cast(int, said.get("numInputRows") or 0),
+        duration_ms=durations.get("triggerExecution", 0),
+        lag=sum(lags) if lags else None,
+    )
+
+
+def _lag(source: Mapping[str, object]) -> int | None:
+    end, latest = _offsets(source.get("endOffset")), _offsets(source.get("latestOffset"))
+    if end is None or latest is None:
+        return None
+    return sum(max(0, offset - end.get(at, 0)) for at, offset in latest.items())
+
+
+def _offsets(said: object) -> dict[tuple[str, str], int] | None:
+    """The places of `{"topic": {"0": 5}}`, which Spark gives as a text or as an object; None for others."""
+    try:
+        topics = json.loads(said) if isinstance(said, str) else said
+    except ValueError:
+        return None
+    if not isinstance(topics, Mapping) or not all(isinstance(each, Mapping) for each in topics.values()):
+        return None
+    return {
+        (topic, partition): int(offset)
+        for topic, places in topics.items()
+        for partition, offset in places.items()
+    }

@@ -1,0 +1,166 @@
+"""A pipeline in a real Spark on our broker: from a file or from Python, to its end, again, and stopped."""
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from tallystick import Admin, Consumer, Producer, TopicPartition
+from tallystick.admin.topics import NewTopic
+from tallystick.kernel.settings import BadConfig
+from tallystick.kernel.value import replace
+from tallystick.pipeline import Definition, Pipeline
+from tallystick.pipeline.definition import Broker, Output, Source, TopicSink, Transform
+from tallystick.pipeline.standing import Watch
+from tallystick.testing import EmbeddedBroker, eventually
+
+pytestmark = [pytest.mark.slow, pytest.mark.server]
+
+ROWS = 60
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[EmbeddedBroker]:
+    with EmbeddedBroker() as running:
+        yield running
+
+
+def client(broker: EmbeddedBroker) -> dict[str, str]:
+    return {"bootstrap.servers": broker.bootstrap_servers}
+
+
+def send(servers: str, topic: str, numbers: range) -> None:
+    with Producer({"bootstrap.servers": servers}) as producer:
+        for number in numbers:
+            producer.send(topic, json.dumps({"a": number}).encode(), partition=0)
+
+
+def committed(servers: str, topic: str) -> Counter[int]:
+    """How often each number is there for readers of committed records."""
+    at, found = TopicPartition(topic, 0), Counter[int]()
+    with Admin({"bootstrap.servers": servers}) as admin:
+        end = admin.list_offsets({at: -1}, read_committed=True).one(at)
+    with Consumer({"bootstrap.servers": servers, "isolation.level": "read_committed"}) as consumer:
+        consumer.assign([at])
+        consumer.seek(at, 0)
+        while end is not None and consumer.position(at) < end.offset:
+            found.update(json.loads(record.value or b"")["a"] for record in consumer.poll(5.0))
+    return found
+
+
+def evens(views: Mapping[str, DataFrame]) -> DataFrame:
+    return views["numbers"].where("a % 2 = 0").select("a")
+
+
+def definition(broker: EmbeddedBroker, folder: Path, name: str) -> Definition:
+    """The even numbers of a topic into another one."""
+    return Definition(
+        name=name,
+        checkpoint=str(folder / "state"),
+        kafka=client(broker),
+        sources=(Source(name="numbers", topics=(f"{name}.in",), schema="a INT"),),
+        transforms=(Transform(name="evens", function=evens),),
+        outputs=(Output(name="all", view="evens", sinks=(TopicSink(topic=f"{name}.out"),)),),
+    )
+
+
+def make_topics(made: Definition) -> None:
+    names = [*dict(made.topics_read()), *dict(made.topics_written())]
+    with Admin(made.kafka or {}) as admin:
+        admin.create_topics([NewTopic(name=name, partitions=1) for name in names]).all()
+
+
+def test_once_reads_what_is_there_and_again_what_came_since(
+    spark: SparkSession, broker: EmbeddedBroker, tmp_path: Path
+) -> None:
+    made = definition(broker, tmp_path, "once")
+    make_topics(made)
+    for numbers in (range(ROWS), range(ROWS, 2 * ROWS)):
+        send(broker.bootstrap_servers, "once.in", numbers)
+        with Pipeline(made).start(once=True, spark=spark) as running:
+            assert running.wait(timeout_s=120)
+            seen = list(running.progress())
+        assert [(each.output, each.rows, each.lag) for each in seen] == [("all", ROWS, 0)]
+    assert committed(broker.bootstrap_servers, "once.out") == Counter(range(0, 2 * ROWS, 2))
+
+
+def test_stopped_in_a_batch_it_leaves_nothing_undecided_and_goes_on(
+    spark: SparkSession, broker: EmbeddedBroker, tmp_path: Path
+) -> None:
+    """[PIP-1]"""
+    made = definition(broker, tmp_path, "stopped")
+    make_topics(made)
+    send(broker.bootstrap_servers, "stopped.in", range(ROWS))
+    watch = Watch(made, made.outputs[0], client(broker))
+    with Pipeline(made).start(spark=spark) as running:
+        eventually(lambda: (found := watch.look()) is not None and found.in_doubt > 0, deadline_s=60)
+    left = watch.look()
+    watch.close()
+    assert left is not None
+    assert left.in_doubt == 0
+    with Pipeline(made).start(once=True, spark=spark) as running:
+        assert running.wait(timeout_s=120)
+    assert committed(broker.bootstrap_servers, "stopped.out") == Counter(range(0, ROWS, 2))
+
+
+def test_a_pipeline_without_a_cluster_has_a_broker_of_its_own(spark: SparkSession, tmp_path: Path) -> None:
+    file = tmp_path / "own.toml"
+    file.write_text(
+        """
+        name = "own"
+        checkpoint = "state"
+        [broker]
+        data-dir = "data"
+        [sources.numbers]
+        topics = ["in"]
+        schema = "a INT"
+        [[transforms]]
+        name = "evens"
+        sql = "SELECT a FROM numbers WHERE a % 2 = 0"
+        [outputs.all]
+        from = "evens"
+        [[outputs.all.sinks]]
+        topic = "out"
+        """
+    )
+    with Pipeline.from_file(file).start(spark=spark) as running:
+        servers = running.bootstrap_servers
+        send(servers, "in", range(ROWS))
+        eventually(lambda: sum(each.rows for each in running.progress()) > 0, deadline_s=60)
+        assert committed(servers, "out") == Counter(range(0, ROWS, 2))
+    assert (tmp_path / "data").is_dir()
+
+
+def test_topics_that_are_missing_on_a_cluster_are_all_named(
+    spark: SparkSession, broker: EmbeddedBroker, tmp_path: Path
+) -> None:
+    with pytest.raises(BadConfig) as refused:
+        Pipeline(definition(broker, tmp_path, "missing")).start(spark=spark)
+    said = str(refused.value)
+    assert "sources.numbers.topics: there is no topic 'missing.in'" in said
+    assert "outputs.all.sinks[0].topic: there is no topic 'missing.out'" in said
+    assert "tallystick topics create missing.out --bootstrap-server" in said
+
+
+def test_everything_wrong_is_told_before_anything_is_started() -> None:
+    wrong = Definition(
+        name="wrong",
+        checkpoint="state",
+        broker=Broker(data_dir="data"),
+        sources=(Source(name="s", topics=("t",), schema="a INT", options={"maxOffsetPerTrigger": "5"}),),
+        transforms=(Transform(name="v"), Transform(name="w", sql="SELECT 1", function=evens)),
+        outputs=(Output(name="o", view="s", sinks=(TopicSink(topic="t"),)),),
+        modes=("2pc",),
+    )
+    with pytest.raises(BadConfig) as refused:
+        Pipeline(wrong)
+    assert str(refused.value).splitlines() == [
+        "sources.s.options: maxoffsetpertrigger: unknown option; did you mean maxOffsetsPerTrigger?",
+        "transforms[0]: v is made by either sql or a function",
+        "transforms[1]: w is made by either sql or a function",
+    ]
+    with pytest.raises(BadConfig, match=r"kafka\.linger\.ms"):
+        Pipeline(replace(wrong, kafka={"bootstrap.servers": "h:1", "linger.ms": "soon"}))
