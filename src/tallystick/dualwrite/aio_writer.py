@@ -129,9 +129,9 @@ class DualWriter(Generic[D]):
         txn = Transaction(database, producers, driver)
         try:
             yield txn
-        except BaseException:
+        except BaseException as exc:
             txn.end()
-            await driver.run_async(session.rollback(database))
+            await driver.run_async(session.rollback(database, exc))
             raise
         txn.end()
         await driver.run_async(session.commit(database, wait_visible=wait_visible))

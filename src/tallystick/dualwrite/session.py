@@ -10,7 +10,9 @@ of the database is the one moment at which both are decided [DW-7]. Hence:
 - What fails after it leaves a half to be finished, and recovery finishes it.
 
 Recovery claims before it reads, and reads before it asks Kafka [DW-5]; then it describes before it
-initialises. A cluster's half is finished only after every verdict that would halt has been ruled out.
+initialises. A cluster's half is finished only after every verdict that would halt has been ruled out, and
+only if the row is still ours once the id is initialised [DW-9]: the claim keeps earlier writers from deciding,
+that look finds out later ones, and who comes after it has to initialise the id after us.
 
 A session stands in one place (`Standing`); after anything that left a half open it is UNSETTLED, and nothing
 but recovery is legal, which throws the producers away and makes others: there is one way to recover.
@@ -26,7 +28,16 @@ from typing import Final, Generic, TypeVar
 
 from tallystick.admin.model import TransactionDescription
 from tallystick.client.config import CLIENT_SETTINGS, ROLE_SETTINGS, ProducerConfig
-from tallystick.client.errors import ClientError, DecisionExpired, IdExpired, NotAuthorized, NotSupported
+from tallystick.client.errors import (
+    AbortRequired,
+    BrokerRefused,
+    ClientError,
+    DecisionExpired,
+    IdExpired,
+    NotAuthorized,
+    NotSupported,
+)
+from tallystick.client.errors import Fenced as FencedInKafka
 from tallystick.client.modes import Mode, Seen
 from tallystick.client.prepared import PreparedTxnState
 from tallystick.client.transactions import Completion
@@ -46,6 +57,7 @@ from tallystick.dualwrite.model import NOTHING, StoredState
 from tallystick.dualwrite.recovery import VERDICTS, Finding, Recovered, Report, Shown, Verdict, find
 from tallystick.kernel.check import check
 from tallystick.kernel.clock import Clock
+from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import InDoubt
 from tallystick.kernel.settings import BadConfig
 from tallystick.kernel.value import replace
@@ -259,6 +271,7 @@ class Session(Generic[D, P]):
         mode = producer.mode
         check(mode is not None, "a recovered producer without a mode")
         assert mode is not None
+        yield from self._check_owner(branch)
         verdict = VERDICTS[finding, mode]
         if verdict is Verdict.HALT:
             raise Halted(f"{branch.id}: {finding.value}, and mode {mode.value} rests on what it shows")
@@ -269,6 +282,13 @@ class Session(Generic[D, P]):
         if not branch.claimed().settled:
             yield from self._settle(branch)
         return _recovered(row, shown, finding, verdict, _DID[done])
+
+    def _check_owner(self, branch: Branch[P]) -> Recipe[None]:
+        """Raises: Fenced if the row was claimed since: then what is open may be decided, and is not ours."""
+        row = branch.claimed()
+        now = yield from do("check owner", branch.id, partial(self._store.read_state, branch.id))
+        if now is None or now.owner != row.owner:
+            raise Fenced(branch.id, row.owner, "gone" if now is None else now.owner)
 
     def _settle(self, branch: Branch[P]) -> Recipe[None]:
         """Note that both halves are finished. Not needed for any outcome: it keeps what init wipes out."""
@@ -301,6 +321,11 @@ class Session(Generic[D, P]):
     def begin(self) -> Recipe[D]:
         """Begin both halves."""
         self._enter(Standing.IN_TRANSACTION, Standing.READY)
+        try:
+            yield from self._renew()
+        except BaseException:
+            self.standing = Standing.UNSETTLED
+            raise
         self._started_at_ms = self._making.clock.now_ms()
         txn: D | None = None
         try:
@@ -313,6 +338,19 @@ class Session(Generic[D, P]):
             raise
         return txn
 
+    def _renew(self) -> Recipe[None]:
+        """Be sure that no producer initialises its id, which ends what is open, where another has claimed it.
+
+        Most transactions hand the next pair on. Where one did not, or mode `resume` has recovered, a producer
+        initialises as it begins. In `resume` nothing can do better than to look before that [DW-9].
+        """
+        stale = [branch for branch in self._in_order if branch.producer.needs_claim]
+        for branch in stale:
+            yield from self._check_owner(branch)
+        if any(branch.producer.mode is not Mode.RESUME for branch in stale):
+            yield from self._drop_producers()
+            yield from self._recovered(accept_torn=False)
+
     def commit(self, txn: D, *, wait_visible: bool = False) -> Recipe[None]:
         """Decide both halves [DW-7].
 
@@ -322,7 +360,7 @@ class Session(Generic[D, P]):
         try:
             rows = yield from self._prepare(txn)
         except BaseException as exc:
-            yield from self._back_out(txn, lost=isinstance(exc, Fenced))
+            yield from self._back_out(txn, lost=_is_lost(exc))
             raise
         self.standing = Standing.UNSETTLED
         try:
@@ -347,9 +385,9 @@ class Session(Generic[D, P]):
             for branch, row in rows:
                 yield from self._seen_by_readers(branch, row.state)
 
-    def rollback(self, txn: D) -> Recipe[None]:
-        """Take both halves back."""
-        yield from self._back_out(txn)
+    def rollback(self, txn: D, cause: BaseException) -> Recipe[None]:
+        """Take both halves back, because the block has raised `cause`."""
+        yield from self._back_out(txn, lost=_is_lost(cause))
 
     def _prepare(self, txn: D) -> Recipe[list[tuple[Branch[P], StoredState]]]:
         rows = []
@@ -455,6 +493,16 @@ class Session(Generic[D, P]):
             admin, branch.admin = branch.admin, None
             if admin is not None:
                 yield from do("close admin", branch.id, admin.close)
+
+
+def _is_lost(cause: BaseException) -> bool:
+    """May the id be another's by now? Then no later transaction of this writer would do any better.
+
+    An epoch that is too old can be aborted (KIP-890): there is nothing to abort, and it stays too old.
+    """
+    if isinstance(cause, BrokerRefused):
+        return isinstance(cause, FencedInKafka) or cause.code == ErrorCode.INVALID_PRODUCER_EPOCH
+    return isinstance(cause, Fenced | AbortRequired)
 
 
 _DID: Final = {

@@ -172,9 +172,9 @@ class DualWriter(Generic[D]):
         txn = Transaction(database, producers, driver)
         try:
             yield txn
-        except BaseException:
+        except BaseException as exc:
             txn.end()
-            driver.run(session.rollback(database))
+            driver.run(session.rollback(database, exc))
             raise
         txn.end()
         driver.run(session.commit(database, wait_visible=wait_visible))
