@@ -1,22 +1,15 @@
 """The coordinator of Spark's sink on our broker, without Spark: decided, interrupted, replaced, recovered."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
-from itertools import count
+from collections.abc import Iterator
 
-import pyarrow as pa
 import pytest
+from tests.support.spark_queries import Interrupted, MuteStation, Query
 
-from tallystick import Admin, Producer, TopicPartition
+from tallystick import Admin, Producer
 from tallystick.admin.topics import NewTopic
-from tallystick.client.cluster import Cluster
-from tallystick.client.errors import ClientError
 from tallystick.client.modes import Wish
 from tallystick.kernel.ids import Identity
-from tallystick.spark.attempt import attempt
-from tallystick.spark.committable import Batch, Decision, Lease, Participant, Vote
-from tallystick.spark.participants import ClusterParticipants
-from tallystick.spark.ports import DecisionLog, Participants
+from tallystick.spark.committable import Decision
 from tallystick.spark.recovery import resolve
 from tallystick.spark.sink_errors import (
     DecisionBroken,
@@ -25,14 +18,11 @@ from tallystick.spark.sink_errors import (
     UnknownCheckpoint,
     VoteLost,
 )
-from tallystick.spark.sink_options import SinkOptions
-from tallystick.spark.station import Station
 from tallystick.testing import EmbeddedBroker, eventually
 
 pytestmark = [pytest.mark.server]
 
 MODES = ("2pc", "keep", "resume")
-_NAMES = count()
 
 
 @pytest.fixture(scope="module")
@@ -41,83 +31,12 @@ def broker() -> Iterator[EmbeddedBroker]:
         yield running
 
 
-class Interrupted(Exception):
-    """The driver is gone."""
-
-
-class Mute(ClusterParticipants):
-    """A driver that dies as soon as it has decided."""
-
-    async def end(
-        self, participants: Collection[Participant], transaction_version: int, wish: Wish
-    ) -> Mapping[str, ClientError]:
-        raise Interrupted
-
-
-class MuteStation(Station):
-    def ports_of(self, cluster: Cluster) -> tuple[Participants, DecisionLog]:
-        _, decisions = super().ports_of(cluster)
-        return Mute(cluster, self.options, 10_000), decisions
-
-
-@dataclass
-class Query:
-    """A prefix, a topic, and stations that stand for processes."""
-
-    broker: EmbeddedBroker
-    modes: tuple[str, ...] = ("2pc",)
-    timeout_ms: int | None = None
-    prefix: str = field(default_factory=lambda: f"query/{next(_NAMES)}")
-    stations: list[Station] = field(default_factory=list)
-
-    @property
-    def topic(self) -> str:
-        return self.prefix.replace("/", ".")
-
-    def station(self, make: Callable[[SinkOptions], Station] = Station) -> Station:
-        """A process of its own."""
-        client = {"bootstrap.servers": self.broker.bootstrap_servers, "max.block.ms": "10000"}
-        if self.timeout_ms is not None:
-            client["transaction.timeout.ms"] = str(self.timeout_ms)
-        options = SinkOptions(prefix=self.prefix, client=client, topic=self.topic, modes=self.modes)
-        self.stations.append(make(options))
-        return self.stations[-1]
-
-    def write(self, lease: Lease, batch_id: int, rows: int = 10) -> Vote:
-        """One task in a process of its own."""
-        batch = pa.record_batch({"value": [f"{batch_id}-{row}" for row in range(rows)]})
-        return attempt(self.station(), lease, Batch("q", batch_id), [batch, batch.slice(0, 0)])
-
-    def decide_and_die(self, batch_id: int = 0) -> list[Vote]:
-        driver = self.station(MuteStation)
-        lease = driver.begin()
-        votes = [self.write(lease, batch_id), self.write(lease, batch_id)]
-        with pytest.raises(Interrupted):
-            driver.commit(votes)
-        return votes
-
-    def committed(self) -> int:
-        """Records below the last stable offset; what is aborted counts as well, and so do markers."""
-        at = TopicPartition(self.topic, 0)
-        with Admin({"bootstrap.servers": self.broker.bootstrap_servers}) as admin:
-            found = admin.list_offsets({at: -1}, read_committed=True).one(at)
-        return 0 if found is None else found.offset
-
-    def open_ids(self) -> list[str]:
-        with Admin({"bootstrap.servers": self.broker.bootstrap_servers}) as admin:
-            listed = admin.list_transactions(states=("Ongoing",)).all()
-        ids = [each.transactional_id for found in listed.values() for each in found]
-        return [each for each in ids if each.startswith(self.prefix)]
-
-
 @pytest.fixture
 def query(broker: EmbeddedBroker) -> Iterator[Query]:
-    made = Query(broker)
-    with Admin({"bootstrap.servers": broker.bootstrap_servers}) as admin:
-        admin.create_topics([NewTopic(name=made.topic, partitions=1)]).all()
+    made = Query(broker.bootstrap_servers)
+    made.make_topic()
     yield made
-    for station in made.stations:
-        station.close()
+    made.close()
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -192,7 +111,7 @@ def test_a_decision_that_the_cluster_aborted_is_reported_until_it_is_accepted(qu
     for _ in range(2):
         with pytest.raises(DecisionBroken, match="aborted by the cluster"):
             query.station().begin()
-    client = {"bootstrap.servers": query.broker.bootstrap_servers, "tallystick.modes": "resume"}
+    client = {"bootstrap.servers": query.bootstrap, "tallystick.modes": "resume"}
     assert len(resolve(query.prefix, client, retire=True).lost) == 1
     assert query.station().begin().decided is None
 
@@ -264,7 +183,7 @@ def test_another_prefix_holds_nobody_up(query: Query) -> None:
     """[SPK-24] Its transaction is open in the topic of decisions, for as long as it likes."""
     query.station().begin()
     config = {
-        "bootstrap.servers": query.broker.bootstrap_servers,
+        "bootstrap.servers": query.bootstrap,
         "transactional.id": f"{query.prefix}-other",
         "transaction.two.phase.commit.enable": "true",
     }
@@ -282,18 +201,18 @@ def test_another_prefix_holds_nobody_up(query: Query) -> None:
 
 
 def test_a_topic_that_forgets_decisions_is_refused(query: Query) -> None:
-    with Admin({"bootstrap.servers": query.broker.bootstrap_servers}) as admin:
+    with Admin({"bootstrap.servers": query.bootstrap}) as admin:
         admin.create_topics([NewTopic(name="forgetful", partitions=1)]).all()
-    client = {"bootstrap.servers": query.broker.bootstrap_servers}
+    client = {"bootstrap.servers": query.bootstrap}
     with pytest.raises(NoDecisionTopic, match=r"cleanup\.policy=delete"):
         resolve(query.prefix, client, dry_run=True, decisions="forgetful")
 
 
 def test_a_missing_topic_that_cannot_be_made_is_named_with_the_command(query: Query) -> None:
     """A broker refuses names that differ only in `.` and `_`: any refusal of a grant looks the same here."""
-    with Admin({"bootstrap.servers": query.broker.bootstrap_servers}) as admin:
+    with Admin({"bootstrap.servers": query.bootstrap}) as admin:
         admin.create_topics([NewTopic(name="made.before", partitions=1)]).all()
-    client = {"bootstrap.servers": query.broker.bootstrap_servers}
+    client = {"bootstrap.servers": query.bootstrap}
     with pytest.raises(NoDecisionTopic, match=r"made_before.* is missing .*tallystick topics create made_"):
         resolve(query.prefix, client, dry_run=True, decisions="made_before")
 
@@ -303,7 +222,7 @@ def test_the_pair_of_the_coordinator_is_never_two_phase(query: Query) -> None:
     driver = query.station()
     held = driver.begin().coordinator
     assert isinstance(held, Identity)
-    with Admin({"bootstrap.servers": query.broker.bootstrap_servers}) as admin:
+    with Admin({"bootstrap.servers": query.bootstrap}) as admin:
         name = f"{query.prefix}/coordinator"
         found = admin.describe_transactions([name]).one(name)
     assert (found.timeout_ms, found.writer) == (10_000, held)

@@ -1,0 +1,96 @@
+"""Spark's sink in mode `resume` on Apache Kafka, without Spark: batches, takeovers, and the timeout hole."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.support.spark_queries import Interrupted, MuteStation, Query
+from tools import apache_kafka
+
+from tallystick.spark.committable import Decision
+from tallystick.spark.recovery import resolve
+from tallystick.spark.sink_errors import DecisionBroken, PrefixTaken, VoteLost
+from tallystick.testing import eventually
+
+pytestmark = [pytest.mark.kafka, pytest.mark.server]
+
+SETTINGS = {
+    "transaction.state.log.num.partitions": "3",
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": "200",
+}
+
+
+@pytest.fixture(scope="module")
+def bootstrap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    if (lack := apache_kafka.missing()) is not None:
+        pytest.skip(lack)
+    directory: Path = tmp_path_factory.mktemp("kafka")
+    with apache_kafka.ApacheKafka(directory=directory, settings=SETTINGS) as running:
+        yield running.bootstrap
+
+
+@pytest.fixture
+def query(bootstrap: str) -> Iterator[Query]:
+    made = Query(bootstrap, modes=("resume",))
+    made.make_topic()
+    yield made
+    made.close()
+
+
+def test_batch_after_batch(query: Query) -> None:
+    """[SPK-21] And one that comes again is skipped."""
+    begins, commits = query.station(), query.station()
+    for batch_id in range(4):
+        lease = begins.begin()
+        assert commits.commit([query.write(lease, batch_id), query.write(lease, batch_id)]) is not None
+        assert query.open_ids() == []
+    again = begins.begin()
+    assert commits.commit([query.write(again, 3), query.write(again, 3)]) is None
+
+
+def test_what_was_decided_is_completed_by_the_next_driver(query: Query) -> None:
+    """[SPK-21]"""
+    query.decide_and_die()
+    assert (len(query.open_ids()), query.committed()) == (2, 0)
+    query.station().begin()
+    assert (query.open_ids(), query.committed()) == ([], 22)
+
+
+def test_a_driver_that_was_replaced_is_told(query: Query) -> None:
+    """[SPK-25]"""
+    old, new = query.station(), query.station()
+    lease = old.begin()
+    votes = [query.write(lease, 0)]
+    mine = [query.write(new.begin(), 0)]
+    with pytest.raises((PrefixTaken, VoteLost)):
+        old.commit(votes)
+    late = Decision(nonce="late", participants=(), transaction_version=2, decided_ms=0)
+    with pytest.raises(PrefixTaken):
+        old.run(old.decisions.append(late, lease.coordinator, 2), "decide")
+    old.give_up(votes)
+    assert new.commit(mine) is not None
+
+
+def test_an_abort_ends_what_did_not_vote_as_well(query: Query) -> None:
+    driver = query.station()
+    lease = driver.begin()
+    votes = [query.write(lease, 0), None]
+    query.write(lease, 0)
+    driver.give_up(votes)
+    assert query.open_ids() == []
+
+
+def test_the_timeout_hole_is_reported_until_it_is_accepted(query: Query) -> None:
+    """A decided transaction that Kafka aborts by its clock is lost, and is said to be."""
+    query.timeout_ms = 2_000
+    driver = query.station(MuteStation)
+    votes = [query.write(driver.begin(), 0)]
+    with pytest.raises(Interrupted):
+        driver.commit(votes)
+    eventually(lambda: query.open_ids() == [], deadline_s=60)
+    for _ in range(2):
+        with pytest.raises(DecisionBroken, match="aborted by the cluster"):
+            query.station().begin()
+    client = {"bootstrap.servers": query.bootstrap, "tallystick.modes": "resume"}
+    assert len(resolve(query.prefix, client, retire=True).lost) == 1
+    assert query.station().begin().decided is None

@@ -1,0 +1,99 @@
+"""Queries of Spark's sink without Spark: a driver and tasks, each as if in a process of its own."""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from itertools import count
+
+import pyarrow as pa
+import pytest
+
+from tallystick import Admin, TopicPartition
+from tallystick.admin.topics import NewTopic
+from tallystick.client.cluster import Cluster
+from tallystick.client.errors import ClientError
+from tallystick.client.modes import Wish
+from tallystick.spark.attempt import attempt
+from tallystick.spark.committable import Batch, Lease, Participant, Vote
+from tallystick.spark.participants import ClusterParticipants
+from tallystick.spark.ports import DecisionLog, Participants
+from tallystick.spark.sink_options import SinkOptions
+from tallystick.spark.station import Station
+
+_NAMES = count()
+
+
+class Interrupted(Exception):
+    """The driver is gone."""
+
+
+class Mute(ClusterParticipants):
+    """A driver that dies as soon as it has decided."""
+
+    async def end(
+        self, participants: Collection[Participant], transaction_version: int, wish: Wish
+    ) -> Mapping[str, ClientError]:
+        raise Interrupted
+
+
+class MuteStation(Station):
+    def ports_of(self, cluster: Cluster) -> tuple[Participants, DecisionLog]:
+        _, decisions = super().ports_of(cluster)
+        return Mute(cluster, self.options, 10_000), decisions
+
+
+@dataclass
+class Query:
+    """A prefix, a topic, and stations that stand for processes."""
+
+    bootstrap: str
+    modes: tuple[str, ...] = ("2pc",)
+    timeout_ms: int | None = None
+    prefix: str = field(default_factory=lambda: f"query/{next(_NAMES)}")
+    stations: list[Station] = field(default_factory=list)
+
+    @property
+    def topic(self) -> str:
+        return self.prefix.replace("/", ".")
+
+    def make_topic(self) -> None:
+        with Admin({"bootstrap.servers": self.bootstrap}) as admin:
+            admin.create_topics([NewTopic(name=self.topic, partitions=1)]).all()
+
+    def close(self) -> None:
+        for station in self.stations:
+            station.close()
+
+    def station(self, make: Callable[[SinkOptions], Station] = Station) -> Station:
+        """A process of its own."""
+        client = {"bootstrap.servers": self.bootstrap, "max.block.ms": "10000"}
+        if self.timeout_ms is not None:
+            client["transaction.timeout.ms"] = str(self.timeout_ms)
+        options = SinkOptions(prefix=self.prefix, client=client, topic=self.topic, modes=self.modes)
+        self.stations.append(make(options))
+        return self.stations[-1]
+
+    def write(self, lease: Lease, batch_id: int, rows: int = 10) -> Vote:
+        """One task in a process of its own."""
+        batch = pa.record_batch({"value": [f"{batch_id}-{row}" for row in range(rows)]})
+        return attempt(self.station(), lease, Batch("q", batch_id), [batch, batch.slice(0, 0)])
+
+    def decide_and_die(self, batch_id: int = 0) -> list[Vote]:
+        driver = self.station(MuteStation)
+        lease = driver.begin()
+        votes = [self.write(lease, batch_id), self.write(lease, batch_id)]
+        with pytest.raises(Interrupted):
+            driver.commit(votes)
+        return votes
+
+    def committed(self) -> int:
+        """Records below the last stable offset; what is aborted counts as well, and so do markers."""
+        at = TopicPartition(self.topic, 0)
+        with Admin({"bootstrap.servers": self.bootstrap}) as admin:
+            found = admin.list_offsets({at: -1}, read_committed=True).one(at)
+        return 0 if found is None else found.offset
+
+    def open_ids(self) -> list[str]:
+        with Admin({"bootstrap.servers": self.bootstrap}) as admin:
+            listed = admin.list_transactions(states=("Ongoing",)).all()
+        ids = [each.transactional_id for found in listed.values() for each in found]
+        return [each for each in ids if each.startswith(self.prefix)]
