@@ -197,7 +197,7 @@ def test_an_attempt_that_fails_after_its_last_row_is_in_no_decision(place: Place
 
 
 def test_a_batch_that_spark_forgot_is_skipped(place: Place) -> None:
-    """[SPK-22] spark-facts, fact 2: the sink committed, and Spark does not know."""
+    """[SPK-22] The sink committed, and Spark does not know."""
     place.add(0)
     place.add(1)
     place.run()

@@ -219,7 +219,7 @@ def effects_of_three_batches() -> int:
 
 @pytest.mark.parametrize("effect", range(effects_of_three_batches() + 1))
 def test_a_crash_after_any_effect_costs_no_row_and_doubles_none(effect: int) -> None:
-    """[SPK-21] The failure table of spark-facts, enumerated: three batches, stopped after the n-th effect."""
+    """[SPK-21] Three batches, stopped after the n-th effect."""
     cluster, checkpoint, random = crash_after(effect)
     settle(cluster, checkpoint, random)
 
@@ -317,7 +317,7 @@ def test_a_driver_that_was_replaced_decides_nothing_and_aborts_nothing() -> None
 
 
 def test_an_abort_settles_a_decision_that_is_on_its_way() -> None:
-    """spark-facts section 8: Spark gives no hint how far commit() came, and the log alone cannot tell."""
+    """Spark gives no hint how far commit() came, and the log alone cannot tell."""
     for steps in range(30):
         cluster = ToyCluster()
         query = Query(cluster, Checkpoint({0: range(4)}), Random(1))

@@ -20,7 +20,7 @@ Three rules carry it, and everything else follows from them:
 
 Refusals are values of `sink_errors`; the shells raise them.
 
-Source: spark-facts section 8; docs/adr/0170 to 0173.
+Source: docs/adr/0170 to 0173.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -4,8 +4,7 @@ Spark makes a writer on the driver for every batch and pickles it for the tasks:
 the lease travels in the pickle. It is pickled twice, and begins once. Another writer, in another process, is
 asked to commit or to abort, and has the votes alone (and what `handover` finds).
 
-Source: spark-facts 2 (order of events), 6; PySpark 4.3 worker/write_into_data_source.py and
-    python_streaming_sink_runner.py.
+Source: PySpark 4.3 worker/write_into_data_source.py and worker/python_streaming_sink_runner.py.
 """
 
 import json
