@@ -14,7 +14,7 @@ from tallystick.dualwrite.stores.sql import SqlTransaction
 from tallystick.errors import InDoubt
 from tallystick.testing import EmbeddedBroker, eventually
 
-RECOVERY = ["claim", "describe cluster", "describe", "init", "complete"]
+RECOVERY = ["claim", "describe cluster", "describe", "init", "check owner", "complete"]
 PAYMENT = ["begin database", "begin", "send", "prepare", "record", "commit database", "commit"]
 _names = count()
 
@@ -33,9 +33,10 @@ class Crashed(BaseException):
 
 @dataclass
 class Crash:
-    """Watches steps: after the n-th one the process is gone, and takes no more steps."""
+    """Watches steps: after the n-th one, or the first `at`, the process is gone, and takes no more steps."""
 
     after: int = 0
+    at: str = ""
     struck: bool = False
     over: bool = False
     names: list[str] = field(default_factory=list)
@@ -47,7 +48,7 @@ class Crash:
             raise Crashed
         if done:
             self.names.append(step.name)
-            if number == self.after:
+            if number == self.after or step.name == self.at:
                 self.struck = True
                 raise Crashed
 

@@ -11,8 +11,8 @@ of the database is the one moment at which both are decided [DW-7]. Hence:
 
 Recovery claims before it reads, and reads before it asks Kafka [DW-5]; then it describes before it
 initialises. A cluster's half is finished only after every verdict that would halt has been ruled out, and
-only if the row is still ours once the id is initialised [DW-9]: the claim keeps earlier writers from deciding,
-that look finds out later ones, and who comes after it has to initialise the id after us.
+only if the row is still ours once the id is initialised [DW-9]: the claim keeps earlier writers from
+deciding, that look finds out later ones, and who comes after it initialises the id after us.
 
 A session stands in one place (`Standing`); after anything that left a half open it is UNSETTLED, and nothing
 but recovery is legal, which throws the producers away and makes others: there is one way to recover.

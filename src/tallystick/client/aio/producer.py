@@ -195,6 +195,11 @@ class Producer:
         """Under which `transaction.version` the open transaction was begun, else the next one will be."""
         return 0 if self._txn is None else self._txn.transaction_version
 
+    @property
+    def needs_claim(self) -> bool:
+        """Will `begin_transaction` initialise the id first?"""
+        return self._txn is not None and self._txn.needs_claim
+
     def transactions(self, call: str) -> TransactionManager:
         """What carries out `call`. Raises: Closed; IllegalState without `transactional.id`."""
         if self._closed:

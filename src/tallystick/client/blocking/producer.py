@@ -274,6 +274,11 @@ class Producer:
         """
         return self._on_loop.transaction_version
 
+    @property
+    def needs_claim(self) -> bool:
+        """Will `begin_transaction` initialise the id first? That fences others, and ends what is open."""
+        return self._on_loop.needs_claim
+
     # ------------------------------------------------------------------------- the whole of it
 
     def metrics(self) -> dict[str, float]:
