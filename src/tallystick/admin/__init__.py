@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from tallystick import _lazy
 
 if TYPE_CHECKING:
-    from tallystick.admin.acls import Acl, AclFilter, AclOperation, AclPattern, AclPermission, AclResource
+    from tallystick.admin.acls import Acl, AclFilter, PartlyDeleted
     from tallystick.admin.client import Admin
     from tallystick.admin.configs import ConfigResource, ConfigValue, ResourceType
     from tallystick.admin.errors import BrokerDown, NothingOpen, NotSafe
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tallystick.admin.listing import Answers
     from tallystick.admin.topics import EARLIEST, LATEST, MAX_TIMESTAMP, NewTopic
     from tallystick.admin.transactions import AbortPlan, AbortSpec, HangingReport
+    from tallystick.protocol.acls import AclOperation, AclPattern, AclPermission, AclResource
 
 __all__ = [
     "EARLIEST",
@@ -40,22 +41,24 @@ __all__ = [
     "NewTopic",
     "NotSafe",
     "NothingOpen",
+    "PartlyDeleted",
     "ResourceType",
     "Verdict",
 ]
 
 if not TYPE_CHECKING:
     _PLACES = {
-        "acls": ("Acl", "AclFilter", "AclOperation", "AclPattern", "AclPermission", "AclResource"),
-        "client": ("Admin",),
-        "configs": ("ConfigResource", "ConfigValue", "ResourceType"),
-        "errors": ("BrokerDown", "NothingOpen", "NotSafe"),
-        "hanging": ("Verdict",),
-        "listing": ("Answers",),
-        "topics": ("EARLIEST", "LATEST", "MAX_TIMESTAMP", "NewTopic"),
-        "transactions": ("AbortPlan", "AbortSpec", "HangingReport"),
+        "admin.acls": ("Acl", "AclFilter", "PartlyDeleted"),
+        "admin.client": ("Admin",),
+        "admin.configs": ("ConfigResource", "ConfigValue", "ResourceType"),
+        "admin.errors": ("BrokerDown", "NothingOpen", "NotSafe"),
+        "admin.hanging": ("Verdict",),
+        "admin.listing": ("Answers",),
+        "admin.topics": ("EARLIEST", "LATEST", "MAX_TIMESTAMP", "NewTopic"),
+        "admin.transactions": ("AbortPlan", "AbortSpec", "HangingReport"),
+        "protocol.acls": ("AclOperation", "AclPattern", "AclPermission", "AclResource"),
     }
     __getattr__ = _lazy.attributes(
         __name__,
-        {name: f"tallystick.admin.{place}:{name}" for place, names in _PLACES.items() for name in names},
+        {name: f"tallystick.{place}:{name}" for place, names in _PLACES.items() for name in names},
     )

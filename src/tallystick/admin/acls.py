@@ -6,65 +6,19 @@ name begins so. In a filter None, or ANY, matches everything.
 
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
+from itertools import chain
 from typing import TypeVar
 
 from tallystick.admin.listing import Answers, Asker
 from tallystick.client.errors import ClientError, refused
+from tallystick.kernel.errors import Effect, Remedy
 from tallystick.kernel.value import frozen
+from tallystick.protocol.acls import AclOperation, AclPattern, AclPermission, AclResource
 from tallystick.protocol.messages import create_acls as ca
 from tallystick.protocol.messages import delete_acls as da
 from tallystick.protocol.messages import describe_acls as ds
 
 E = TypeVar("E", bound=IntEnum)
-
-
-class AclOperation(IntEnum):
-    """What a rule is about; the numbers are the wire's, of all four."""
-
-    ANY = 1
-    ALL = 2
-    READ = 3
-    WRITE = 4
-    CREATE = 5
-    DELETE = 6
-    ALTER = 7
-    DESCRIBE = 8
-    CLUSTER_ACTION = 9
-    DESCRIBE_CONFIGS = 10
-    ALTER_CONFIGS = 11
-    IDEMPOTENT_WRITE = 12
-    CREATE_TOKENS = 13
-    DESCRIBE_TOKENS = 14
-    TWO_PHASE_COMMIT = 15
-
-
-class AclResource(IntEnum):
-    """What it is done to."""
-
-    ANY = 1
-    TOPIC = 2
-    GROUP = 3
-    CLUSTER = 4
-    TRANSACTIONAL_ID = 5
-    DELEGATION_TOKEN = 6
-    USER = 7
-
-
-class AclPattern(IntEnum):
-    """How a resource's name is meant; ANY and MATCH (whatever applies to a name) are for filters."""
-
-    ANY = 1
-    MATCH = 2
-    LITERAL = 3
-    PREFIXED = 4
-
-
-class AclPermission(IntEnum):
-    """Deny wins over allow."""
-
-    ANY = 1
-    DENY = 2
-    ALLOW = 3
 
 
 @frozen(kw_only=True)
@@ -79,6 +33,10 @@ class Acl:
     operation: AclOperation | int
     permission: AclPermission | int = AclPermission.ALLOW
 
+    def __str__(self) -> str:
+        done = f"{_name(self.permission)} {_name(self.operation)}"
+        return f"{done} to {self.principal} on {_name(self.resource)} {self.name!r}"
+
 
 @frozen(kw_only=True)
 class AclFilter:
@@ -91,6 +49,20 @@ class AclFilter:
     host: str | None = None
     operation: AclOperation = AclOperation.ANY
     permission: AclPermission = AclPermission.ANY
+
+
+class PartlyDeleted(ClientError):
+    """Some of the rules that a filter matches could not be deleted; `deleted` are those that were."""
+
+    effect = Effect.UNKNOWN
+    remedy = Remedy.LOOK_UP
+
+    def __init__(self, why: str, deleted: tuple[Acl, ...]) -> None:
+        super().__init__(why, deleted)
+        self.why, self.deleted = why, deleted
+
+    def what(self) -> str:
+        return f"{self.why}; deleted of that filter: {len(self.deleted)} rules"
 
 
 async def describe(asker: Asker, wanted: AclFilter) -> tuple[Acl, ...]:
@@ -122,9 +94,7 @@ async def create(asker: Asker, acls: Iterable[Acl]) -> Answers[Acl, None]:
         request = ca.CreateAclsRequest(creations=tuple(_creation(each) for each in some))
         answer = await asker.cluster.send(await asker.controller(), request, ca.CreateAclsResponse)
         return {
-            acl: refused("CreateAcls", _words(acl), each.error_code, each.error_message)
-            if each.error_code
-            else None
+            acl: refused("CreateAcls", acl, each.error_code, each.error_message) if each.error_code else None
             for acl, each in zip(some, answer.results, strict=False)
         }
 
@@ -132,23 +102,40 @@ async def create(asker: Asker, acls: Iterable[Acl]) -> Answers[Acl, None]:
 
 
 async def delete(asker: Asker, filters: Iterable[AclFilter]) -> Answers[AclFilter, tuple[Acl, ...]]:
-    async def ask(some: Sequence[AclFilter]) -> dict[AclFilter, tuple[Acl, ...] | ClientError]:
+    gone: dict[AclFilter, list[Acl]] = {wanted: [] for wanted in filters}
+
+    async def ask(some: Sequence[AclFilter]) -> dict[AclFilter, ClientError | None]:
         request = da.DeleteAclsRequest(filters=tuple(_filter(each) for each in some))
         answer = await asker.cluster.send(await asker.controller(), request, da.DeleteAclsResponse)
-        return {wanted: _deleted(found) for wanted, found in zip(some, answer.filter_results, strict=False)}
+        told = zip(some, answer.filter_results, strict=False)
+        return {wanted: _deleted(found, gone[wanted]) for wanted, found in told}
 
-    return await asker.rounds("DeleteAcls", filters, ask)
-
-
-def _deleted(found: da.DeleteAclsFilterResult) -> tuple[Acl, ...] | ClientError:
-    failed = ((each.error_code, each.error_message) for each in found.matching_acls if each.error_code)
-    code, text = next(failed, (found.error_code, found.error_message))
-    if code:
-        return refused("DeleteAcls", "", code, text)
-    return tuple(
-        _acl((each.resource_type, each.resource_name, each.pattern_type), each)
-        for each in found.matching_acls
+    answers = await asker.rounds("DeleteAcls", gone, ask)
+    return Answers(
+        found={wanted: tuple(gone[wanted]) for wanted in answers.found},
+        failures={
+            wanted: PartlyDeleted(why.what(), tuple(gone[wanted])) if gone[wanted] else why
+            for wanted, why in answers.failures.items()
+        },
     )
+
+
+def deleted_of(answers: Answers[AclFilter, tuple[Acl, ...]]) -> tuple[Acl, ...]:
+    """Every rule that is gone, those of filters that failed included."""
+    partly = (each.deleted for each in answers.failures.values() if isinstance(each, PartlyDeleted))
+    return tuple(dict.fromkeys(chain(*answers.found.values(), *partly)))
+
+
+def _deleted(found: da.DeleteAclsFilterResult, gone: list[Acl]) -> ClientError | None:
+    """Adds what was deleted to `gone`: a repeated request does not find it again."""
+    failure = refused("DeleteAcls", "", found.error_code, found.error_message) if found.error_code else None
+    for each in found.matching_acls:
+        rule = _acl((each.resource_type, each.resource_name, each.pattern_type), each)
+        if not each.error_code:
+            gone.append(rule)
+        elif failure is None:
+            failure = refused("DeleteAcls", rule, each.error_code, each.error_message)
+    return failure
 
 
 def _creation(acl: Acl) -> ca.AclCreation:
@@ -192,5 +179,5 @@ def _known(cls: type[E], number: int) -> E | int:
     return cls(number) if number in set(cls) else number
 
 
-def _words(acl: Acl) -> str:
-    return f"{acl.principal} on {acl.name!r}"
+def _name(number: int) -> str:
+    return number.name if isinstance(number, IntEnum) else str(number)

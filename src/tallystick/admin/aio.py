@@ -243,7 +243,12 @@ class Admin:
         return await acls.create(self._asker(), rules)
 
     async def delete_acls(self, filters: Iterable[AclFilter]) -> Answers[AclFilter, tuple[Acl, ...]]:
-        """Delete every rule that a filter matches. Returns: those, by filter."""
+        """Delete every rule that a filter matches.
+
+        Returns:
+            Those, by filter; a filter fails with PartlyDeleted when only some of its rules were. What an
+            attempt deleted whose answer was lost is in neither.
+        """
         return await acls.delete(self._asker(), filters)
 
     # --------------------------------------------------------------------- the cluster

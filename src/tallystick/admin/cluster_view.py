@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from tallystick.admin.listing import Asker
-from tallystick.client.errors import refused
+from tallystick.client.errors import ClientError, refused
 from tallystick.client.metadata import Node
 from tallystick.kernel.value import frozen
 from tallystick.protocol.messages.update_features import (
@@ -33,13 +33,27 @@ async def describe(asker: Asker) -> ClusterDescription:
 
 
 async def features(asker: Asker) -> Mapping[str, int]:
-    """Finalized levels by name, the newest any broker told."""
+    """Finalized levels by name, of the first broker that answers and has any."""
     cluster = asker.cluster
-    for node_id in await asker.brokers():
-        known = cluster.features = cluster.features.newest((await cluster.versions(node_id)).features)
-        if known.levels:
-            break
-    return dict(cluster.features.levels)
+    await asker.brokers()
+
+    async def attempt() -> Mapping[str, int]:
+        failures: list[ClientError] = []
+        nodes = sorted(cluster.image.nodes)
+        for node_id in nodes:
+            try:
+                told = (await cluster.versions(node_id)).features
+            except ClientError as exc:
+                failures.append(exc)
+                continue
+            cluster.features = cluster.features.newest(told)
+            if cluster.features.levels:
+                break
+        if failures and len(failures) == len(nodes):
+            raise failures[0]
+        return dict(cluster.features.levels)
+
+    return await cluster.retrying("ApiVersions", "", attempt, asker.deadline)
 
 
 async def update_features(

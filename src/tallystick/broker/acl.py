@@ -9,43 +9,14 @@ Without an authorizer everybody may do everything: `ALLOW_ALL`.
 Source: Kafka AclOperation, ResourceType; KIP-939 "ACL Changes".
 """
 
-from enum import IntEnum
 from typing import Final, Protocol
 
 from tallystick.broker.context import RequestContext
 from tallystick.kernel.value import frozen
+from tallystick.protocol.acls import AclOperation, AclResource
 
-
-class Operation(IntEnum):
-    """What somebody wants to do; the numbers are the wire's."""
-
-    ANY = 1
-    ALL = 2
-    READ = 3
-    WRITE = 4
-    CREATE = 5
-    DELETE = 6
-    ALTER = 7
-    DESCRIBE = 8
-    CLUSTER_ACTION = 9
-    DESCRIBE_CONFIGS = 10
-    ALTER_CONFIGS = 11
-    IDEMPOTENT_WRITE = 12
-    CREATE_TOKENS = 13
-    DESCRIBE_TOKENS = 14
-    TWO_PHASE_COMMIT = 15
-
-
-class ResourceType(IntEnum):
-    """What it is done to; the numbers are the wire's."""
-
-    ANY = 1
-    TOPIC = 2
-    GROUP = 3
-    CLUSTER = 4
-    TRANSACTIONAL_ID = 5
-    DELEGATION_TOKEN = 6
-    USER = 7
+Operation = AclOperation
+ResourceType = AclResource
 
 
 @frozen

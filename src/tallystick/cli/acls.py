@@ -1,14 +1,16 @@
 """`tallystick acls`: rights on topics, groups and transactional ids, as `kafka-acls.sh`."""
 
+import sys
 from collections.abc import Sequence
 from enum import IntEnum
 from typing import Annotated, Final, TypeVar
 
 import typer
 
-from tallystick.admin.acls import Acl, AclFilter, AclOperation, AclPattern, AclPermission, AclResource
+from tallystick.admin.acls import Acl, AclFilter, deleted_of
 from tallystick.cli.connecting import Exit, Target, complain, confirm, incomplete, run, target
-from tallystick.cli.tables import Row
+from tallystick.cli.tables import Output, Row, show
+from tallystick.protocol.acls import AclOperation, AclPattern, AclPermission, AclResource
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, callback=target)
 app.info.help = "List, grant and take back rights. Needs a cluster with an authorizer."
@@ -112,7 +114,7 @@ def create(
     with at.admin() as admin:
         answers = admin.create_acls(rules)
     at.show(_COLUMNS, [_row(acl) for acl in answers.found])
-    named = {f"{acl.principal} on {acl.name!r}": why for acl, why in answers.failures.items()}
+    named = {str(acl): why for acl, why in answers.failures.items()}
     raise typer.Exit(incomplete(named) and Exit.FAILED)
 
 
@@ -152,9 +154,10 @@ def delete(
         if not found:
             complain("no such rule", Exit.DONE)
             return
-        at.show(_COLUMNS, [_row(acl) for acl in found])
+        show(_COLUMNS, [_row(acl) for acl in found], Output.TABLE, sys.stderr)
         confirm(f"Delete {len(found)} rules?", yes=yes)
         answers = admin.delete_acls(wanted)
+    at.show(_COLUMNS, [_row(acl) for acl in deleted_of(answers)])
     failures = {f"{each.resource.name.lower()} {each.name!r}": why for each, why in answers.failures.items()}
     raise typer.Exit(incomplete(failures) and Exit.FAILED)
 

@@ -4,7 +4,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import Final
+from typing import Final, TextIO
 
 from rich.console import Console
 from rich.table import Table
@@ -23,16 +23,17 @@ class Output(StrEnum):
     JSON = "json"
 
 
-def show(columns: Sequence[str], rows: Sequence[Row], output: Output) -> None:
-    """Print rows. A row may have more than the columns: only JSON shows it."""
+def show(columns: Sequence[str], rows: Sequence[Row], output: Output, to: TextIO | None = None) -> None:
+    """Print rows, on stdout by default. A row may have more than the columns: only JSON shows it."""
+    to = to or sys.stdout
     if output is Output.JSON:
-        print(json.dumps(rows, indent=2, default=_as_json))
+        print(json.dumps(rows, indent=2, default=_as_json), file=to)
         return
     table = Table(*columns, box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for row in rows:
         # Not markup: a transactional id may hold brackets.
         table.add_row(*(Text(_as_text(row.get(column)), overflow="fold") for column in columns))
-    Console(width=None if sys.stdout.isatty() else _UNBOUNDED, highlight=False).print(table)
+    Console(file=to, width=None if to.isatty() else _UNBOUNDED, highlight=False).print(table)
 
 
 def _as_text(value: object) -> str:
