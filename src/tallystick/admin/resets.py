@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from tallystick.admin.client import Admin
 from tallystick.admin.reading import FROM_BEGINNING, FROM_END, Start, first_offsets
 from tallystick.client.errors import NotSupported
+from tallystick.client.offsets import OffsetAndMetadata
 from tallystick.kernel.ids import TopicPartition
 from tallystick.kernel.value import frozen
 
@@ -24,10 +25,10 @@ class ShiftBy:
 
 @frozen(kw_only=True)
 class PlannedOffset:
-    """`now` None: nothing is committed."""
+    """`now`: what is committed, None for nothing. `then`: what would be."""
 
-    now: int | None
-    then: int
+    now: OffsetAndMetadata | None
+    then: OffsetAndMetadata
 
 
 def plan_reset(
@@ -47,10 +48,14 @@ def plan_reset(
         wanted: Mapping[TopicPartition, int] = {at: committed[at].offset + to.by for at in partitions}
     else:
         wanted = first_offsets(admin, partitions, to, read_committed=False)
-    return {
-        at: PlannedOffset(
-            now=committed[at].offset if at in committed else None,
-            then=min(max(wanted[at], first[at]), last[at]),
-        )
-        for at in partitions
-    }
+    return {at: planned(committed.get(at), min(max(wanted[at], first[at]), last[at])) for at in partitions}
+
+
+def planned(now: OffsetAndMetadata | None, offset: int) -> PlannedOffset:
+    """Pure. One that stays keeps its leader epoch and its metadata.
+
+    One that moves has neither: they are about the place that it leaves (Kafka Streams keeps there the time
+    that it has come to). Source: Kafka 4.3 OffsetsUtils, `new OffsetAndMetadata(offset)`.
+    """
+    then = now if now is not None and now.offset == offset else OffsetAndMetadata(offset)
+    return PlannedOffset(now=now, then=then)

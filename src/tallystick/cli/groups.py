@@ -13,7 +13,6 @@ from tallystick.cli.connecting import Exit, Target, complain, confirm, incomplet
 from tallystick.cli.settings import partitions_in, time_ms
 from tallystick.cli.tables import Row
 from tallystick.client.errors import ClientError
-from tallystick.client.offsets import OffsetAndMetadata
 from tallystick.kernel.ids import TopicPartition
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, callback=target)
@@ -129,7 +128,7 @@ def reset_offsets(
     with at.admin() as admin:
         plan = plan_reset(admin, group, _partitions(admin, group, topic), targets[0])
         if execute:
-            offsets = {where: OffsetAndMetadata(each.then) for where, each in plan.items()}
+            offsets = {where: each.then for where, each in plan.items()}
             answers = admin.alter_group_offsets(group, offsets)
             failures = {str(where): why for where, why in answers.failures.items()}
     rows: list[Row] = [
@@ -137,8 +136,8 @@ def reset_offsets(
             "Group": group,
             "Topic": where.topic,
             "Partition": where.partition,
-            "CurrentOffset": each.now,
-            "NewOffset": each.then,
+            "CurrentOffset": None if each.now is None else each.now.offset,
+            "NewOffset": each.then.offset,
         }
         for where, each in sorted(plan.items())
         if str(where) not in failures
