@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.server]
 
 MODES = ("2pc", "keep", "resume")
 PAYMENT = ("begin database", "begin", "send", "prepare", "record", "commit database", "commit")
-RECOVERY = ("claim", "describe cluster", "describe", "init", "complete")
+RECOVERY = ("claim", "describe cluster", "describe", "init", "check owner", "complete")
 # What a client of either side may say when the other end is gone.
 FAILED = (TallystickError, DBAPIError, InDoubt)
 Writer = DualWriter[SqlTransaction]

@@ -47,6 +47,7 @@ STEPS = (
     "settle",
     "commit settled",
     "init",
+    "check owner",
     "complete",
     "begin database",
     "begin",
