@@ -9,20 +9,31 @@ from tallystick import _lazy
 
 if TYPE_CHECKING:
     from tallystick.spark.data_source import KafkaDataSource, register
-    from tallystick.spark.foreach import foreach_batch
     from tallystick.spark.recovery import resolve
     from tallystick.spark.session import spark_session
+    from tallystick.spark.sinks import to_table, to_topic
+    from tallystick.spark.together import foreach_batch
 
-__all__ = ["KafkaDataSource", "foreach_batch", "register", "resolve", "spark_session"]
+__all__ = [
+    "KafkaDataSource",
+    "foreach_batch",
+    "register",
+    "resolve",
+    "spark_session",
+    "to_table",
+    "to_topic",
+]
 
 if not TYPE_CHECKING:
     __getattr__ = _lazy.attributes(
         __name__,
         {
             "KafkaDataSource": "tallystick.spark.data_source:KafkaDataSource",
-            "foreach_batch": "tallystick.spark.foreach:foreach_batch",
+            "foreach_batch": "tallystick.spark.together:foreach_batch",
             "register": "tallystick.spark.data_source:register",
             "resolve": "tallystick.spark.recovery:resolve",
             "spark_session": "tallystick.spark.session:spark_session",
+            "to_table": "tallystick.spark.sinks:to_table",
+            "to_topic": "tallystick.spark.sinks:to_topic",
         },
     )

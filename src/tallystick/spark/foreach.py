@@ -52,7 +52,7 @@ def foreach_batch(
         rows = frame if transform is None else transform(frame)
         checked = checked_options(options, rows.schema, Query.STREAM)
         here = connect(checked)
-        job = Batch(_query_of(frame, query_id), batch_id)
+        job = Batch(query_of(frame, query_id), batch_id)
         lease = here.begin(query_id=job.query_id)
         task = _task(checked, lease, job, connect)
         votes: list[Vote | None] = []
@@ -76,7 +76,8 @@ def _task(
     return run
 
 
-def _query_of(frame: "DataFrame", given: str | None) -> str:
+def query_of(frame: "DataFrame", given: str | None) -> str:
+    """The query's id, of the driver's own thread. Raises: BadConfig."""
     if given is not None:
         return given
     session = frame.sparkSession

@@ -1,0 +1,82 @@
+"""The database of a query, as driver and tasks get at it: a URL, and for SQLite the one host it works on."""
+
+import os
+import platform
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from sqlalchemy import URL, Engine, create_engine, make_url
+
+from tallystick.kernel.settings import BadConfig
+from tallystick.kernel.value import frozen
+
+BUSY_S: Final = 60
+"""How long SQLite waits for another writer: tasks stage in turns."""
+
+_DRIVERS: Final = {"postgresql": "postgresql+psycopg", "mysql": "mysql+pymysql", "mariadb": "mariadb+pymysql"}
+_ENGINES: Final[dict[tuple[int, str], Engine]] = {}
+
+
+@frozen(kw_only=True)
+class Database:
+    """Where the rows go.
+
+    url    as SQLAlchemy takes it, with what the user gave
+    place  of SQLite: the host and the file, so that a task on another host is refused; else None
+    """
+
+    url: str
+    place: str | None = None
+
+
+def opened(url: str) -> Database:
+    """The database of a driver. Raises: BadConfig."""
+    parsed = make_url(url)
+    if parsed.get_backend_name() not in (*_DRIVERS, "sqlite"):
+        raise BadConfig(f"database: {parsed.get_backend_name()} is not PostgreSQL, MySQL, MariaDB or SQLite")
+    if parsed.get_backend_name() != "sqlite":
+        return Database(url=url)
+    place = _place(parsed)
+    if place is None:
+        raise BadConfig(
+            f"database: {parsed.database or ':memory:'}: is no file here; the sink does not make one, and "
+            "tasks are processes of their own"
+        )
+    return Database(url=url, place=place)
+
+
+def engine_of(where: Database) -> Engine:
+    """The engine of this process. Raises: BadConfig in a task that an SQLite file is out of reach for."""
+    key = (os.getpid(), where.url)
+    if key in _ENGINES:
+        return _ENGINES[key]
+    parsed = make_url(where.url)
+    backend = parsed.get_backend_name()
+    if backend == "sqlite":
+        if _place(parsed) != where.place:
+            raise BadConfig(
+                f"database: {parsed.database}: this task is on {platform.node()}, where that is not the "
+                "driver's file. SQLite is for masters local and local-cluster; use a database server"
+            )
+        engine = create_engine(parsed, connect_args={"timeout": BUSY_S})
+    else:
+        plain = parsed.drivername == backend
+        parsed = parsed.set(drivername=_DRIVERS[backend]) if plain else parsed
+        # A server that was started again between two batches costs nothing with pre_ping.
+        engine = create_engine(parsed, isolation_level="READ COMMITTED", pool_pre_ping=True)
+    return _ENGINES.setdefault(key, engine)
+
+
+def _place(parsed: URL) -> str | None:
+    """Host and file: a container has the host's kernel and a file system of its own."""
+    if parsed.database in (None, "", ":memory:"):
+        return None
+    boot = platform.node()
+    with suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    try:
+        found = os.stat(parsed.database or "")
+    except OSError:
+        return None
+    return f"{boot} {found.st_dev}:{found.st_ino}"

@@ -1,0 +1,243 @@
+"""Decisions in a row of a database, in one transaction with the rows of the tables they are about.
+
+    prefix         of the transactional ids
+    owner          the pair of P/coordinator that the prefix was last claimed with
+    decision       the last one, as `committable` has it; done when all its transactions are committed
+
+The database's commit is the commit point: before it a crash takes everything back, rows and records; after
+it everything is carried forward [SPK-40]. Two places tell who has the prefix, the cluster and the row, and
+they must agree on who was last. So the row is claimed under its lock, and given to a pair only if the cluster
+says, while the lock is held, that this pair is the last one: of two drivers the one that claimed the cluster
+later has the row in the end, whoever is quicker [SPK-43]. docs/adr/0185.
+"""
+
+import asyncio
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, Final, cast
+
+from sqlalchemy import (
+    Column,
+    CursorResult,
+    Engine,
+    Executable,
+    Integer,
+    MetaData,
+    SmallInteger,
+    String,
+    Table,
+    Text,
+    inspect,
+    select,
+    update,
+)
+from sqlalchemy.dialects import mysql, postgresql, sqlite
+from sqlalchemy.schema import CreateTable
+
+from tallystick.admin.model import TransactionDescription
+from tallystick.client.errors import ClientError
+from tallystick.client.modes import Wish
+from tallystick.dualwrite.errors import BadStore, CommitUnknown
+from tallystick.dualwrite.stores.sql import SqlStore
+from tallystick.dualwrite.stores.sql_table import Name, first_statements
+from tallystick.kernel.check import check
+from tallystick.kernel.errors import InDoubt
+from tallystick.kernel.ids import Identity
+from tallystick.spark.committable import Decision, Participant, decode_decision, encode_decision
+from tallystick.spark.decision_fold import Known
+from tallystick.spark.ports import Participants
+from tallystick.spark.sink_errors import PrefixTaken
+from tallystick.spark.sinks import Moves
+from tallystick.spark.staging import Staged
+
+TABLE: Final = "tallystick_decisions"
+SCHEMA_VERSION: Final = 1
+_MYSQL: Final = ("mysql", "mariadb")
+
+_TABLE: Final = Table(
+    TABLE,
+    MetaData(),
+    Column("prefix", Name, primary_key=True),
+    Column("owner", String(64), nullable=False),
+    Column("nonce", String(64)),
+    Column("done", SmallInteger, nullable=False),
+    Column("decision", Text().with_variant(mysql.LONGTEXT(charset="utf8mb4"), *_MYSQL)),
+    Column("schema_version", Integer, nullable=False),
+    mysql_engine="InnoDB",
+)
+
+
+class DecisionRow:
+    """The row of one prefix. Waits for the database; `RowLog` is awaited instead."""
+
+    def __init__(self, engine: Engine, prefix: str, staged: Sequence[Staged] = ()) -> None:
+        self.prefix = prefix
+        self._engine, self._staged = engine, staged
+        self._store = SqlStore(engine)  # for its transactions, which ask what a commit is worth
+        self._made = False
+
+    def claim(self, held: Identity, is_last: Callable[[], bool]) -> bool:
+        """Give the prefix to `held`, and sweep what others staged, if `is_last()` under the row's lock.
+
+        Order: waits for a decision on its way; when this returns True it is in the row or will never be.
+        """
+        self._make()
+        for each in self._staged:
+            each.create()
+        transaction = self._store.begin()
+        try:
+            connection = transaction.connection
+            if connection.dialect.name == "postgresql":
+                for statement in first_statements("postgresql", claiming=True):
+                    connection.execute(statement)
+            connection.execute(self._claiming(str(held), connection.dialect.name))
+            if not is_last():
+                return False
+            for each in self._staged:
+                each.sweep(connection)
+            transaction.commit()
+        finally:
+            transaction.rollback()
+        return True
+
+    def _claiming(self, owner: str, dialect: str) -> Executable:
+        values = {"prefix": self.prefix, "owner": owner, "done": 0, "schema_version": SCHEMA_VERSION}
+        if dialect in _MYSQL:
+            return mysql.insert(_TABLE).values(values).on_duplicate_key_update(owner=owner)
+        made = postgresql.insert(_TABLE) if dialect == "postgresql" else sqlite.insert(_TABLE)
+        return made.values(values).on_conflict_do_update(index_elements=["prefix"], set_={"owner": owner})
+
+    def read(self) -> Known:
+        """Raises: BadCommittable, BadStore."""
+        self._make()
+        with self._engine.connect() as connection:
+            row = connection.execute(select(_TABLE).where(_TABLE.c.prefix == self.prefix)).mappings().first()
+        if row is None:
+            return Known()
+        if row["schema_version"] != SCHEMA_VERSION:
+            raise BadStore(f"{TABLE}: the row of {self.prefix!r} has version {row['schema_version']}")
+        if row["decision"] is None:
+            return Known()
+        return Known(decision=decode_decision(row["decision"].encode()), done=bool(row["done"]))
+
+    def decide(self, decision: Decision, held: Identity, moves: Moves) -> None:
+        """The commit point: the row and the moved rows, in one transaction, if the prefix is still `held`'s.
+
+        Raises: PrefixTaken, VoteLost, RowsRefused: nothing is decided. InDoubt.
+        """
+        check(len(moves.rows) == len(self._staged), "a decision moves the rows of every table")
+        self._commit(
+            held,
+            {"decision": encode_decision(decision).decode(), "nonce": decision.nonce, "done": 0},
+            moves,
+        )
+
+    def forget(self, held: Identity) -> None:
+        nothing = Moves(attempts=(), rows=(0,) * len(self._staged))
+        self._commit(held, {"decision": None, "nonce": None, "done": 0}, nothing)
+
+    def _commit(self, held: Identity, values: Mapping[str, object], moves: Moves) -> None:
+        mine = (_TABLE.c.prefix == self.prefix, _TABLE.c.owner == str(held))
+        transaction = self._store.begin()
+        try:
+            # First, since it takes the lock that a claim waits for.
+            done = transaction.connection.execute(update(_TABLE).where(*mine).values(values))
+            if cast(CursorResult[Any], done).rowcount != 1:
+                raise PrefixTaken(self.prefix, f"its row in {TABLE} is no longer {held}'s")
+            for each, rows in zip(self._staged, moves.rows, strict=True):
+                each.move(transaction.connection, moves.attempts, rows)
+            transaction.commit()
+        except CommitUnknown as exc:
+            raise InDoubt(
+                f"the decision of {self.prefix!r} was sent to the database and its outcome could not be "
+                f"learned: {exc}; the query finds out when it is started again"
+            ) from exc
+        finally:
+            transaction.rollback()
+
+    def mark_done(self, nonce: str) -> None:
+        mine = (_TABLE.c.prefix == self.prefix, _TABLE.c.nonce == nonce)
+        with self._engine.begin() as connection:
+            connection.execute(update(_TABLE).where(*mine).values(done=1))
+
+    def _make(self) -> None:
+        """The table, where it is not there; once. Raises: BadStore for one of another version."""
+        if self._made:
+            return
+        with self._engine.begin() as connection:
+            connection.execute(CreateTable(_TABLE, if_not_exists=True))
+            there = {each["name"] for each in inspect(connection).get_columns(TABLE)}
+        if missing := [each.name for each in _TABLE.columns if each.name not in there]:
+            raise BadStore(f"table {TABLE} is of another version: it has no {', '.join(missing)}")
+        self._made = True
+
+
+class RowLog:
+    """`ports.DecisionLog` in a database. A decision moves what `moving` named before."""
+
+    def __init__(self, row: DecisionRow) -> None:
+        self._row = row
+        self._moving: tuple[str, Moves] | None = None
+
+    def moving(self, nonce: str, moves: Moves) -> None:
+        """What the decision with this nonce, the lease's, will move."""
+        self._moving = (nonce, moves)
+
+    async def read(self) -> Known:
+        return await asyncio.to_thread(self._row.read)
+
+    async def append(self, decision: Decision, held: Identity, transaction_version: int) -> None:
+        nonce, moves = self._moving or ("", Moves(attempts=(), rows=()))
+        check(nonce == decision.nonce, "a decision is taken with the rows that were voted for")
+        await asyncio.to_thread(self._row.decide, decision, held, moves)
+
+    async def mark_done(self, nonce: str) -> None:
+        await asyncio.to_thread(self._row.mark_done, nonce)
+
+    async def forget(self, held: Identity, transaction_version: int) -> None:
+        await asyncio.to_thread(self._row.forget, held)
+
+
+class RowParticipants:
+    """`ports.Participants`: a claim takes the row, too [SPK-43]; the rest is the cluster's."""
+
+    def __init__(self, cluster: Participants, row: DecisionRow) -> None:
+        self._cluster, self._row = cluster, row
+
+    async def claim(self) -> tuple[Identity, int]:
+        held, transaction_version = await self._cluster.claim()
+        if not await self._take(held):
+            raise PrefixTaken(self._row.prefix, "another query began at the same time")
+        return held, transaction_version
+
+    async def reclaim(self, held: Identity) -> Identity | None:
+        fresh = await self._cluster.reclaim(held)
+        return fresh if fresh is not None and await self._take(fresh) else None
+
+    async def _take(self, held: Identity) -> bool:
+        loop = asyncio.get_running_loop()
+
+        def is_last() -> bool:
+            return asyncio.run_coroutine_threadsafe(self._cluster.holds(held), loop).result()
+
+        # One thread has the connection from its first statement to its last, whoever stops waiting for it.
+        return await asyncio.to_thread(self._row.claim, held, is_last)
+
+    async def holds(self, held: Identity) -> bool:
+        return await self._cluster.holds(held)
+
+    async def describe(self, transactional_ids: Iterable[str]) -> Mapping[str, TransactionDescription | None]:
+        return await self._cluster.describe(transactional_ids)
+
+    async def end(
+        self, participants: Collection[Participant], transaction_version: int, wish: Wish
+    ) -> Mapping[str, ClientError]:
+        return await self._cluster.end(participants, transaction_version, wish)
+
+    async def recover(self, participants: Collection[Participant]) -> Mapping[str, ClientError]:
+        return await self._cluster.recover(participants)
+
+    async def open_ids(self) -> Collection[str]:
+        return await self._cluster.open_ids()
+
+    async def fence(self, transactional_ids: Collection[str]) -> None:
+        await self._cluster.fence(transactional_ids)

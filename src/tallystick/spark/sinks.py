@@ -1,0 +1,136 @@
+"""What one batch is written to, in SQL expressions over its columns: topics and tables. Pure.
+
+    to_topic("delays.by_flight", key="flight", where="delay > 0")
+    to_table("delays", write="upsert", keys=["flight"])
+
+`foreach_batch` writes to all of them, or to none.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, Literal
+
+from tallystick.kernel.value import frozen
+
+Write = Literal["append", "upsert"]
+_WRITES: Final = ("append", "upsert")
+
+
+@frozen(kw_only=True)
+class ToTopic:
+    """Each row, or each where `where` holds, as a record; see `to_topic`."""
+
+    topic: str
+    key: str | None = None
+    value: str | None = None
+    headers: str | None = None
+    where: str | None = None
+
+
+@frozen(kw_only=True)
+class ToTable:
+    """Each row, or each where `where` holds, as a row of a table; see `to_table`.
+
+    columns  name in the table, and expression; None for the columns of the batch
+    """
+
+    table: str
+    columns: tuple[tuple[str, str], ...] | None = None
+    write: Write = "append"
+    keys: tuple[str, ...] = ()
+    where: str | None = None
+
+    @property
+    def schema(self) -> str | None:
+        return self.table.rpartition(".")[0] or None
+
+    @property
+    def name(self) -> str:
+        return self.table.rpartition(".")[2]
+
+
+Sink = ToTopic | ToTable
+
+
+@frozen(kw_only=True)
+class Moves:
+    """What a decision moves: the attempts that voted, and for each table how many rows they staged."""
+
+    attempts: tuple[str, ...]
+    rows: tuple[int, ...]
+
+
+def to_topic(
+    topic: str,
+    *,
+    key: str | None = None,
+    value: str | None = None,
+    headers: str | None = None,
+    where: str | None = None,
+) -> ToTopic:
+    """Write records to a topic. Every argument but the first is a Spark SQL expression.
+
+    Args:
+        key: string or binary; without it a record has none.
+        value: string or binary; without it the whole row as JSON, its nulls included.
+        headers: array<struct<key:string,value:binary>>.
+        where: boolean; which rows.
+    """
+    return ToTopic(topic=topic, key=key, value=value, headers=headers, where=where)
+
+
+def to_table(
+    table: str,
+    *,
+    columns: Mapping[str, str] | Sequence[str] | None = None,
+    write: Write = "append",
+    keys: Sequence[str] = (),
+    where: str | None = None,
+) -> ToTable:
+    """Write rows to a table of the database, which exists.
+
+    Args:
+        table: its name, or `schema.name`.
+        columns: the table's columns, each with its Spark SQL expression, or the names alone where the batch
+            has columns of those names; without it every column of the batch.
+        write: "append", or "upsert": a row whose keys are in the table replaces what is there.
+        keys: of an upsert: the columns of a unique constraint or of the primary key. Two rows of a batch
+            with the same keys are refused.
+        where: boolean; which rows.
+    """
+    named = columns if columns is None or isinstance(columns, Mapping) else {c: quoted(c) for c in columns}
+    return ToTable(
+        table=table,
+        columns=None if named is None else tuple(named.items()),
+        write=write,
+        keys=tuple(keys),
+        where=where,
+    )
+
+
+def quoted(column: str) -> str:
+    """A column of the batch as an expression."""
+    return "`" + column.replace("`", "``") + "`"
+
+
+def sink_problems(sinks: Sequence[object], database: str | None) -> Iterator[str]:
+    """What is wrong with the sinks as they are, before anybody has seen a batch or the database."""
+    tables = [sink for sink in sinks if isinstance(sink, ToTable)]
+    for sink in sinks:
+        if not isinstance(sink, Sink):
+            yield f"{sink!r}: is no sink: to_topic(...) and to_table(...) make them"
+    if tables and database is None:
+        yield "database: required by to_table, the URL that SQLAlchemy takes"
+    names = [sink.table for sink in tables]
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        yield f"table {name}: written to by two sinks; make it one"
+    for sink in tables:
+        at = f"table {sink.table}"
+        if sink.write not in _WRITES:
+            yield f"{at}: write is {sink.write!r}, and must be one of {', '.join(_WRITES)}"
+        elif sink.write == "upsert" and not sink.keys:
+            yield f"{at}: keys: required by an upsert"
+        elif sink.write == "append" and sink.keys:
+            yield f"{at}: keys: mean nothing to an append; write='upsert'?"
+        if sink.columns is not None:
+            given = {name for name, _ in sink.columns}
+            yield from (f"{at}: key {key} is none of its columns" for key in sink.keys if key not in given)

@@ -1,0 +1,298 @@
+"""Topic and table in one decision: a toy cluster, a real SQLite, a driver stopped at every effect of both."""
+
+import asyncio
+import gc
+import sqlite3
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from servers import quick_place
+from sqlalchemy import Engine, create_engine, delete, event, text
+from sqlalchemy.pool import NullPool
+from tests.support.toy_cluster import ToyCluster, ToyParticipants
+
+from tallystick.spark.committable import Batch, Lease, Participant, Tally, Vote
+from tallystick.spark.coordinator import Coordinator
+from tallystick.spark.deciding import Course, NewCheckpoint, course
+from tallystick.spark.decision_row import DecisionRow, RowLog, RowParticipants
+from tallystick.spark.sink_errors import CheckpointsDiffer, PrefixTaken, SinkError, VoteLost
+from tallystick.spark.sinks import Moves, to_table
+from tallystick.spark.staging import RowsRefused, Staged
+from tallystick.spark.worker_ids import WorkerIds
+from tallystick.testing import FakeClock
+
+PREFIX = "p"
+QUERY = "q"
+SINK = to_table("target", columns=["id"])
+
+
+class Crash(BaseException):
+    """The driver is gone; BaseException, since nothing answers it."""
+
+
+@dataclass
+class World:
+    """What survives: a cluster, a database, a checkpoint; and where the next driver dies."""
+
+    engine: Engine
+    cluster: ToyCluster = field(default_factory=ToyCluster)
+    committed_batch: int = -1
+    effects: int = 0
+    dies_after: int | None = None
+    connections: list[sqlite3.Connection] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        with self.engine.begin() as connection:
+            connection.execute(text("CREATE TABLE target (id INTEGER PRIMARY KEY)"))
+        event.listen(self.engine, "connect", lambda raw, _: self.connections.append(raw))
+        event.listen(self.engine, "after_cursor_execute", self.effect)
+        event.listen(self.engine, "commit", self.effect)
+        self.cluster.effect = self.awaited_effect  # type: ignore[method-assign]
+
+    def effect(self, *_: Any) -> None:
+        self.effects += 1
+        if self.effects == self.dies_after:
+            raise Crash
+
+    async def awaited_effect(self) -> None:
+        self.effect()
+
+    def rows(self) -> Counter[int]:
+        with self.engine.connect() as connection:
+            return Counter(connection.execute(text("SELECT id FROM target")).scalars())
+
+
+class Driver:
+    """One run of a query: its coordinator, and the tasks that it starts."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.staged = Staged(world.engine, PREFIX, SINK)
+        self.participants = ToyParticipants(world.cluster, PREFIX)
+        self.row = DecisionRow(world.engine, PREFIX, [self.staged])
+        self.log = RowLog(self.row)
+        claimed = RowParticipants(self.participants, self.row)
+        self.coordinator = Coordinator(PREFIX, claimed, self.log, clock=FakeClock())
+        self.ids = [WorkerIds(PREFIX) for _ in range(2)]
+
+    async def run(self, until: int) -> None:
+        while self.world.committed_batch + 1 < until:
+            await self.batch(self.world.committed_batch + 1)
+
+    async def batch(self, number: int) -> None:
+        lease = await self.coordinator.begin()
+        votes, moves = await self.tasks(lease, number)
+        self.log.moving(lease.nonce, moves)
+        await self.coordinator.commit(votes)
+        self.world.committed_batch = number
+
+    async def tasks(self, lease: Lease, number: int, many: int = 4) -> tuple[list[Vote | None], Moves]:
+        """Two tasks; a third one stages and is never heard of."""
+        rows = range(number * 4, number * 4 + many)
+        votes: list[Vote | None] = []
+        for task, share in enumerate((rows[:3], rows[3:])):
+            votes.append(await self.attempt(task, lease, number, share))
+        self.stage(f"{lease.nonce}zombie", rows)
+        attempts = tuple(f"{lease.nonce}{task}" for task in range(2))
+        return votes, Moves(attempts=attempts, rows=(len(rows),))
+
+    async def attempt(self, task: int, lease: Lease, number: int, rows: range) -> Vote:
+        job = Batch(QUERY, number)
+        way = course(lease.decided, job, NewCheckpoint.REFUSE)
+        if isinstance(way, SinkError):
+            raise way
+        participant = None
+        if way is Course.WRITE and rows:
+            name = str(self.ids[task].take(lease))
+            pair = self.world.cluster.initialise(name)
+            self.world.cluster.produce(name, pair, rows)
+            self.stage(f"{lease.nonce}{task}", rows)
+            participant = Participant(transactional_id=name, identity=pair)
+        return Vote(
+            nonce=lease.nonce,
+            coordinator=lease.coordinator,
+            transaction_version=lease.transaction_version,
+            job=job,
+            tallies=(Tally(len(rows), sum(rows)),),
+            participant=participant,
+            skipped=way is Course.SKIP,
+        )
+
+    def stage(self, attempt: str, rows: range) -> None:
+        self.staged.stage(attempt, 0, pa.record_batch([pa.array(rows)], names=["id"]))
+
+
+NewWorld = Callable[[], World]
+
+
+@pytest.fixture
+def new_world(tmp_path: Path) -> Iterator[NewWorld]:
+    numbers = count()
+    with tempfile.TemporaryDirectory(dir=quick_place() or tmp_path) as folder:
+        yield lambda: World(create_engine(f"sqlite:///{folder}/{next(numbers)}.db", poolclass=NullPool))
+
+
+def live(world: World, dies_after: int | None, until: int) -> None:
+    """One driver, until it is done or dies."""
+    driver = Driver(world)
+    world.effects, world.dies_after = 0, dies_after
+    with suppress(Crash):
+        asyncio.run(driver.run(until))
+    world.dies_after = None
+    for connection in world.connections:  # as the system does when a process ends
+        connection.close()
+    gc.collect()  # a cursor in a traceback still has its lock
+    world.connections.clear()
+
+
+def settle(world: World, batches: int) -> None:
+    """After all that, a driver that nothing disturbs: every row is in both places, once; nothing is left."""
+    live(world, None, batches + 1)
+    assert world.committed_batch == batches
+    assert world.rows() == world.cluster.committed == Counter(range(4 * (batches + 1)))
+    assert world.cluster.open_ids() == []
+
+
+@pytest.mark.slow
+def test_a_crash_after_any_effect_leaves_topic_and_table_agreeing(new_world: NewWorld) -> None:
+    """[SPK-40] [SPK-41] [SPK-42] Two batches, stopped after the n-th effect; the next driver is, too."""
+    world = new_world()
+    live(world, None, 2)
+    for effect in range(1, world.effects + 1):
+        world = new_world()
+        live(world, effect, 2)
+        live(world, effect * 7 % 30 + 1, 2)
+        settle(world, 2)
+
+
+def test_a_decision_and_its_rows_are_one_transaction(new_world: NewWorld) -> None:
+    """[SPK-40] Stopped between the decision in the row and the database's commit: neither is there."""
+    world = new_world()
+    live(world, None, 1)
+
+    async def dies(driver: Driver) -> None:
+        lease = await driver.coordinator.begin()
+        votes, moves = await driver.tasks(lease, 1)
+        driver.log.moving(lease.nonce, moves)
+        world.effects, world.dies_after = 0, 6  # read, describe, update, count, insert, commit
+        await driver.coordinator.commit(votes)
+
+    with suppress(Crash):
+        asyncio.run(dies(Driver(world)))
+    world.dies_after = None
+    assert world.rows() == Counter(range(4))
+    assert asyncio.run(Driver(world).log.read()).decision.batch_id == 0  # type: ignore[union-attr]
+    settle(world, 1)
+
+
+def test_rows_that_were_lost_are_not_decided_on(new_world: NewWorld) -> None:
+    """[SPK-41] What is staged need not survive a crash of the database; the vote says how much there was."""
+    world = new_world()
+
+    async def loses(driver: Driver) -> None:
+        lease = await driver.coordinator.begin()
+        votes, moves = await driver.tasks(lease, 0)
+        with world.engine.begin() as connection:
+            connection.execute(delete(driver.staged.table).where(driver.staged.table.c.id == 2))
+        driver.log.moving(lease.nonce, moves)
+        with pytest.raises(VoteLost, match="4 rows were staged, and 3 are there"):
+            await driver.coordinator.commit(votes)
+        await driver.coordinator.abort(votes)
+
+    asyncio.run(loses(Driver(world)))
+    assert world.rows() == world.cluster.committed == Counter()
+    settle(world, 1)
+
+
+def test_rows_that_the_table_refuses_are_not_decided_on(new_world: NewWorld) -> None:
+    """[SPK-40] And the records of the topic are aborted with them."""
+    world = new_world()
+    with world.engine.begin() as connection:
+        connection.execute(text("INSERT INTO target VALUES (3)"))
+
+    async def refused(driver: Driver) -> None:
+        lease = await driver.coordinator.begin()
+        votes, moves = await driver.tasks(lease, 0)
+        driver.log.moving(lease.nonce, moves)
+        with pytest.raises(RowsRefused, match=r"table target does not take .*UNIQUE.*Nothing was decided"):
+            await driver.coordinator.commit(votes)
+        await driver.coordinator.abort(votes)
+
+    asyncio.run(refused(Driver(world)))
+    assert world.rows() == Counter([3])
+    assert world.cluster.committed == Counter()
+    assert world.cluster.open_ids() == []
+
+
+def test_a_driver_that_was_replaced_decides_nothing(new_world: NewWorld) -> None:
+    """[SPK-43] Its row has another owner, its staged rows are swept; its abort leaves the newer one alone."""
+    world = new_world()
+
+    async def replaced() -> None:
+        old, new = Driver(world), Driver(world)
+        lease = await old.coordinator.begin()
+        votes, moves = await old.tasks(lease, 0)
+        newer = await new.coordinator.begin()
+        new_votes, new_moves = await new.tasks(newer, 0)
+        old.log.moving(lease.nonce, moves)
+        with pytest.raises((PrefixTaken, VoteLost)):
+            await old.coordinator.commit(votes)
+        await old.coordinator.abort(votes)
+        with pytest.raises(PrefixTaken):
+            await old.log.forget(lease.coordinator, 2)
+        new.log.moving(newer.nonce, new_moves)
+        await new.coordinator.commit(new_votes)
+        world.committed_batch = 0
+
+    asyncio.run(replaced())
+    assert world.rows() == world.cluster.committed == Counter(range(4))
+    settle(world, 1)
+
+
+def test_of_two_claims_the_clusters_last_one_has_the_row(new_world: NewWorld) -> None:
+    """[SPK-43] The one that claimed the cluster first comes to the row last: it must not take it back."""
+    world = new_world()
+
+    async def race() -> None:
+        old, new = Driver(world), Driver(world)
+        held, _ = await old.participants.claim()
+        lease = await new.coordinator.begin()
+        assert not await RowParticipants(old.participants, old.row)._take(held)
+        votes, moves = await new.tasks(lease, 0)
+        new.log.moving(lease.nonce, moves)
+        await new.coordinator.commit(votes)
+        world.committed_batch = 0
+
+    asyncio.run(race())
+    settle(world, 1)
+
+
+def test_a_replayed_batch_with_other_rows_stops(new_world: NewWorld) -> None:
+    """[SPK-22] The row keeps counts and checksums as the topic does."""
+    world = new_world()
+    live(world, None, 1)
+
+    async def replay(driver: Driver) -> None:
+        lease = await driver.coordinator.begin()
+        votes, _ = await driver.tasks(lease, 0, many=3)
+        with pytest.raises(CheckpointsDiffer, match="batch 0"):
+            await driver.coordinator.commit(votes)
+
+    asyncio.run(replay(Driver(world)))
+    assert world.rows() == Counter(range(4))
+
+
+def test_a_prefix_that_was_given_up_has_no_decision(new_world: NewWorld) -> None:
+    world = new_world()
+    live(world, None, 1)
+    found = asyncio.run(Driver(world).coordinator.retire())
+    assert found.decision is not None
+    assert asyncio.run(Driver(world).log.read()).decision is None
