@@ -1,0 +1,47 @@
+"""Streaming queries under faults: drivers, workers and the broker are killed, and every row is there once.
+
+Each seed is one query that lives through several drivers; `tests/support/spark_torture*.py` say what is
+drawn. A driver is a process with a Java of its own, so a start takes seconds: one seed here, and many in
+`make crash`.
+"""
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from spark_torture_lives import Told, Torture
+
+KNOWN = Path(__file__).with_name("spark_seeds.txt")
+LONG = os.environ.get("TALLYSTICK_LONG") == "1"
+SEEDS = range(24) if LONG else range(1)
+STARTS = 9 if LONG else 3
+ROWS_A_START = 2_500 if LONG else 750
+
+pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.timeout(300 * STARTS)]
+
+
+def known_seeds() -> list[int]:
+    lines = KNOWN.read_text().splitlines()
+    return [int(line.split()[0]) for line in lines if line and not line.startswith("#")] if LONG else []
+
+
+@pytest.fixture(scope="module")
+def total() -> Iterator[Told]:
+    """Of all seeds; printed at the end of the long form."""
+    told = Told()
+    yield told
+    if LONG:
+        print(f"\n{told.shown()}", file=sys.__stdout__)
+
+
+@pytest.mark.parametrize("seed", [*known_seeds(), *SEEDS])
+def test_every_row_is_there_once(seed: int, tmp_path: Path, total: Told) -> None:
+    """[SPK-20] [SPK-21] [SPK-22] [SPK-23] Read by librdkafka at read_committed, compared with the input."""
+    told = Torture(seed, tmp_path, starts=STARTS, rows_a_start=ROWS_A_START).run()
+    total.add(told)
+    assert told.surprises == []
+    assert (told.missing, told.duplicates, told.strangers) == (0, 0, 0)
+    assert told.left_open == []
+    assert told.struck, "something happened to it"

@@ -1,0 +1,230 @@
+"""Faults in the processes of a Spark query: where they strike, and what they do.
+
+Every effect of the sink passes `strike`, in whatever process it happens. A driver's plan of faults is a file,
+and the n-th time that a point is passed is counted over all its processes, by lock files.
+
+    claim read describe append end mark_done open_ids ...   the driver's effects, each `.before` and `.after`
+    append.between        the decision is produced, and not committed
+    end.among             one participant is committed, the others are not
+    init send prepare     a task's; `rows` is its source's side
+
+Workers of Spark import this module by its name.
+"""
+
+import fcntl
+import json
+import os
+import signal
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql.types import StructType
+
+from tallystick.client.blocking.producer import Producer
+from tallystick.client.cluster import Cluster
+from tallystick.client.errors import ClientError, TimedOut
+from tallystick.client.modes import Wish
+from tallystick.client.prepared import PreparedTxnState
+from tallystick.kernel.errors import InDoubt
+from tallystick.kernel.ids import Identity
+from tallystick.spark import sink
+from tallystick.spark.committable import Participant
+from tallystick.spark.data_source import KafkaDataSource
+from tallystick.spark.decisions import DecisionTopic
+from tallystick.spark.participants import ClusterParticipants
+from tallystick.spark.ports import DecisionLog, Participants
+from tallystick.spark.sink_options import SinkOptions
+from tallystick.spark.station import Station, station
+from tallystick.spark.transactional_ids import WorkerId
+from tallystick.testing import eventually
+
+FOLDER: Final = "SPARK_TORTURE"
+"""The environment variable that tells all processes of a driver where its plan is."""
+_LIMIT_MS: Final = 20_000
+# A driver that stalls may find that its time was over long ago; nobody waits for ever.
+_STALL_S: Final = 120.0
+_STOP_S: Final = 5.0
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What happens when a point is passed the n-th time.
+
+    raise, kill-worker   in this process
+    kill-driver          kill -9 of the Java of the driver and of its Python
+    kill-broker          kill -9 of the broker; it is back when the effect goes on
+    stop                 query.stop(), and some time for it to get through
+    stall                until somebody says `go`: another driver lives meanwhile
+    """
+
+    point: str
+    nth: int
+    kind: str
+
+
+class Folder:
+    """What the processes of one driver, and the test above them, tell each other."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def plan(self, faults: Collection[Fault]) -> None:
+        self.path.mkdir(parents=True)
+        (self.path / "plan").write_text(json.dumps([[f.point, f.nth, f.kind] for f in faults]))
+
+    def says(self, word: str) -> bool:
+        return (self.path / word).exists()
+
+    def say(self, word: str, text: str = "") -> None:
+        fresh = self.path / f"{word}.{os.getpid()}"
+        fresh.write_text(text)
+        fresh.replace(self.path / word)
+
+    def struck(self) -> list[str]:
+        """`kind at point`, of every fault that came about, in order."""
+        with suppress(FileNotFoundError):
+            return (self.path / "struck").read_text().splitlines()
+        return []
+
+    def pass_by(self, point: str) -> Fault | None:
+        """The fault that is due here and now; nobody else is given it."""
+        faults = [Fault(*each) for each in json.loads((self.path / "plan").read_text())]
+        here = [fault for fault in faults if fault.point == point]
+        if not here:
+            return None
+        with (self.path / f"count-{point}").open("a+") as counter:
+            fcntl.flock(counter, fcntl.LOCK_EX)
+            counter.seek(0)
+            count = len(counter.read()) + 1
+            counter.write(".")
+            due = next((fault for fault in here if fault.nth == count), None)
+            if due is not None:
+                with (self.path / "struck").open("a") as struck:
+                    struck.write(f"{due.kind} at {point}\n")
+            return due
+
+
+def strike(point: str) -> None:
+    """Pass a point. Raises, if that is the plan: TimedOut; InDoubt where the answer to a decision is lost."""
+    folder = Folder(Path(os.environ[FOLDER]))
+    fault = folder.pass_by(point)
+    if fault is None:
+        return
+    match fault.kind:
+        case "raise" if point == "append.after":
+            raise InDoubt("the answer to the decision is lost")
+        case "raise":
+            raise TimedOut("torture", 1, point)
+        case "kill-worker":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "kill-driver":
+            for pid in (folder.path / "pids").read_text().split():
+                with suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGKILL)
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "kill-broker":
+            folder.say("kill-broker")
+            eventually(lambda: not folder.says("kill-broker"), _STALL_S)
+        case "stop":
+            folder.say("stop")
+            with suppress(TimeoutError):
+                eventually(lambda: folder.says("stopped"), _STOP_S)
+        case "stall":
+            folder.say("stalled")
+            eventually(lambda: folder.says("go"), _STALL_S)
+
+
+class Effects:
+    """An object whose every awaited method passes a point before and after."""
+
+    def __init__(self, inner: object) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        method = getattr(self._inner, name)
+
+        async def effect(*args: object, **kwargs: object) -> object:
+            strike(f"{name}.before")
+            result = await method(*args, **kwargs)
+            strike(f"{name}.after")
+            return result
+
+        return effect
+
+
+class EndedOneByOne(ClusterParticipants):
+    """A driver may be gone when one participant is committed and the others are not."""
+
+    async def end(
+        self, participants: Collection[Participant], transaction_version: int, wish: Wish
+    ) -> Mapping[str, ClientError]:
+        first, others = list(participants)[:1], list(participants)[1:]
+        failures = dict(await super().end(first, transaction_version, wish))
+        strike("end.among")
+        return {**failures, **await super().end(others, transaction_version, wish)}
+
+
+class DecidedInTwoSteps(DecisionTopic):
+    """A driver may be gone when the decision is produced and not committed."""
+
+    async def _produce(
+        self, key: bytes, value: bytes | None, held: Identity | None, max_version: int
+    ) -> None:
+        await super()._produce(key, value, held, max_version)
+        if held is not None:
+            strike("append.between")
+
+
+class TorturedProducer(Producer):
+    """The producer of one attempt."""
+
+    def init_transactions(self, keep_prepared_txn: bool = False) -> None:
+        super().init_transactions(keep_prepared_txn)
+        strike("init.after")
+
+    def send_arrow(self, batch: pa.RecordBatch | pa.Table, topic: str | None = None) -> list[Any]:
+        sent = super().send_arrow(batch, topic)
+        strike("send.after")
+        return sent
+
+    def prepare_transaction(self) -> PreparedTxnState:
+        strike("prepare.before")
+        state = super().prepare_transaction()
+        strike("prepare.after")
+        return state
+
+
+class TorturedStation(Station):
+    def ports_of(self, cluster: Cluster) -> tuple[Participants, DecisionLog]:
+        participants: Any = Effects(EndedOneByOne(cluster, self.options, _LIMIT_MS))
+        decisions: Any = Effects(DecidedInTwoSteps(cluster, self.options, _LIMIT_MS))
+        return participants, decisions
+
+    def producer_of(self, name: WorkerId) -> Producer:
+        return TorturedProducer(self.options.of_worker(str(name)))
+
+
+def connect(options: SinkOptions) -> Station:
+    return station(options, TorturedStation)
+
+
+class TorturedSource(KafkaDataSource):
+    """`format("tortured")`: our source and our sink, and faults in every effect of the sink."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "tortured"
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> sink.StreamWriter:  # noqa: N802
+        return sink.stream_writer(self.options, schema, overwrite, connect)
+
+
+def disturbed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Rows of the source on their way to the query."""
+    for batch in batches:
+        strike("rows")
+        yield batch

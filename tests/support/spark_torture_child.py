@@ -1,0 +1,85 @@
+"""One driver of the torture: Spark, and one query over what is there, until that is done or somebody ends it.
+
+    SPARK_TORTURE=FOLDER python spark_torture_child.py
+
+A query that a fault stops is started again in the same Spark: its Python workers keep what they have. Each
+line of `outcome` in FOLDER says how a run went: `done`, `stopped`, or what the query was stopped by.
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from spark_torture import FOLDER, Folder, TorturedSource, connect, disturbed
+from spark_torture_queries import SHAPES
+
+from tallystick.spark.foreach import foreach_batch
+from tallystick.spark.session import spark_session
+from tallystick.testing import eventually
+
+PARSED = [
+    "cast(split(cast(value as string), ',')[0] as bigint) as id",
+    "timestamp_millis(cast(split(cast(value as string), ',')[1] as bigint)) as ts",
+]
+
+
+def frames(spark: SparkSession, spec: dict[str, Any]) -> list[DataFrame]:
+    """(id, ts) of each topic."""
+    found = []
+    for at, topic in enumerate(spec["topics"]):
+        reader = spark.readStream.format("tortured").option("kafka.bootstrap.servers", spec["bootstrap"])
+        reader = reader.option("subscribe", topic).option("maxOffsetsPerTrigger", spec["per_trigger"])
+        rows = reader.option("startingOffsets", spec["starting"][at]).load().select("value")
+        if spec["disturb_rows"]:
+            rows = rows.mapInArrow(disturbed, "value binary")
+        found.append(rows.selectExpr(*PARSED))
+    return found
+
+
+def start(spark: SparkSession, spec: dict[str, Any]) -> Any:
+    rows = SHAPES[spec["shape"]].plan(*frames(spark, spec)).selectExpr("value", "value as key")
+    if spec["surface"] == "foreach":
+        writer = rows.writeStream.foreachBatch(foreach_batch(spec["sink"], connect=connect))
+    else:
+        writer = rows.writeStream.format("tortured").options(**spec["sink"])
+    return writer.option("checkpointLocation", spec["checkpoint"]).trigger(availableNow=True).start()
+
+
+def one_run(spark: SparkSession, spec: dict[str, Any], folder: Folder) -> str:
+    query = start(spark, spec)
+    folder.say("started")
+    try:
+        eventually(lambda: not query.isActive or folder.says("stop"), spec["limit_s"])
+        if folder.says("stop"):
+            query.stop()
+            (folder.path / "stop").unlink()
+            folder.say("stopped")
+            return "stopped"
+        query.awaitTermination()
+    except StreamingQueryException as exc:
+        return f"failed: {exc}"
+    return "done"
+
+
+def main() -> None:
+    folder = Folder(Path(os.environ[FOLDER]))
+    spec = json.loads((folder.path / "spec").read_text())
+    settings = {"spark.sql.shuffle.partitions": "2", "spark.sql.streaming.noDataMicroBatches.enabled": "true"}
+    spark = spark_session("torture", folder.path, master="local[2, 4]", settings=settings)
+    spark.dataSource.register(TorturedSource)
+    java = spark.sparkContext._gateway.proc.pid  # type: ignore[attr-defined,union-attr]
+    folder.say("pids", f"{java} {os.getpid()}")
+    for _ in range(spec["runs"]):
+        outcome = one_run(spark, spec, folder)
+        with (folder.path / "outcome").open("a") as told:
+            told.write(outcome.replace("\n", " ") + "\n")
+        if outcome == "done":
+            break
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,389 @@
+"""The test's side of the torture: a broker that may be killed, drivers in turn, and what must be true.
+
+Everything is drawn from one seed: the query, its surface and mode, the input with its aborted transactions,
+and the faults of each driver. What Spark's threads do with it is theirs.
+"""
+
+import json
+import logging
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+from spark_torture import FOLDER, Fault, Folder
+from spark_torture_queries import END_MS, SHAPES
+from tools.broker_process import BrokerProcess, tallystick
+
+from tallystick import Admin
+from tallystick.spark.recovery import resolve
+
+_log = logging.getLogger(__name__)
+
+CHILD: Final = Path(__file__).with_name("spark_torture_child.py")
+PARTITIONS: Final = 2
+LIFE_S: Final = 240.0
+BROKER: Final = {
+    "transaction.two.phase.commit.enable": "true",
+    "flush.policy": "os",
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": "1000",
+}
+DRIVER_POINTS: Final = (
+    *(f"{name}.{when}" for name in ("claim", "read", "describe", "append", "end", "mark_done", "open_ids")
+      for when in ("before", "after")),
+    "append.between",
+    "end.among",
+)  # fmt: skip
+TASK_POINTS: Final = ("init.after", "send.after", "prepare.before", "prepare.after", "holds.after", "rows")
+# A query may be stopped by these, and by nothing else: the faults, and what follows from them.
+EXPECTED: Final = (
+    "TimedOut",
+    "InDoubt",
+    "VoteLost",
+    "PrefixTaken",
+    "CONCURRENT_STREAM_LOG_UPDATE",
+    "Python worker exited unexpectedly",
+    "BrokerRefused",
+    "ConnectionLost",
+    "Fenced",
+    "DecisionExpired",
+)
+
+
+@dataclass
+class Told:
+    """What happened to a seed."""
+
+    starts: int = 0
+    runs: int = 0
+    rows: int = 0
+    struck: Counter[str] = field(default_factory=Counter)
+    outcomes: Counter[str] = field(default_factory=Counter)
+    surprises: list[str] = field(default_factory=list)
+    missing: int = 0
+    duplicates: int = 0
+    strangers: int = 0
+    left_open: list[str] = field(default_factory=list)
+
+    @property
+    def clean(self) -> bool:
+        wrong = self.missing + self.duplicates + self.strangers
+        return not wrong and not self.left_open and not self.surprises
+
+    def add(self, other: "Told") -> None:
+        for name in ("starts", "runs", "rows", "missing", "duplicates", "strangers"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.struck.update(other.struck)
+        self.outcomes.update(other.outcomes)
+        self.surprises += other.surprises
+        self.left_open += other.left_open
+
+    def shown(self) -> str:
+        """For a person, after many seeds."""
+        lines = [
+            f"driver starts {self.starts}, query starts {self.runs}, rows {self.rows}",
+            f"missing {self.missing}, duplicates {self.duplicates}, of no input {self.strangers}",
+            f"transactions left open {len(self.left_open)}",
+        ]
+        kinds: Counter[str] = Counter()
+        for what, count in self.struck.items():
+            kinds[what.partition(" at ")[0]] += count
+        lines += [f"{count:6} {kind}" for kind, count in kinds.most_common()]
+        return "\n".join(lines)
+
+
+class Torture:
+    """One seed."""
+
+    def __init__(self, seed: int, folder: Path, *, starts: int, rows_a_start: int) -> None:
+        self.random = random.Random(seed)
+        self.folder, self.starts, self.rows_a_start = folder, starts, rows_a_start
+        shapes = list(SHAPES)
+        self.shape = shapes[seed % len(shapes)]
+        self.surface = ("sink", "foreach")[seed // len(shapes) % 2]
+        self.mode = self.random.choice(("2pc", "2pc", "keep", "resume"))
+        self.told = Told()
+        self.broker: BrokerProcess = tallystick(folder / "broker", BROKER)
+        self.prefix = f"torture/{seed}"
+        self.topics = [f"in-{n}" for n in range(SHAPES[self.shape].topics)]
+        self.expected: Counter[str] = Counter()
+        self.more: dict[str, str] = {}
+        self.starting = ["earliest" for _ in self.topics]
+        self.generation = 0
+        self.produced = 0
+        self._lives = 0
+
+    def __str__(self) -> str:
+        return f"{self.shape} {self.surface} {self.mode}"
+
+    # -------------------------------------------------------------------------------- the course
+
+    def run(self) -> Told:
+        with self.broker:
+            admin = AdminClient({"bootstrap.servers": self.broker.bootstrap})
+            wanted = [NewTopic(name, PARTITIONS, 1) for name in (*self.topics, "out")]
+            for made in admin.create_topics(wanted).values():
+                made.result(30)
+            for _ in range(self.starts - 1):
+                self.produce()
+                self.one_driver()
+                self.between()
+            self.produce(last=True)
+            self.drive(self.prepare([], runs=1))
+            if self.told.surprises or not self.finished:
+                self.told.surprises.append(f"the last driver ended with {self.last_outcome!r}")
+            self.check()
+        return self.told
+
+    def one_driver(self) -> None:
+        if self.random.random() < 0.15:
+            self.two_drivers()
+            return
+        faults = self.faults()
+        kill_after_s = self.random.uniform(0.2, 6) if self.random.random() < 0.2 else None
+        self.drive(self.prepare(faults, runs=6), kill_after_s)
+
+    def faults(self) -> list[Fault]:
+        draw = self.random
+        found = []
+        for _ in range(draw.randint(2, 4)):
+            if draw.random() < 0.5:
+                kind = draw.choice(("raise", "kill-worker", "kill-broker"))
+                found.append(Fault(draw.choice(TASK_POINTS), draw.randint(1, 6), kind))
+            else:
+                kind = draw.choice(("raise", "stop", "stop", "kill-broker"))
+                found.append(Fault(draw.choice(DRIVER_POINTS), draw.randint(1, 3), kind))
+        deadly = draw.choice((*DRIVER_POINTS, *DRIVER_POINTS, *TASK_POINTS))
+        found.append(Fault(deadly, draw.randint(1, 8), "kill-driver"))
+        return found
+
+    def two_drivers(self) -> None:
+        """The first stalls in the middle of something, the second does its work; then the first goes on."""
+        point = self.random.choice(DRIVER_POINTS)
+        first = self.prepare([Fault(point, self.random.randint(1, 3), "stall")], runs=1)
+        process = self.launch(first)
+        self.watch(process, first, until="stalled")
+        if first.says("stalled"):
+            self.drive(self.prepare([], runs=2))
+            first.say("go")
+        self.watch(process, first)
+        self.conclude(first)
+
+    def between(self) -> None:
+        draw = self.random
+        if draw.random() < 0.3:
+            self.lose_commit()
+        if self.shape == "stateless" and draw.random() < 0.15:
+            self.new_checkpoint(draw.choice(("restart", "resume")))
+
+    def lose_commit(self) -> None:
+        """As after an ordinary stop() while the sink commits."""
+        logs = self.checkpoint / "commits"
+        numbers = sorted(int(p.name) for p in logs.iterdir() if p.name.isdigit()) if logs.exists() else []
+        if numbers:
+            for name in (str(numbers[-1]), f".{numbers[-1]}.crc"):
+                (logs / name).unlink(missing_ok=True)
+            self.told.struck["lost commits/N"] += 1
+
+    def new_checkpoint(self, choice: str) -> None:
+        """The checkpoint is deleted, and somebody says how to go on."""
+        client = {"bootstrap.servers": self.broker.bootstrap, "tallystick.modes": self.mode}
+        resolve(self.prefix, client)
+        decision = resolve(self.prefix, client, dry_run=True).decision
+        if decision is None or decision.query_id is None:
+            return
+        shutil.rmtree(self.checkpoint, ignore_errors=True)
+        self.generation += 1
+        self.more = {"onNewCheckpoint": choice}
+        if choice == "restart":
+            self.starting = ["earliest"]
+            self.expected = self.written()
+        elif decision.offsets is None:
+            self.told.surprises.append("the decision has no offsets to resume from")
+        else:
+            self.starting = decision.offsets.splitlines()
+        self.told.struck[f"deleted checkpoint, {choice}"] += 1
+
+    # ----------------------------------------------------------------------------------- drivers
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.folder / f"checkpoint-{self.generation}"
+
+    def prepare(self, faults: list[Fault], runs: int) -> Folder:
+        self._lives += 1
+        folder = Folder(self.folder / f"life-{self._lives}")
+        folder.plan(faults)
+        sink = {
+            "kafka.bootstrap.servers": self.broker.bootstrap,
+            "kafka.max.block.ms": "20000",
+            "transactional.id.prefix": self.prefix,
+            "tallystick.modes": self.mode,
+            "topic": "out",
+            "checkpointLocation": str(self.checkpoint),
+            **self.more,
+        }
+        if self.surface == "foreach":
+            del sink["checkpointLocation"]
+        spec = {
+            "bootstrap": self.broker.bootstrap,
+            "topics": self.topics,
+            "starting": self.starting,
+            "per_trigger": str(max(100, self.rows_a_start // 3)),
+            "disturb_rows": any(fault.point == "rows" for fault in faults),
+            "shape": self.shape,
+            "surface": self.surface,
+            "sink": sink,
+            "checkpoint": str(self.checkpoint),
+            "runs": runs,
+            "limit_s": LIFE_S,
+        }
+        (folder.path / "spec").write_text(json.dumps(spec))
+        return folder
+
+    def launch(self, folder: Folder) -> "subprocess.Popen[bytes]":
+        paths = [str(CHILD.parent), str(CHILD.parents[2]), os.environ.get("PYTHONPATH", "")]
+        env = {**os.environ, FOLDER: str(folder.path), "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+        self.told.starts += 1
+        with (folder.path / "log").open("wb") as log:
+            return subprocess.Popen(
+                [sys.executable, str(CHILD)], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env
+            )
+
+    def drive(self, folder: Folder, kill_after_s: float | None = None) -> None:
+        process = self.launch(folder)
+        self.watch(process, folder, kill_after_s=kill_after_s)
+        self.conclude(folder)
+
+    def watch(
+        self,
+        process: "subprocess.Popen[bytes]",
+        folder: Folder,
+        until: str = "",
+        kill_after_s: float | None = None,
+    ) -> None:
+        """Until it ends, or says so. The broker is killed when somebody asks for it."""
+        give_up_at = time.monotonic() + LIFE_S
+        kill_at = None
+        while process.poll() is None and not (until and folder.says(until)):
+            if folder.says("kill-broker"):
+                self.broker.kill()
+                self.broker.start()
+                (folder.path / "kill-broker").unlink()
+            if kill_after_s is not None and kill_at is None and folder.says("started"):
+                kill_at = time.monotonic() + kill_after_s
+            if kill_at is not None and time.monotonic() > kill_at:
+                self.kill(folder)
+                kill_at = kill_after_s = None
+                self.told.struck["kill-driver at any time"] += 1
+            if time.monotonic() > give_up_at:
+                self.told.surprises.append(f"{folder.path}: it came to no end")
+                self.kill(folder)
+                process.kill()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(0.01)
+
+    def kill(self, folder: Folder) -> None:
+        with suppress(FileNotFoundError):
+            for pid in (folder.path / "pids").read_text().split():
+                with suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGKILL)
+
+    def conclude(self, folder: Folder) -> None:
+        """Note what happened in a life."""
+        self.told.struck.update(folder.struck())
+        found = self.outcomes_of(folder)
+        self.told.runs += max(1, len(found))
+        for outcome in found:
+            self.told.outcomes[outcome.partition(":")[0]] += 1
+            if outcome.startswith("failed") and not any(name in outcome for name in EXPECTED):
+                self.told.surprises.append(f"{folder.path}: {outcome}")
+        self.last_outcome = found[-1] if found else "killed"
+        self.finished = self.last_outcome == "done"
+        _log.info("%s: %s; %s", folder.path.name, ", ".join(folder.struck()), "; ".join(found) or "killed")
+
+    def outcomes_of(self, folder: Folder) -> list[str]:
+        with suppress(FileNotFoundError):
+            return (folder.path / "outcome").read_text().splitlines()
+        return []
+
+    # ------------------------------------------------------------------------------ input and output
+
+    def produce(self, *, last: bool = False) -> None:
+        """Some more rows, in transactions; some are aborted, and their rows come again in the next one."""
+        shape, size = SHAPES[self.shape], 250
+        producer = Producer(
+            {"bootstrap.servers": self.broker.bootstrap, "transactional.id": "input", "linger.ms": 1}
+        )
+        producer.init_transactions(30)
+        until = self.produced + self.rows_a_start
+        while self.produced < until:
+            ids = range(self.produced, self.produced + size)
+            abort = self.random.random() < 0.2
+            producer.begin_transaction()
+            for topic, rows in zip(self.topics, shape.rows(ids), strict=True):
+                for at, (row, ts) in enumerate(rows):
+                    producer.produce(topic, f"{row},{ts}", partition=at % PARTITIONS)
+                self.told.rows += 0 if abort else len(rows)
+            if abort:
+                producer.flush(30)
+                producer.abort_transaction(30)
+            else:
+                producer.commit_transaction(30)
+                self.produced = ids.stop
+        if last and shape.ends:
+            producer.begin_transaction()
+            for topic in self.topics:
+                for partition in range(PARTITIONS):
+                    producer.produce(topic, f"{-1 - partition},{END_MS}", partition=partition)
+            producer.commit_transaction(30)
+
+    def written(self) -> Counter[str]:
+        """Every committed row of the output and how often it is there, as librdkafka reads it."""
+        consumer = Consumer(
+            {
+                "bootstrap.servers": self.broker.bootstrap,
+                "group.id": "checker",
+                "isolation.level": "read_committed",
+                "enable.auto.commit": False,
+                "enable.partition.eof": True,
+            }
+        )
+        consumer.assign([TopicPartition("out", p, 0) for p in range(PARTITIONS)])
+        found: Counter[str] = Counter()
+        ended: set[int] = set()
+        give_up_at = time.monotonic() + 60
+        while len(ended) < PARTITIONS and time.monotonic() < give_up_at:
+            for message in consumer.consume(2000, 0.2):
+                if message.error() is None:
+                    found[(message.value() or b"").decode()] += 1
+                else:
+                    ended.add(message.partition() or 0)
+        consumer.close()
+        assert len(ended) == PARTITIONS, "the checker comes to the end of the output"
+        return found
+
+    def check(self) -> None:
+        expected = self.expected + SHAPES[self.shape].expected(self.produced)
+        found = self.written()
+        missing, more = expected - found, found - expected
+        self.told.missing += missing.total()
+        self.told.duplicates += sum(n for value, n in more.items() if value in expected)
+        self.told.strangers += sum(n for value, n in more.items() if value not in expected)
+        if missing or more:
+            shown = f"missing {list(missing.items())[:3]}, too many {list(more.items())[:3]}"
+            self.told.surprises.append(f"{self.folder}: {shown}")
+        with Admin({"bootstrap.servers": self.broker.bootstrap}) as admin:
+            listed = admin.list_transactions(states=("Ongoing",)).all()
+        opened = [each.transactional_id for found in listed.values() for each in found]
+        self.told.left_open += [each for each in opened if each.startswith(self.prefix)]
