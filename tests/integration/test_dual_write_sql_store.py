@@ -1,5 +1,6 @@
 """SqlStore under the suite, on each database; and what only it does."""
 
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,10 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
 
-from tallystick.dualwrite import BadRow, BadStore, SqlStore, UnsafeStore
+from tallystick.client.prepared import PreparedTxnState
+from tallystick.dualwrite import BadRow, BadStore, CommitUnknown, SqlStore, UnsafeStore
 from tallystick.dualwrite.stores.sql_table import judge, questions
+from tallystick.kernel.value import replace
 from tallystick.testing.store_suite import MakeStore, StoreSuite
 
 
@@ -106,6 +109,56 @@ def test_a_claim_ends_when_a_lock_does_not(tmp_path: Path) -> None:
         hasty.claim("t")
     txn.rollback()
     assert hasty.claim("t").owner
+
+
+class TimeIsUp(Exception):
+    """What a signal's handler raises, in whatever is running: as Celery's SoftTimeLimitExceeded."""
+
+
+class Interrupted(sqlite3.Connection):
+    """A connection whose COMMIT is interrupted when it has been carried out."""
+
+    def commit(self) -> None:
+        super().commit()
+        if Interrupted.armed:
+            raise TimeIsUp
+
+    armed = False
+
+
+def test_a_commit_that_is_interrupted_by_any_exception_is_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """[DW-3] Only the database's own answer says that it did not happen."""
+    url = f"sqlite:///{tmp_path / 'rows.db'}"
+    store = SqlStore(create_engine(url, poolclass=NullPool, connect_args={"factory": Interrupted}))
+    store.create()
+    row = replace(store.claim("t"), state=PreparedTxnState("7:1"))
+    txn = store.begin()
+    txn.record(row)
+    monkeypatch.setattr(Interrupted, "armed", True)
+    with pytest.raises(CommitUnknown, match="TimeIsUp"):
+        txn.commit()
+    txn.rollback()
+    assert store.read_state("t") == row
+
+
+def test_what_fails_after_the_commit_does_not_undo_it(sqlite: Engine) -> None:
+    """[DW-3] A hook of the user's session raises when it is closed."""
+
+    class Failing(Session):
+        def close(self) -> None:
+            super().close()
+            raise ValueError("a hook")
+
+    store = SqlStore(sqlite, session_factory=Failing)
+    store.create()
+    row = replace(store.claim("t"), state=PreparedTxnState("7:1"))
+    txn = store.begin()
+    assert txn.session.is_active
+    txn.record(row)
+    txn.commit()
+    assert store.read_state("t") == row
 
 
 @pytest.mark.parametrize(

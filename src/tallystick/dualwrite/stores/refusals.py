@@ -3,8 +3,9 @@
 from typing import Final
 
 # PostgreSQL answers COMMIT with an error only if it did not commit; a connection that ends is no answer, nor
-# is a shutdown (57), a broken disk (58) or an internal error (XX). 40003: "statement completion unknown".
-_POSTGRESQL: Final = ("22", "23", "25", "40001", "40002", "40P01", "53", "P0")
+# is a shutdown (57), a broken disk (58) or an internal error (XX), nor a full disk (53): a server that cannot
+# write its commit record dies of it, with that code. 40003: "statement completion unknown".
+_POSTGRESQL: Final = ("22", "23", "25", "40001", "40002", "40P01", "P0")
 _SQLITE: Final = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_CONSTRAINT", "SQLITE_FULL", "SQLITE_READONLY")
 _MYSQL: Final = (1205, 1213, 1114, 1290, 3024)  # lock wait, deadlock, table full, read only, timeout
 

@@ -1,5 +1,6 @@
 """SqlStore: PostgreSQL (psycopg 3), MariaDB and MySQL (PyMySQL), SQLite, through SQLAlchemy 2."""
 
+import logging
 import secrets
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, cast
@@ -8,12 +9,14 @@ from sqlalchemy import Connection, CursorResult, Engine, MetaData, event
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.orm import Session
 
-from tallystick.dualwrite.errors import BadStore, CommitUnknown, Fenced, NotYours, UnsafeStore
+from tallystick.dualwrite.errors import BadStore, CommitUnknown, Fenced, NotYours
 from tallystick.dualwrite.model import StoredState, from_columns
 from tallystick.dualwrite.stores import sql_table
 from tallystick.dualwrite.stores.base import OffsetMoved
 from tallystick.dualwrite.stores.sql_table import Tables
 from tallystick.kernel.ids import TopicPartition
+
+_log = logging.getLogger(__name__)
 
 OWNER_BYTES: Final = 16
 _OURS: Final = "the writer commits and rolls back; inside its block use begin_nested() for a savepoint"
@@ -77,25 +80,32 @@ class SqlTransaction:
         self._committing = True
         try:
             self._root.commit()
-        except DBAPIError as exc:
+        except Exception as exc:
             if sql_table.certainly_not_committed(exc):
                 raise
-            raise CommitUnknown(f"{type(exc.orig).__name__}: {exc.orig}") from exc
+            if not isinstance(exc, DBAPIError):  # not the driver's: a time limit's, out of a signal's handler
+                self._connection.invalidate()
+            raise CommitUnknown(sql_table.told_of(exc)) from exc
         except BaseException:  # Ctrl-C between COMMIT and its answer: nothing that follows could be trusted
             self._connection.invalidate()
             raise
-        self._close()
+        try:
+            self._close()
+        except Exception:
+            _log.warning("a session failed after its transaction was committed", exc_info=True)
 
     def rollback(self) -> None:
         self._close()
 
     def _close(self) -> None:
         """Whatever was not committed is rolled back with the connection's return to the pool."""
-        if self._session is not None:
-            self._session.close()
-        if not self._connection.closed:
-            event.remove(self._connection, "commit", self._check_ours)
-            self._connection.close()
+        try:
+            if self._session is not None:
+                self._session.close()
+        finally:
+            if not self._connection.closed:
+                event.remove(self._connection, "commit", self._check_ours)
+                self._connection.close()
 
     def _check_open(self) -> None:
         """Raises: NotYours if somebody else has ended the transaction."""
@@ -202,7 +212,7 @@ class SqlStore:
         dialect = connection.dialect.name
         try:
             if not self.allow_unsafe_durability:
-                self._check_durable(connection)
+                sql_table.check_durable(connection)
             if claiming and dialect != "sqlite":
                 connection.execution_options(isolation_level="READ COMMITTED")
             connection.begin()
@@ -212,15 +222,3 @@ class SqlStore:
             connection.close()
             raise
         return connection
-
-    def _check_durable(self, connection: Connection) -> None:
-        if connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT":
-            raise UnsafeStore("isolation level", "AUTOCOMMIT", "a transaction")
-        if sql_table.CHECKED in connection.info:
-            return
-        dialect = connection.dialect.name
-        level = connection.get_isolation_level()
-        answers = [connection.execute(each).scalar_one() for each in sql_table.questions(dialect)]
-        connection.rollback()
-        sql_table.judge(dialect, level, answers)
-        connection.info[sql_table.CHECKED] = True

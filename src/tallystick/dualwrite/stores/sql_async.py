@@ -8,6 +8,7 @@ commit.
 Source: SQLAlchemy 2, "Asynchronous I/O (asyncio)".
 """
 
+import logging
 import secrets
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, cast
@@ -17,12 +18,14 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
 
-from tallystick.dualwrite.errors import BadStore, CommitUnknown, Fenced, NotYours, UnsafeStore
+from tallystick.dualwrite.errors import BadStore, CommitUnknown, Fenced, NotYours
 from tallystick.dualwrite.model import StoredState, from_columns
 from tallystick.dualwrite.stores import sql_table
 from tallystick.dualwrite.stores.base import OffsetMoved
 from tallystick.dualwrite.stores.sql_table import Tables
 from tallystick.kernel.ids import TopicPartition
+
+_log = logging.getLogger(__name__)
 
 OWNER_BYTES: Final = 16
 _OURS: Final = "the writer commits and rolls back; inside its block use begin_nested() for a savepoint"
@@ -89,22 +92,29 @@ class AsyncSqlTransaction:
         except Exception as exc:
             if sql_table.certainly_not_committed(exc):
                 raise
-            raise CommitUnknown(f"{type(exc).__name__}: {exc}") from exc
+            if not isinstance(exc, DBAPIError):
+                await self._connection.invalidate()
+            raise CommitUnknown(sql_table.told_of(exc)) from exc
         except BaseException:
             await self._connection.invalidate()
             raise
-        await self._close()
+        try:
+            await self._close()
+        except Exception:
+            _log.warning("a session failed after its transaction was committed", exc_info=True)
 
     async def rollback(self) -> None:
         await self._close()
 
     async def _close(self) -> None:
         """Whatever was not committed is rolled back with the connection's return to the pool."""
-        if self._session is not None:
-            await self._session.close()
-        if not self._connection.closed:
-            event.remove(self._connection.sync_connection, "commit", self._check_ours)
-            await self._connection.close()
+        try:
+            if self._session is not None:
+                await self._session.close()
+        finally:
+            if not self._connection.closed:
+                event.remove(self._connection.sync_connection, "commit", self._check_ours)
+                await self._connection.close()
 
     async def _check_open(self) -> None:
         """Raises: NotYours if somebody else has ended the transaction."""
@@ -208,7 +218,7 @@ class AsyncSqlStore:
         dialect = connection.dialect.name
         try:
             if not self.allow_unsafe_durability:
-                await connection.run_sync(_check_durable)
+                await connection.run_sync(sql_table.check_durable)
             if claiming and dialect != "sqlite":
                 await connection.execution_options(isolation_level="READ COMMITTED")
             await connection.begin()
@@ -218,17 +228,3 @@ class AsyncSqlStore:
             await connection.close()
             raise
         return connection
-
-
-def _check_durable(connection: Connection) -> None:
-    """Run inside `run_sync`: ask a connection that was not asked before. Raises: UnsafeStore."""
-    if connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT":
-        raise UnsafeStore("isolation level", "AUTOCOMMIT", "a transaction")
-    if sql_table.CHECKED in connection.info:
-        return
-    dialect = connection.dialect.name
-    level = connection.get_isolation_level()
-    answers = [connection.execute(each).scalar_one() for each in sql_table.questions(dialect)]
-    connection.rollback()
-    sql_table.judge(dialect, level, answers)
-    connection.info[sql_table.CHECKED] = True

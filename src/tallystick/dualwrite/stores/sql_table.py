@@ -1,6 +1,6 @@
 """The tables of the SQL stores, the statements on them, and what each database is asked and believed.
 
-Shared by the stores that wait and those that are awaited: nothing here executes anything, but for `create`.
+Shared by the stores that wait and those that are awaited: only `create` and `check_durable` execute anything.
 Needs SQLAlchemy 2, the extra `sql`.
 """
 
@@ -231,6 +231,20 @@ def questions(dialect: str) -> tuple[Executable, ...]:
     return tuple(text(each) for each in _QUESTIONS[family])
 
 
+def check_durable(connection: Connection) -> None:
+    """Ask a connection that was not asked before. Raises: UnsafeStore."""
+    if connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT":
+        raise UnsafeStore("isolation level", "AUTOCOMMIT", "a transaction")
+    if CHECKED in connection.info:
+        return
+    dialect = connection.dialect.name
+    level = connection.get_isolation_level()
+    answers = [connection.execute(each).scalar_one() for each in questions(dialect)]
+    connection.rollback()
+    judge(dialect, level, answers)
+    connection.info[CHECKED] = True
+
+
 def judge(dialect: str, isolation_level: str | None, answers: Sequence[object]) -> None:
     """Would a commit on this connection survive a crash of the database? [DW-8]
 
@@ -290,3 +304,9 @@ def certainly_not_committed(exc: BaseException) -> bool:
     if not isinstance(exc, DatabaseError):
         return False
     return refuses(exc.orig)
+
+
+def told_of(exc: Exception) -> str:
+    """What failed, without the statement."""
+    told = getattr(exc, "orig", None) or exc
+    return f"{type(told).__name__}: {told}"
