@@ -81,8 +81,8 @@ class PlainProducer:
             base_sequence=self.flow.sequences.get(at, 0),
             transactional=True,
         )
-        # A record of 1970 is older than any retention: Kafka rolls the segment behind it, and deletes it half a
-        # minute after its start.
+        # A record of 1970 is older than any retention: Kafka rolls the segment behind it, and deletes it half
+        # a minute after its start.
         record = Record(0, SystemClock().now_ms(), None, value.encode())
         data = PartitionProduceData(index=at.partition, records=encode_batch([record], meta))
         request = ProduceRequest(
