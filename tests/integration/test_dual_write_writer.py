@@ -4,6 +4,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,13 +24,15 @@ from tallystick.dualwrite import (
     Finding,
     ForeignCluster,
     NotRecovered,
+    NotVisible,
     NotYours,
     SqlStore,
+    TooLate,
     Torn,
     UnsafeStore,
 )
 from tallystick.errors import InDoubt
-from tallystick.testing import EmbeddedBroker
+from tallystick.testing import EmbeddedBroker, FakeClock
 
 pytestmark = pytest.mark.server
 
@@ -372,3 +375,66 @@ def test_postgresql_without_synchronous_commit_is_refused(postgresql_world: Make
         txn.send(world.topic, b"no")
     world.pay(writer, 1, "a")
     assert world.check() == ["a"]
+
+
+# ---- time, closing, and what comes after the commit
+
+
+@pytest.mark.parametrize("mode", EVERY_MODE)
+def test_a_block_that_took_too_long_for_its_mode_commits_neither(sqlite_world: MakeWorld, mode: Mode) -> None:
+    """[DW-10] The cluster may be about to abort it by transaction.timeout.ms: both are taken back in time."""
+    world = sqlite_world(
+        **MODES[mode], **({} if mode is Mode.TWO_PHASE else {"transaction.timeout.ms": 60_000})
+    )
+    writer = world.life()
+    writer.recover()
+    clock = FakeClock()
+    writer._session._making = replace(writer._session._making, clock=clock)
+
+    def pay_slowly(n: int, what: str, took_ms: int) -> None:
+        with writer.transaction() as txn:
+            txn.connection.execute(text(f"INSERT INTO {world.table} VALUES ({n}, '{what}')"))
+            txn.send(world.topic, what.encode())
+            clock.advance(took_ms)
+
+    pay_slowly(1, "a", 40_000)
+    if mode is Mode.TWO_PHASE:
+        pay_slowly(2, "b", 4_000_000)
+        assert world.check() == ["a", "b"]
+        return
+    with pytest.raises(TooLate, match="46000 ms of the 60000"):
+        pay_slowly(2, "no", 46_000)
+    assert writer.ready
+    with writer.transaction():
+        clock.advance(100_000)  # nothing of it is in Kafka
+    world.pay(writer, 3, "c")
+    assert world.check() == ["a", "c"]
+
+
+def test_a_look_that_fails_after_both_commits_does_not_pass_for_a_failed_write(
+    sqlite_world: MakeWorld,
+) -> None:
+    world = sqlite_world()
+    writer = world.life()
+    writer.recover()
+    with pytest.raises(NotVisible, match="is committed"), writer.transaction(wait_visible=True) as txn:
+        txn.connection.execute(text(f"INSERT INTO {world.table} VALUES (1, 'a')"))
+        txn.send(world.topic, b"a")
+        writer._session.branches["kafka"].admin.close()  # type: ignore[union-attr]
+    assert writer.ready
+    assert world.check() == ["a"]
+
+
+def test_a_writer_that_is_closed_in_its_block_commits_neither(sqlite_world: MakeWorld) -> None:
+    world = sqlite_world()
+    writer = world.life()
+    writer.recover()
+    with pytest.raises(NotRecovered, match="it is closed"), writer.transaction() as txn:
+        txn.connection.execute(text(f"INSERT INTO {world.table} VALUES (1, 'no')"))
+        txn.send(world.topic, b"no")
+        writer.close()
+    with pytest.raises(NotRecovered, match="it is closed"):
+        writer.recover()
+    other = world.life()
+    assert other.recover().clean
+    assert world.check() == []

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         NotRecovered,
         NotVisible,
         NotYours,
+        TooLate,
         Torn,
         UnsafeStore,
     )
@@ -58,6 +59,7 @@ __all__ = [
     "Report",
     "RocksStore",
     "SqlStore",
+    "TooLate",
     "Torn",
     "Transaction",
     "UnsafeStore",
@@ -72,7 +74,7 @@ if not TYPE_CHECKING:
     _WHERE = {
         "errors": (
             "BadRow BadStore CommitUnknown DualWriteError Fenced ForeignCluster Halted LogBehind NoFreeId "
-            "NotRecovered NotVisible NotYours Torn UnsafeStore"
+            "NotRecovered NotVisible NotYours TooLate Torn UnsafeStore"
         ),
         "consuming": "consume_into",
         "pool": "WriterPool",

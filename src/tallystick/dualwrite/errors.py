@@ -3,6 +3,7 @@
     DualWriteError
       Fenced            another writer has claimed the id: neither half was committed
       NotRecovered      recover() comes first; nothing was begun
+      TooLate           the block took too long for its mode: neither half was committed
       NotYours          a call inside the block would have ended a half that the writer owns
       UnsafeStore       the database would lose what it acknowledged; nothing was begun
       BadStore          the table, path or family is missing or of another version
@@ -12,7 +13,7 @@
         LogBehind         the cluster has lost a transaction that it acknowledged
         ForeignCluster    the row was recorded with another cluster
       Torn              the database committed, and the cluster has aborted its half: to be repaired by hand
-      NotVisible        both halves are committed, and readers did not see it in time
+      NotVisible        both halves are committed; whether readers see it could not be seen in time
       NoFreeId          every id of a pool was in use for too long
     InDoubt             (kernel) a commit was sent, and its outcome is not known: recover() finds out
 
@@ -43,6 +44,21 @@ class Fenced(DualWriteError):
 
 class NotRecovered(DualWriteError):
     """A transaction was asked for before recover(), or after an outcome that only recover() can settle."""
+
+
+class TooLate(DualWriteError):
+    """The cluster may be about to abort by transaction.timeout.ms: both halves were taken back in time."""
+
+    def __init__(self, transactional_id: str, took_ms: int, timeout_ms: int) -> None:
+        super().__init__(transactional_id, took_ms, timeout_ms)
+        self.transactional_id, self.took_ms, self.timeout_ms = transactional_id, took_ms, timeout_ms
+
+    def __str__(self) -> str:
+        return (
+            f"{self.transactional_id!r}: the transaction has taken {self.took_ms} ms of the "
+            f"{self.timeout_ms} after which the cluster may abort it; neither half was committed. Raise "
+            "transaction.timeout.ms, or do less in the block"
+        )
 
 
 class NotYours(DualWriteError):
@@ -103,7 +119,7 @@ class Torn(DualWriteError):
 
 
 class NotVisible(DualWriteError):
-    """Both halves are committed; the markers that show it to readers were not written in time."""
+    """Both halves are committed; that the markers are there for readers to see could not be seen in time."""
 
 
 class NoFreeId(DualWriteError):

@@ -50,6 +50,7 @@ from tallystick.dualwrite.errors import (
     LogBehind,
     NotRecovered,
     NotVisible,
+    TooLate,
     Torn,
 )
 from tallystick.dualwrite.halves import Describing, MakeAdmin, MakeProducer, P, Storing, Transacting
@@ -66,6 +67,8 @@ _log = logging.getLogger("tallystick.dualwrite")
 
 VISIBLE_MS_MAX: Final = 30_000
 """How long `wait_visible` waits for the markers."""
+LATEST_SHARE: Final = 0.75
+"""Of transaction.timeout.ms, where the cluster keeps to it: later than that the database is not committed."""
 _PAUSES_S: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05)
 _DECIDING: Final = frozenset({"PrepareCommit", "PrepareAbort"})
 _ADMIN_SETTINGS: Final = {**CLIENT_SETTINGS, **ROLE_SETTINGS["admin"]}
@@ -123,6 +126,7 @@ class Branch(Generic[P]):
     def give_up(self) -> P | None:
         """The producer, if there is one; it is not ours any more."""
         producer, self._producer = self._producer, None
+        self.in_transaction = False
         return producer
 
     def claimed(self) -> StoredState:
@@ -167,7 +171,7 @@ class Session(Generic[D, P]):
         self._store = store
         self._making = making
         self._lock = Lock()
-        self._started_at_ms = 0
+        self._started_at_ms = self._began_ms = 0
 
     @property
     def name(self) -> str:
@@ -327,6 +331,7 @@ class Session(Generic[D, P]):
             self.standing = Standing.UNSETTLED
             raise
         self._started_at_ms = self._making.clock.now_ms()
+        self._began_ms = self._making.clock.monotonic_ms()
         txn: D | None = None
         try:
             txn = yield from do("begin database", "", self._store.begin)
@@ -390,13 +395,24 @@ class Session(Generic[D, P]):
         yield from self._back_out(txn, lost=_is_lost(cause))
 
     def _prepare(self, txn: D) -> Recipe[list[tuple[Branch[P], StoredState]]]:
+        if self.standing is Standing.CLOSED:
+            raise NotRecovered(f"{self.name}: {self._why_not()}; neither half is committed")
         rows = []
         for branch in self._in_order:
             token = yield from do("prepare", branch.id, branch.producer.prepare_transaction)
             rows.append((branch, self._row(branch, token)))
         for branch, row in rows:
             yield from do("record", branch.id, partial(txn.record, row))
+        for branch, row in rows:
+            if row is not branch.claimed():
+                self._check_time(row)
         return rows
+
+    def _check_time(self, row: StoredState) -> None:
+        """Raises: TooLate while both halves can still be taken back [DW-10]."""
+        took_ms = self._making.clock.monotonic_ms() - self._began_ms
+        if row.timeout_ms is not None and took_ms > row.timeout_ms * LATEST_SHARE:
+            raise TooLate(row.transactional_id, took_ms, row.timeout_ms)
 
     def _row(self, branch: Branch[P], token: PreparedTxnState) -> StoredState:
         """The row that goes with `token`; as it was, where nothing was sent: it is still the fence."""
@@ -443,6 +459,7 @@ class Session(Generic[D, P]):
         Args:
             lost: the id is another's by now: only a claim makes it ours again.
         """
+        closed = self.standing is Standing.CLOSED
         self.standing = Standing.UNSETTLED
         clean = (txn is None or (yield from self._rolled_back(txn))) and not lost
         for branch in self._in_order:
@@ -454,7 +471,9 @@ class Session(Generic[D, P]):
             except (ClientError, InDoubt) as exc:
                 _log.warning("%s: its transaction could not be aborted: %s", branch.id, exc)
                 clean = False
-        if clean:
+        if closed:
+            self.standing = Standing.CLOSED
+        elif clean:
             self.standing = Standing.READY
 
     def _rolled_back(self, txn: D) -> Recipe[bool]:
@@ -476,8 +495,12 @@ class Session(Generic[D, P]):
         give_up_at = clock.monotonic_ms() + VISIBLE_MS_MAX
         pauses = iter(_PAUSES_S)
         while True:
-            answers = yield from do("look", branch.id, partial(admin.describe_transactions, [branch.id]))
-            if answers.one(branch.id).state not in _DECIDING:
+            try:
+                answers = yield from do("look", branch.id, partial(admin.describe_transactions, [branch.id]))
+                state = answers.one(branch.id).state
+            except ClientError as exc:
+                raise NotVisible(f"{branch.id}: {token} is committed; not looked at: {exc}") from exc
+            if state not in _DECIDING:
                 return
             if clock.monotonic_ms() > give_up_at:
                 raise NotVisible(
