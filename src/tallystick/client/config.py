@@ -244,8 +244,8 @@ class ProducerConfig:
 
     def _transaction_problems(self) -> Iterator[str]:
         two_phase = self.transaction_two_phase_commit_enable
-        if two_phase and "transaction.timeout.ms" in self.given:
-            # KIP-939 "Client Configuration Changes".
+        if "transaction.timeout.ms" in self.given and self.modes == ("2pc",):
+            # KIP-939 "Client Configuration Changes". Where a weaker mode is listed too, it is that one's.
             yield (
                 "transaction.timeout.ms: cannot be set together with "
                 'transaction.two.phase.commit.enable=true (KIP-939: "it would be an error to set '

@@ -58,7 +58,8 @@ class SinkOptions:
     def of_worker(self, transactional_id: str) -> dict[str, str]:
         """The settings of the producer of one attempt, or of the recovery of its transaction."""
         two_phase = Mode.TWO_PHASE.value in self.modes
-        timeout = {} if two_phase else {"transaction.timeout.ms": str(TIMEOUT_MS)}
+        endless = self.modes == (Mode.TWO_PHASE.value,)
+        timeout = {} if endless else {"transaction.timeout.ms": str(TIMEOUT_MS)}
         return {
             **timeout,
             **self.client,

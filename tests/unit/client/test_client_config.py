@@ -125,6 +125,8 @@ def test_a_timeout_together_with_two_phase_commit_is_an_error() -> None:
     assert "KIP-939" in line
     assert producer(**two_phase).modes == ("2pc",)
     assert problems("producer", transaction_timeout_ms=60_000, transactional_id="t") == []
+    weaker = {"tallystick_modes": ["2pc", "resume"], **two_phase}
+    assert producer(transaction_timeout_ms=900_000, **weaker).transaction_timeout_ms == 900_000
 
 
 @pytest.mark.parametrize(

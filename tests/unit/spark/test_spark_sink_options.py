@@ -54,7 +54,7 @@ def test_all_problems_are_told_at_once() -> None:
     ("modes", "two_phase", "timeout_ms"),
     [
         ("2pc", True, None),
-        ("2pc,keep,resume", True, None),
+        ("2pc,keep,resume", True, TIMEOUT_MS),
         ("keep", False, TIMEOUT_MS),
         ("resume", False, TIMEOUT_MS),
     ],
