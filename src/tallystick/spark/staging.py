@@ -13,7 +13,7 @@ moved. PostgreSQL therefore keeps them out of its log. docs/adr/0186.
 """
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from typing import Any, Final
 
@@ -73,6 +73,7 @@ class Staged:
         """Looks into the database. Args: sink: with its columns. Raises: BadConfig."""
         self.sink = sink
         self._engine = engine
+        self._made = False
         self._dialect = engine.dialect.name
         self.target = _reflected(engine, sink)
         if problems := list(self._problems()):
@@ -135,20 +136,24 @@ class Staged:
     # ---- driver, before a batch
 
     def create(self) -> None:
-        """Make it, or make it again where the target has changed; what was in it is nobody's."""
+        """Make it, or make it again where the target has changed; what was in it is nobody's. Once."""
+        if self._made:
+            return
         with self._engine.begin() as connection:
             found = inspect(connection)
             if found.has_table(self.table.name, self.table.schema):
                 there = found.get_columns(self.table.name, self.table.schema)
-                if self._shape((each["name"], each["type"]) for each in there) == self._shape(
-                    (each.name, each.type) for each in self.table.columns
+                kinds = {each["name"]: self._ddl(each["type"]) for each in there}
+                if [each.name for each in self.table.columns] != list(kinds) or any(
+                    kinds[name] != self._ddl(self.table.c[name].type) for name in self._names
                 ):
-                    return
-                connection.execute(DropTable(self.table))
+                    connection.execute(DropTable(self.table))
             connection.execute(CreateTable(self.table, if_not_exists=True))
+        self._made = True
 
-    def _shape(self, columns: Iterable[tuple[str, Any]]) -> Mapping[str, str]:
-        return {name: kind.compile(self._engine.dialect) for name, kind in columns}
+    def _ddl(self, kind: Any) -> str:
+        text: str = kind.compile(self._engine.dialect)
+        return text
 
     def sweep(self, connection: Connection) -> None:
         """Remove what is there. Housekeeping: what nobody voted for is never moved, so it may fail."""
@@ -215,8 +220,8 @@ class Staged:
             if exc.connection_invalidated:
                 raise
             raise RowsRefused(
-                f"table {self.sink.table} does not take the rows of this batch: {exc.orig}. Nothing was "
-                "decided"
+                f"table {self.sink.table} does not take the rows of this batch: "
+                f"{' '.join(str(exc.orig).split())}. Nothing was decided"
             ) from exc
 
     def _check_keys(self, connection: Connection, voted: ColumnElement[bool]) -> None:
