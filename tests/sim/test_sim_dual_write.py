@@ -1,0 +1,137 @@
+"""The dual write's recipe in the simulator: seeds, faults on both sides, and recipes that must be found out.
+
+The session is the real one, the broker, too; clients, network, disk, clock and database are simulated. The
+checkers of every simulation compare what the database committed with what is in the log.
+"""
+
+import os
+from functools import partial
+from random import Random
+
+import pytest
+from sim_dual_write import (
+    MakeSession,
+    Server,
+    SimProducer,
+    SimSession,
+    SimStore,
+    SimTransaction,
+    Writers,
+)
+
+from tallystick.dualwrite.driving import Recipe, do
+from tallystick.dualwrite.errors import CommitUnknown, DualWriteError
+from tallystick.dualwrite.model import StoredState
+from tallystick.dualwrite.recovery import Finding, Report, Shown
+from tallystick.dualwrite.session import Branch, Session, Standing
+from tallystick.kernel.value import replace
+from tallystick.testing.sim.clients import Kind
+from tallystick.testing.sim.faults import FaultPlan, draw
+from tallystick.testing.world import Result, World
+
+LONG = os.environ.get("TALLYSTICK_LONG") == "1"
+SEEDS = 3_000 if LONG else 60
+# A broken recipe is to be found within as many seeds.
+SUSPECTS = 120
+OWNERS = ("plain-a", "spent-1")
+
+pytestmark = pytest.mark.slow
+
+
+def faults_of(seed: int) -> FaultPlan:
+    """Nothing that was acknowledged is lost, no id expires, and nobody but the owner ends a transaction."""
+    return replace(
+        draw(Random(seed + (1 << 33))),
+        flush_policy="ack",
+        terminations_at_s=(),
+        upgrade_at_s=None,
+        fresh_disk=False,
+        settings={},
+    )
+
+
+def run(seed: int, session: MakeSession = Session) -> tuple[Result, list[Finding]]:
+    """One run; what recoveries found in it."""
+    faults, found = faults_of(seed), list[Finding]()
+
+    async def scenario(world: World) -> None:
+        server = Server(world, Random(seed + 5), faults.database_unknown)
+        writers = [
+            Writers(world, server, owner, min(faults.client_dies, 0.05), faults.client_lives_on, session)
+            for owner in OWNERS
+        ]
+        for each in [world.clients.create_task(one.run()) for one in writers]:
+            await each
+        found.extend(each for one in writers for each in one.found)
+
+    kinds = {owner: Kind(two_phase=True, keeps=True) for owner in OWNERS}
+    return World(seed, faults=faults, kinds=kinds, scenario=scenario).run(), found
+
+
+def test_seeds_agree() -> None:
+    """[DW-1, DW-2, DW-3, DW-5, DW-6, DW-7]"""
+    runs = {seed: run(seed) for seed in range(SEEDS)}
+    assert {seed: result.found for seed, (result, _) in runs.items() if result.found} == {}
+    assert sum(result.committed for result, _ in runs.values()) > 2 * SEEDS, "the writers get somewhere"
+    met = {each for _, found in runs.values() for each in found}
+    assert met >= {Finding.IDLE, Finding.UNDECIDED, Finding.DECIDED, Finding.STALE, Finding.FINISHED}
+
+
+# ---- recipes that are wrong
+
+
+class RecordsLate(Session[SimTransaction, SimProducer]):
+    """Kafka's half is committed before the database has recorded anything."""
+
+    def commit(self, txn: SimTransaction, *, wait_visible: bool = False) -> Recipe[None]:
+        self.standing = Standing.UNSETTLED
+        rows = yield from self._prepare(txn)
+        yield from self._commit_kafka()
+        yield from do("commit database", "", txn.commit)
+        for branch, row in rows:
+            branch.row = row
+        self.standing = Standing.READY
+
+
+class ClaimsNothing(Session[SimTransaction, SimProducer]):
+    """It reads the row, and leaves it to its former owner, too."""
+
+    def _recovered(self, *, accept_torn: bool) -> Recipe[Report]:
+        self._store.claim = self._read  # type: ignore[method-assign]
+        return (yield from super()._recovered(accept_torn=accept_torn))
+
+    async def _read(self, transactional_id: str) -> StoredState:
+        store = self._store
+        assert isinstance(store, SimStore)
+        found = await store.read_state(transactional_id)
+        return found or await SimStore.claim(store, transactional_id)
+
+
+class InitialisesFirst(Session[SimTransaction, SimProducer]):
+    """It asks the cluster what it holds when there is nothing left to see."""
+
+    def _show(self, branch: Branch[SimProducer]) -> Recipe[Shown]:
+        producer = self._making.producer(branch.config)
+        yield from do("init", branch.id, partial(producer.init_transactions, True))
+        return (yield from super()._show(branch))
+
+
+class AbortsWhenNotKnown(Session[SimTransaction, SimProducer]):
+    """A COMMIT without an answer is taken for one that failed."""
+
+    def commit(self, txn: SimTransaction, *, wait_visible: bool = False) -> Recipe[None]:
+        commit = txn.commit
+
+        async def known() -> None:
+            try:
+                await commit()
+            except CommitUnknown as exc:
+                raise DualWriteError("it failed") from exc
+
+        txn.commit = known  # type: ignore[method-assign]
+        yield from super().commit(txn, wait_visible=wait_visible)
+
+
+@pytest.mark.parametrize("recipe", [RecordsLate, ClaimsNothing, InitialisesFirst, AbortsWhenNotKnown])
+def test_a_broken_recipe_is_found_out(recipe: type[SimSession]) -> None:
+    assert any(run(seed, recipe)[0].found for seed in range(SUSPECTS))

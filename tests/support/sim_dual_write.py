@@ -1,0 +1,343 @@
+"""The recipe of the dual write in the simulator: its real session, over simulated clients and a database.
+
+A producer, an administrator and a store for `Session`, each of them on the simulated network and clock. The
+database has what fences and what hurts: a lock of the row from its record to the end of the transaction, a
+COMMIT that goes on when its client is gone, and answers that are lost.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from random import Random
+
+from tallystick.admin.cluster_view import ClusterDescription
+from tallystick.admin.listing import Answers
+from tallystick.admin.model import Cause, ForcedOutcome, TransactionDescription
+from tallystick.client.errors import ClientError, IdExpired
+from tallystick.client.modes import Mode
+from tallystick.client.prepared import PreparedTxnState
+from tallystick.client.transactions import Completion
+from tallystick.dualwrite.driving import AsyncDriver, Step
+from tallystick.dualwrite.errors import CommitUnknown, DualWriteError, Fenced
+from tallystick.dualwrite.model import StoredState
+from tallystick.dualwrite.recovery import Finding, Report
+from tallystick.dualwrite.session import Making, Session
+from tallystick.errors import InDoubt
+from tallystick.kernel.codes import ErrorCode
+from tallystick.kernel.ids import Identity, ProducerEpoch, ProducerId
+from tallystick.protocol.messages.describe_transactions import (
+    DescribeTransactionsRequest,
+    DescribeTransactionsResponse,
+    TransactionState,
+)
+from tallystick.testing.sim import clients
+from tallystick.testing.sim.dual_write import Row
+from tallystick.testing.sim.history import Txn
+from tallystick.testing.sim.network import NoReply
+from tallystick.testing.world import PARTITIONS, World
+
+CLUSTER_ID = "simulated"
+# Of a transaction whose client is not known to the history.
+UNKNOWN = Txn(-1, "", 2, two_phase=True)
+LOCK_S = 0.002
+# They say that something was lost, or that it is another cluster's: never, where nothing is lost.
+IMPOSSIBLE = (Finding.UNSEEN, Finding.AHEAD, Finding.FOREIGN)
+
+
+class Gone(BaseException):
+    """The client's process has ended."""
+
+
+class SimProducer:
+    """`Producing` over a simulated client."""
+
+    mode = Mode.TWO_PHASE
+    transaction_version = 2
+    needs_claim = False
+
+    def __init__(self, world: World, owner: str) -> None:
+        self.inner = world.producer(owner)
+        self._history = world.history
+        self._in_doubt: Identity | None = None
+
+    async def init_transactions(self, keep_prepared_txn: bool = False) -> None:
+        self._in_doubt = await self.inner.init(keep=keep_prepared_txn)
+
+    async def begin_transaction(self) -> None:
+        self.inner.begin()
+
+    async def prepare_transaction(self) -> PreparedTxnState:
+        return PreparedTxnState.of(self._txn().writer)
+
+    async def commit_transaction(self) -> None:
+        await self._end(commit=True)
+
+    async def abort_transaction(self) -> None:
+        await self._end(commit=False)
+
+    async def complete_transaction(self, state: PreparedTxnState) -> Completion:
+        in_doubt, self._in_doubt = self._in_doubt, None
+        if in_doubt is None:
+            return Completion.NOTHING_IN_DOUBT
+        commit = state.identity == in_doubt
+        await self.inner.end(commit=commit, txn=self._history.by_writer.get(in_doubt, UNKNOWN))
+        return Completion.COMMITTED if commit else Completion.ABORTED
+
+    async def close(self) -> None:
+        pass
+
+    def _txn(self) -> Txn:
+        assert self.inner.txn is not None
+        return self.inner.txn
+
+    async def _end(self, *, commit: bool) -> None:
+        if self._txn().records:
+            await self.inner.end(commit=commit)
+
+
+class SimAdmin:
+    """`Describing` over the simulated network."""
+
+    def __init__(self, world: World) -> None:
+        self._network = world.network
+
+    async def describe_cluster(self) -> ClusterDescription:
+        return ClusterDescription(cluster_id=CLUSTER_ID, controller=None, brokers=())
+
+    async def describe_transactions(
+        self, transactional_ids: Iterable[str]
+    ) -> Answers[str, TransactionDescription]:
+        (owner,) = transactional_ids
+        request = DescribeTransactionsRequest(transactional_ids=(owner,))
+        while True:
+            try:
+                answer = await self._network.call(owner, request, 0, DescribeTransactionsResponse)
+            except NoReply:
+                continue
+            (state,) = answer.transaction_states
+            if not state.error_code:
+                return Answers({owner: described(state)}, {})
+            failures: dict[str, ClientError] = {}
+            if state.error_code == ErrorCode.TRANSACTIONAL_ID_NOT_FOUND:
+                failures[owner] = IdExpired("DescribeTransactions", owner, state.error_code)
+                return Answers({}, failures)
+            await asyncio.sleep(0.01)
+
+    async def close(self) -> None:
+        pass
+
+
+def described(state: TransactionState) -> TransactionDescription:
+    return TransactionDescription(
+        transactional_id=state.transactional_id,
+        coordinator=0,
+        state=state.transaction_state,
+        writer=pair(state.producer_id, state.producer_epoch),
+        timeout_ms=None,
+        started_ms=None,
+        partitions=frozenset(),
+        forced_outcomes=tuple(
+            ForcedOutcome(
+                writer=pair(each.producer_id, each.producer_epoch),
+                cause=Cause(each.cause),
+                at_ms=0,
+                partition=None,
+            )
+            for each in state.forced_outcomes
+            if each.topic is None
+        ),
+    )
+
+
+def pair(producer_id: int, epoch: int) -> Identity:
+    return Identity(ProducerId(producer_id), ProducerEpoch(epoch))
+
+
+@dataclass(eq=False)
+class Server:
+    """The database's process: its rows, who holds which, and how often an answer is lost."""
+
+    world: World
+    random: Random
+    lose_answer: float
+    rows: dict[str, StoredState] = field(default_factory=dict)
+    holders: dict[str, "SimTransaction"] = field(default_factory=dict)
+    owners: int = 0
+
+    async def lock(self, transactional_id: str, holder: "SimTransaction | None") -> None:
+        while self.holders.get(transactional_id, holder) is not holder:  # noqa: ASYNC110 - a simulation
+            await asyncio.sleep(LOCK_S)
+        if holder is not None:
+            self.holders[transactional_id] = holder
+
+    def release(self, holder: "SimTransaction") -> None:
+        self.holders = {name: each for name, each in self.holders.items() if each is not holder}
+
+    def apply(self, row: StoredState) -> None:
+        """A row is committed. The checkers of the world look at the database's own book."""
+        history, before = self.world.history, self.rows.get(row.transactional_id)
+        self.rows[row.transactional_id] = row
+        book = self.world.database.rows.setdefault(row.transactional_id, Row())
+        book.token = row.state.identity
+        if book.token is not None and (before is None or before.state != row.state):
+            book.committed.add(history.by_writer[book.token].number)
+
+
+class SimStore:
+    """`AsyncStore` of one client. What it leaves open is rolled back when the client is gone."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self.open: list[SimTransaction] = []
+
+    async def claim(self, transactional_id: str) -> StoredState:
+        server = self._server
+        await server.lock(transactional_id, None)
+        server.owners += 1
+        row = server.rows.get(transactional_id)
+        row = row or StoredState(transactional_id=transactional_id, owner="")
+        row = row.owned_by(f"{server.owners}")
+        server.apply(row)
+        return row
+
+    async def begin(self) -> "SimTransaction":
+        self.open.append(SimTransaction(self._server))
+        return self.open[-1]
+
+    async def read_state(self, transactional_id: str) -> StoredState | None:
+        return self._server.rows.get(transactional_id)
+
+    def disconnect(self) -> None:
+        for txn in self.open:
+            txn.disconnect()
+
+
+class SimTransaction:
+    """`AsyncStoreTransaction`."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._recorded: list[StoredState] = []
+        self._committing = False
+
+    async def record(self, row: StoredState) -> None:
+        await self._server.lock(row.transactional_id, self)
+        now = self._server.rows.get(row.transactional_id)
+        if now is None or now.owner != row.owner:
+            raise Fenced(row.transactional_id, row.owner)
+        self._recorded.append(row)
+
+    async def commit(self) -> None:
+        self._committing = True
+        random = self._server.random
+        arrives = random.random() >= self._server.lose_answer / 2
+        running = asyncio.get_running_loop().create_task(self._commit(arrives=arrives))
+        if not arrives or random.random() < self._server.lose_answer / 2:
+            raise CommitUnknown("the connection ended")
+        await asyncio.shield(running)
+
+    async def _commit(self, *, arrives: bool) -> None:
+        """In the server: it goes on when nobody waits for it any more."""
+        server = self._server
+        await asyncio.sleep(server.random.choice((0.0, 0.001, 0.05)))
+        for row in self._recorded if arrives else ():
+            server.apply(row)
+        server.release(self)
+
+    async def rollback(self) -> None:
+        if not self._committing:
+            self._server.release(self)
+
+    def disconnect(self) -> None:
+        if not self._committing:
+            self._server.release(self)
+
+
+SimSession = Session[SimTransaction, SimProducer]
+MakeSession = Callable[[SimStore, Mapping[str, Mapping[str, object]], Making[SimProducer]], SimSession]
+
+
+@dataclass(eq=False)
+class Writers:
+    """One transactional id and its clients, one after the other, some of them beside the next."""
+
+    world: World
+    server: Server
+    owner: str
+    dies: float
+    lives_on: float
+    session: MakeSession = Session
+    left: int = 6
+    found: list[Finding] = field(default_factory=list)
+
+    async def run(self) -> None:
+        running: set[asyncio.Task[None]] = set()
+        for _ in range(100):
+            if self.left <= 0:
+                break
+            task = asyncio.get_running_loop().create_task(self._life())
+            running.add(task)
+            if self.world.random.random() < self.lives_on:
+                await asyncio.sleep(self.world.random.uniform(0, 0.3))
+            else:
+                await task
+        for task in running:
+            await task
+
+    async def _life(self) -> None:
+        world, store = self.world, SimStore(self.server)
+        dead = False
+
+        def watch(_: int, step: Step, done: bool) -> None:
+            nonlocal dead
+            dead = dead or world.random.random() < self.dies
+            if dead:
+                raise Gone(step.name, done)
+
+        making = Making(
+            producer=lambda _: SimProducer(world, self.owner),
+            admin=lambda _: SimAdmin(world),
+            pause=asyncio.sleep,
+            clock=world.time,
+        )
+        config: dict[str, object] = {"bootstrap.servers": "simulated:1", "transactional.id": self.owner}
+        session = self.session(store, {"kafka": config}, making)
+        driver = AsyncDriver(watch)
+        try:
+            self._note(await driver.run_async(session.recover()))
+            while self.left > 0:
+                self.left -= 1
+                await self._transaction(driver, session)
+        except (Gone, DualWriteError, InDoubt, ClientError, clients.Fenced):
+            pass
+        except clients.Stuck as exc:
+            world.history.report(str(exc))
+        finally:
+            store.disconnect()
+
+    async def _transaction(self, driver: AsyncDriver, session: SimSession) -> None:
+        """Some fail on the way, and are taken back."""
+        random = self.world.random
+        database = await driver.run_async(session.begin())
+        inner = session.branches["kafka"].producer.inner
+        try:
+            for _ in range(random.randint(0, 2)):
+                await inner.send(clients.pick(random, PARTITIONS), random.randint(1, 2))
+            await asyncio.sleep(random.choice((0.0, 0.0, 0.01, 0.3)))
+        except clients.Trouble as exc:
+            await driver.run_async(session.rollback(database, exc))
+            return
+        await driver.run_async(session.commit(database))
+
+    @property
+    def _is_disturbed(self) -> bool:
+        """May an InitProducerId come that nobody waits for? It wipes out how a transaction ended."""
+        faults = self.world.faults
+        return bool(self.lives_on or faults.late_request or faults.repeat_request or faults.lose_reply)
+
+    def _note(self, report: Report) -> None:
+        for each in report.ids:
+            self.found.append(each.finding)
+            wiped = each.finding is Finding.UNPROVEN and not self._is_disturbed
+            if wiped or each.finding in IMPOSSIBLE:
+                self.world.history.report(f"recovery finds {each.finding.name}: {each}")
