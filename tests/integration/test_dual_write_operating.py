@@ -29,6 +29,7 @@ from tallystick.dualwrite import (
     aio,
     consume_into,
 )
+from tallystick.dualwrite.driving import Step
 from tallystick.dualwrite.stores.sql_async import AsyncSqlStore, AsyncSqlTransaction
 from tallystick.testing import EmbeddedBroker, eventually
 
@@ -118,6 +119,39 @@ def test_what_is_consumed_goes_in_once_with_its_offset(sqlite_world: MakeWorld) 
     with Consumer(config) as consumer:
         copy(consumer, 3, fail=False)
     assert copied() == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("step", ["read offsets", "position", "begin database", "move offsets"])
+def test_records_that_were_read_in_vain_are_read_again(sqlite_world: MakeWorld, step: str) -> None:
+    """[DW-4] The database was not there, say; it has no offset yet that would bring them back."""
+    world = sqlite_world()
+    writer = world.life()
+    writer.recover()
+    for n, what in enumerate("abc"):
+        world.pay(writer, n, what)
+    config = {
+        "bootstrap.servers": world.broker.bootstrap_servers,
+        "isolation.level": "read_committed",
+        "auto.offset.reset": "earliest",
+        "max.poll.records": 2,
+    }
+    failures = [OSError("gone"), KeyboardInterrupt()]
+
+    def fail(_: int, taken: Step, done: bool) -> None:
+        if failures and not done and taken.name == step:
+            raise failures.pop()
+
+    seen: list[bytes | None] = []
+    with Consumer(config) as consumer:
+        at = TopicPartition(world.topic, 0)
+        reading = consume_into(world.store, consumer, partitions=[at], group="copy", watch=fail)
+        while len(seen) < 3:
+            with suppress(OSError, KeyboardInterrupt):
+                with reading.batch() as batch:
+                    values = [record.value for record in batch.records]
+                seen += values
+    assert not failures
+    assert seen == [b"a", b"b", b"c"]
 
 
 @pytest.mark.slow

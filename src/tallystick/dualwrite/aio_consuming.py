@@ -47,7 +47,7 @@ class Consuming(Generic[X]):
         """Records and a transaction; when the block ends, rows and offsets are committed together."""
         driver, reading = self._driver, self._reading
         took = await driver.run_async(reading.poll(timeout_s, most))
-        database = await driver.run_async(reading.begin())
+        database = await driver.run_async(reading.begin(took))
         batch = Batch(database, took.records)
         try:
             yield batch

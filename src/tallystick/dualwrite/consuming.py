@@ -58,7 +58,7 @@ class Consuming(Generic[X]):
         """
         driver, reading = self._driver, self._reading
         took = driver.run(reading.poll(timeout_s, most))
-        database = driver.run(reading.begin())
+        database = driver.run(reading.begin(took))
         batch = Batch(database, took.records)
         try:
             yield batch
@@ -87,8 +87,9 @@ def consume_into(
                 for record in batch.records:
                     batch.session.add(Payment(...))
 
-    The database's offsets are the ones that count; a partition it has none of begins where
-    `auto.offset.reset` says. Kafka's own committed offsets are not written (unless `enable.auto.commit`).
+    The database's offsets are the ones that count. A partition it has none of begins where the group has
+    committed in Kafka, or else where `auto.offset.reset` says; Kafka's own are written only by
+    `enable.auto.commit`.
 
     Args:
         topics: shared with the consumer's group.

@@ -6,6 +6,7 @@ consumer is set to it; and a transaction that would move it is refused unless it
 began [DW-4], so that a reader who has lost a partition, and does not know yet, cannot write.
 """
 
+import logging
 from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Generic, Protocol, TypeVar
@@ -19,6 +20,8 @@ from tallystick.dualwrite.stores.base import OffsetMoved
 from tallystick.kernel.errors import InDoubt
 from tallystick.kernel.ids import TopicPartition
 from tallystick.kernel.value import frozen
+
+_log = logging.getLogger("tallystick.dualwrite")
 
 
 class Polling(Protocol):
@@ -82,26 +85,44 @@ class Reading(Generic[M]):
                 yield from self._sync(records)
                 records = []
         moved = {}
-        for at in {TopicPartition(each.topic, each.partition) for each in records}:
-            after: int = yield from do("position", str(at), partial(self._consumer.position, at))
-            moved[at] = OffsetMoved(before=self._kept.get(at), after=after)
+        try:
+            for at in _first_of(records):
+                after: int = yield from do("position", str(at), partial(self._consumer.position, at))
+                moved[at] = OffsetMoved(before=self._kept.get(at), after=after)
+        except BaseException:
+            self._take_back(records)
+            raise
         return Took(tuple(records), moved)
 
     def _sync(self, records: Iterable[ConsumerRecord]) -> Recipe[None]:
         """Set the consumer to where the database is; partitions it does not have begin where they did."""
-        first: dict[TopicPartition, int] = {}
-        for each in records:
-            first.setdefault(TopicPartition(each.topic, each.partition), each.offset)
         self._unsynced = False
-        kept = yield from do("read offsets", self.group, partial(self._store.read_offsets, self.group))
+        try:
+            kept = yield from do("read offsets", self.group, partial(self._store.read_offsets, self.group))
+        except BaseException:
+            self._take_back(records)
+            raise
         assigned = self._consumer.assignment
         self._kept = {at: offset for at, offset in kept.items() if at in assigned}
-        for at, offset in {**first, **self._kept}.items():
+        self._seek({**_first_of(records), **self._kept})
+
+    def _take_back(self, records: Iterable[ConsumerRecord]) -> None:
+        """They are returned again, unless the database has them. Without an offset there, only by this."""
+        self._unsynced = True
+        self._seek(_first_of(records))
+
+    def _seek(self, places: Mapping[TopicPartition, int]) -> None:
+        assigned = self._consumer.assignment
+        for at, offset in places.items():
             if at in assigned:
                 self._consumer.seek(at, offset)
 
-    def begin(self) -> Recipe[M]:
-        return (yield from do("begin database", self.group, self._store.begin))
+    def begin(self, took: Took) -> Recipe[M]:
+        try:
+            return (yield from do("begin database", self.group, self._store.begin))
+        except BaseException:
+            self._take_back(took.records)
+            raise
 
     def commit(self, txn: M, took: Took) -> Recipe[None]:
         """Raises: Fenced if another has moved a partition; InDoubt, and the next poll finds out."""
@@ -124,9 +145,16 @@ class Reading(Generic[M]):
 
     def rollback(self, txn: M, took: Took) -> Recipe[None]:
         """The rows are taken back, and the records will be returned again, unless the database has them."""
-        self._unsynced = True
-        for each in reversed(took.records):
-            at = TopicPartition(each.topic, each.partition)
-            if at in self._consumer.assignment:
-                self._consumer.seek(at, each.offset)
-        yield from do("roll back", self.group, txn.rollback)
+        self._take_back(took.records)
+        try:
+            yield from do("roll back", self.group, txn.rollback)
+        except Exception as exc:  # it hides no other
+            _log.warning("%s: the database's transaction could not be rolled back: %s", self.group, exc)
+
+
+def _first_of(records: Iterable[ConsumerRecord]) -> dict[TopicPartition, int]:
+    """The first offset of each partition."""
+    first: dict[TopicPartition, int] = {}
+    for each in records:
+        first.setdefault(TopicPartition(each.topic, each.partition), each.offset)
+    return first
