@@ -352,6 +352,41 @@ def test_an_abort_leaves_a_newer_drivers_transactions_alone() -> None:
         assert cluster.committed == Counter(range(4)), steps
 
 
+def test_the_last_commit_leaves_no_lost_attempt_open() -> None:
+    """[SPK-26] A task killed once it had written, a loser of speculation: no begin may ever follow.
+
+    A batch write has none, and a query that reads what it writes does not see that there is more.
+    """
+    cluster = ToyCluster()
+    query = Query(cluster, Checkpoint({0: range(4)}), Random(1))
+    lease = run_alone(query.coordinator().begin())
+    run_alone(query.attempt(lease, 0, list(range(4)), query.processes[0]))  # whose vote is lost
+    votes = run_alone(query.tasks(lease, 0, list(range(4))))
+    run_alone(query.coordinator().commit(votes))
+    assert cluster.open_ids() == []
+    assert cluster.committed == Counter(range(4))
+
+
+def test_a_commit_leaves_a_newer_drivers_transactions_alone() -> None:
+    """[SPK-25] Wherever in the commit the newer driver begins and writes."""
+    for steps in range(24):
+        cluster = ToyCluster()
+        query = Query(cluster, Checkpoint({0: range(4), 1: range(4, 6)}), Random(1))
+        lease = run_alone(query.coordinator().begin())
+        run_alone(query.attempt(lease, 0, list(range(4)), query.processes[0]))
+        votes = run_alone(query.tasks(lease, 0, list(range(4))))
+        commit = query.coordinator().commit(votes)
+        ended = advance(commit, steps)
+        newer = run_alone(query.coordinator().begin())
+        number = 0 if newer.decided is None else 1
+        new_votes = run_alone(query.tasks(newer, number, list(query.checkpoint.planned[number])))
+        if not ended:
+            with suppress(SinkError):
+                advance(commit, 40)
+        run_alone(query.coordinator().commit(new_votes))
+        assert cluster.committed == Counter(range(6 if number else 4)), steps
+
+
 def advance(coroutine: Coroutine[Any, Any, Any], steps: int) -> bool:
     """Some steps of it; has it come to its end?"""
     for _ in range(steps):

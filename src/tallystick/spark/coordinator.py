@@ -17,6 +17,7 @@ from typing import Final, TypeVar
 from tallystick.client.errors import ClientError
 from tallystick.client.modes import Wish
 from tallystick.kernel.clock import Clock, SystemClock
+from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.value import frozen
 from tallystick.spark.committable import Decision, Lease, Participant, Vote
 from tallystick.spark.deciding import (
@@ -116,6 +117,7 @@ class Coordinator:
         await self._decisions.append(decision, ballot.coordinator, ballot.transaction_version)
         # Decided. From here on there is no way back, only forward [SPK-21].
         await self._complete(decision)
+        await self._tidy(ballot)
         return decision
 
     async def abort(self, votes: Iterable[Vote | None]) -> None:
@@ -136,18 +138,9 @@ class Coordinator:
         if last is not None and last.nonce == ballot.nonce:
             await self._complete(last)
             return
-        # Of tasks that have not voted, too. What is listed here is none of a newer lease: its tasks begin
-        # after a claim, which `holds` would show. And each is ended under the very pair that was seen.
-        shown = await self._participants.describe(orphans(self.prefix, await self._participants.open_ids()))
-        opened = [
-            Participant(transactional_id=name, identity=found.writer)
-            for name, found in shown.items()
-            if found is not None and found.state == "Ongoing"
-        ]
+        opened = await self._opened()  # of tasks that have not voted, too
         if opened and await self._participants.holds(held):
-            failures = await self._participants.end(opened, ballot.transaction_version, Wish.ABORT)
-            for name, failure in failures.items():
-                _log.info("%s: %s was not aborted: %s", self.prefix, name, failure)
+            await self._drop(opened, ballot.transaction_version)
 
     async def inspect(self) -> Standing:
         """What there is to do under the prefix. Changes nothing, and a decision on its way is not seen."""
@@ -214,6 +207,38 @@ class Coordinator:
         named = {each.transactional_id: each for each in decision.participants}
         shown = await self._participants.describe(named)
         return {name: fate(each, decision.transaction_version, shown[name]) for name, each in named.items()}
+
+    async def _tidy(self, ballot: Ballot) -> None:
+        """End what attempts have left that were lost: killed before they could tell, or not needed [SPK-26].
+
+        The next begin would, and nobody knows when that is: a batch write has none, and a query that reads
+        what it writes sees nothing new behind an open transaction, so that it begins no batch.
+        """
+        try:
+            opened = await self._opened()
+            # The votes' pair is moved on: a late attempt sees it, and no newer driver is disturbed.
+            if opened and await self._participants.reclaim(ballot.coordinator) is not None:
+                await self._drop(opened, ballot.transaction_version)
+        except TallystickError as exc:
+            _log.info("%s: lost attempts are left to the next batch: %s", self.prefix, exc)
+
+    async def _opened(self) -> list[Participant]:
+        """What is open and in no decision, each with the pair that has it.
+
+        None of it is a newer lease's, if the prefix is still held *after* this: the tasks of a lease begin
+        after its claim.
+        """
+        shown = await self._participants.describe(orphans(self.prefix, await self._participants.open_ids()))
+        return [
+            Participant(transactional_id=name, identity=found.writer)
+            for name, found in shown.items()
+            if found is not None and found.state == "Ongoing"
+        ]
+
+    async def _drop(self, opened: list[Participant], transaction_version: int) -> None:
+        failures = await self._participants.end(opened, transaction_version, Wish.ABORT)
+        for name, failure in failures.items():
+            _log.info("%s: %s was not aborted: %s", self.prefix, name, failure)
 
     async def _sweep(self) -> None:
         """End every other open transaction of our workers. Only here, between a claim and its first task."""
