@@ -39,7 +39,7 @@ def partitions_of(
         for index in wanted:
             if index not in found[topic].partitions:
                 at = TopicPartition(topic, index)
-                text = f"{topic} has {len(found[topic].partitions)}"
+                text = f"{topic} has {len(found[topic].partitions)} partitions"
                 raise refused("Metadata", at, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, text)
     return tuple(
         TopicPartition(topic, index)

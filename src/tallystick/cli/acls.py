@@ -132,7 +132,10 @@ def delete(
     pattern: Pattern = "literal",
     yes: Yes = False,
 ) -> None:
-    """Take rules back: those that agree with everything given. They are shown first."""
+    """Take rules back, those that agree with everything given.
+
+    They are shown first, on stderr; on stdout those that were deleted.
+    """
     at: Target = context.obj
     resources = _resources(topic, group, transactional_id, cluster)
     if not resources:

@@ -36,7 +36,7 @@ def produce() -> None:
 
 @app.command(add_help_option=False)
 def consume() -> None:
-    """Read topics."""
+    """Print the records of topics, alone or in a group."""
 
 
 @app.command(add_help_option=False)
@@ -46,12 +46,12 @@ def run() -> None:
 
 @app.command(add_help_option=False)
 def transactions() -> None:
-    """List, describe, find hanging, complete and end transactions, on any Kafka cluster."""
+    """See transactions, find what hangs, decide and end them."""
 
 
 @app.command(add_help_option=False)
 def topics() -> None:
-    """List, describe, create, grow and delete topics, and the records in them."""
+    """List, describe, create, grow, cut and delete topics."""
 
 
 @app.command(add_help_option=False)
@@ -71,7 +71,7 @@ def acls() -> None:
 
 @app.command(add_help_option=False)
 def features() -> None:
-    """Show and set the levels of features, such as transaction.version."""
+    """Show and set levels, such as transaction.version."""
 
 
 def main(words: list[str]) -> int:

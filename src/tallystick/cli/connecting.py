@@ -63,6 +63,11 @@ BOOTSTRAP: Final = typer.Option(
 COMMAND_CONFIG: Final = typer.Option("--command-config", metavar="FILE", help="Settings of the client.")
 OPTIONS: Final = ("--bootstrap-server", "--bootstrap-servers", "--command-config", "--output", "--timeout-ms")
 
+# Typer tells only of a command's own.
+_SHARED: Final = (
+    "And: --bootstrap-server HOST:PORT, --command-config FILE, --output table|json, --timeout-ms MS."
+)
+
 
 def target(
     context: typer.Context,
@@ -70,7 +75,7 @@ def target(
     command_config: Annotated[Path | None, COMMAND_CONFIG] = None,
     output: Annotated[Output, typer.Option("--output", help="For people or for programs.")] = Output.TABLE,
     timeout_ms: Annotated[
-        int | None, typer.Option("--timeout-ms", help="Instead of default.api.timeout.ms.")
+        int | None, typer.Option("--timeout-ms", metavar="MS", help="Instead of default.api.timeout.ms.")
     ] = None,
 ) -> None:
     """The options before (or after) every subcommand."""
@@ -102,12 +107,16 @@ def settings_of(role: str, config: Mapping[str, object]) -> dict[str, object]:
 
 def run(app: typer.Typer, name: str, words: Sequence[str]) -> int:
     """Run a command of `app`; its exit code. What goes wrong is one line on stderr."""
+    if app.info.callback is target:
+        for each in app.registered_commands:
+            each.epilog = _SHARED
     try:
         app(_shared_first(words), prog_name=f"tallystick {name}")
     except SystemExit as done:
         return done.code if isinstance(done.code, int) else int(done.code is not None)
     except BadConfig as exc:
-        return complain(str(exc).replace("\n", "\n  "), Exit.USAGE)
+        named = str(exc).replace("bootstrap.servers:", "--bootstrap-server (bootstrap.servers):")
+        return complain(named.replace("\n", "\n  "), Exit.USAGE)
     except NotSafe as exc:
         return complain(f"refused, {exc.subject}: {exc.why} (--force does it)", Exit.REFUSED)
     except NothingOpen as exc:

@@ -73,7 +73,7 @@ def consume(
     *,
     bootstrap_server: Annotated[str | None, BOOTSTRAP] = None,
     command_config: Annotated[Path | None, COMMAND_CONFIG] = None,
-    topic: Annotated[list[str] | None, typer.Option("--topic", help="As Kafka's tool has it.")] = None,
+    topic: Annotated[list[str] | None, typer.Option("--topic", help="The same as TOPIC; repeatable.")] = None,
     from_beginning: Annotated[
         bool, typer.Option("--from-beginning", help="From the first record; of a group, where it has none.")
     ] = False,

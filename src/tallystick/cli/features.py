@@ -43,7 +43,7 @@ def downgrade(
     dry_run: DryRun = False,
     unsafe: Annotated[bool, typer.Option("--unsafe", help="Even if something is lost.")] = False,
 ) -> None:
-    """Lower levels, all of them or none; level 0 takes a feature back."""
+    """Lower levels, all of them or none. Level 0 takes a feature back."""
     at: Target = context.obj
     levels = _levels(feature)
     with at.admin() as admin:

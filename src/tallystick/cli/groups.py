@@ -18,6 +18,7 @@ from tallystick.kernel.ids import TopicPartition
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, callback=target)
 app.info.help = "List, describe and delete groups, and move their offsets."
 
+Group = Annotated[str, typer.Option("--group", help="The group's id.")]
 TOPICS: Final = typer.Option("--topic", metavar="TOPIC[:P,P]", help="All or some partitions; repeatable.")
 
 _LIST: Final = ("Group", "Coordinator", "Type", "Protocol", "State")
@@ -51,8 +52,8 @@ def list_(
 
 
 @app.command()
-def describe(context: typer.Context, group: Annotated[str, typer.Option("--group")]) -> None:
-    """Its offsets, how far they are behind the end, and who reads."""
+def describe(context: typer.Context, group: Group) -> None:
+    """How far a group is behind, and who reads."""
     at: Target = context.obj
     with at.admin() as admin:
         found = admin.describe_groups([group]).one(group)
@@ -97,19 +98,22 @@ def delete(
 @app.command()
 def reset_offsets(
     context: typer.Context,
-    group: Annotated[str, typer.Option("--group")],
+    group: Group,
     *,
     topic: Annotated[list[str] | None, TOPICS] = None,
     all_topics: Annotated[bool, typer.Option("--all-topics", help="Whatever it has committed.")] = False,
     to_earliest: Annotated[bool, typer.Option("--to-earliest", help="To the first record.")] = False,
     to_latest: Annotated[bool, typer.Option("--to-latest", help="Behind the last one.")] = False,
-    to_offset: Annotated[int | None, typer.Option(min=0)] = None,
+    to_offset: Annotated[int | None, typer.Option(min=0, help="To this one, within the log.")] = None,
     to_datetime: Annotated[str | None, typer.Option(metavar="TIME", help="As 2026-11-21T12:00:00Z.")] = None,
     shift_by: Annotated[int | None, typer.Option(help="So many records on, or back.")] = None,
     execute: Annotated[bool, typer.Option("--execute", help="Do it; without, it is only shown.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show it: the default.")] = False,
 ) -> None:
-    """Show where a group would go on, and with --execute commit that. It must have no members."""
+    """Show where a group would go on; --execute commits it.
+
+    The group must have no members. An offset that moves loses its metadata, as with Kafka's tool.
+    """
     targets: list[Start | ShiftBy] = [
         *([FROM_BEGINNING] if to_earliest else []),
         *([FROM_END] if to_latest else []),
@@ -151,11 +155,11 @@ def reset_offsets(
 @app.command()
 def delete_offsets(
     context: typer.Context,
-    group: Annotated[str, typer.Option("--group")],
+    group: Group,
     topic: Annotated[list[str], TOPICS],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
-    """Forget what a group has committed in topics that it does not read at the moment."""
+    """Forget committed offsets of topics that it does not read."""
     at: Target = context.obj
     with at.admin() as admin:
         partitions = _partitions(admin, group, topic)

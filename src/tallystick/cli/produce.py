@@ -80,7 +80,7 @@ def produce(
     *,
     bootstrap_server: Annotated[str | None, BOOTSTRAP] = None,
     command_config: Annotated[Path | None, COMMAND_CONFIG] = None,
-    topic_option: Annotated[str | None, typer.Option("--topic", help="As Kafka's tool has it.")] = None,
+    topic_option: Annotated[str | None, typer.Option("--topic", help="The same as TOPIC.")] = None,
     form: Annotated[
         Format, typer.Option("--format", help="What a line is. JSON is what `consume --output json` prints.")
     ] = Format.STRING,

@@ -1,12 +1,14 @@
 """What commands print: a table for people, JSON for programs. Both have the same columns."""
 
 import json
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Final, TextIO
 
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -14,6 +16,8 @@ Row = Mapping[str, object]
 
 # A pipe has no width: nothing is to be cut there.
 _UNBOUNDED: Final = 1_000_000
+# Where the name of a column may be broken.
+_CAPITAL: Final = re.compile(r"(?<=[a-z])(?=[A-Z(])")
 
 
 class Output(StrEnum):
@@ -29,11 +33,34 @@ def show(columns: Sequence[str], rows: Sequence[Row], output: Output, to: TextIO
     if output is Output.JSON:
         print(json.dumps(rows, indent=2, default=_as_json), file=to)
         return
-    table = Table(*columns, box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for row in rows:
-        # Not markup: a transactional id may hold brackets.
-        table.add_row(*(Text(_as_text(row.get(column)), overflow="fold") for column in columns))
-    Console(file=to, width=None if to.isatty() else _UNBOUNDED, highlight=False).print(table)
+    console = Console(file=to, width=None if to.isatty() else _UNBOUNDED, highlight=False)
+    # Not markup: a transactional id may hold brackets.
+    cells = [[Text(_as_text(row.get(column)), overflow="fold") for column in columns] for row in rows]
+    for heads in (columns, [_CAPITAL.sub("\n", column) for column in columns]):
+        table = _table(*heads)
+        for each in cells:
+            table.add_row(*each)
+        width = Measurement.get(console, console.options.update(max_width=_UNBOUNDED), table).maximum
+        if width <= console.width or not rows:
+            console.print(table)
+            return
+    for number, each in enumerate(cells):
+        if number:
+            console.print()
+        console.print(_upright(columns, each))
+
+
+def _table(*heads: str) -> Table:
+    return Table(*heads, box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+
+
+def _upright(columns: Sequence[str], cells: Sequence[Text]) -> Table:
+    """A row that is wider than the terminal: a line for each column, as `psql` does."""
+    table = _table("", "")
+    table.show_header = False
+    for column, cell in zip(columns, cells, strict=True):
+        table.add_row(Text(column, style="bold", no_wrap=True), cell)
+    return table
 
 
 def _as_text(value: object) -> str:

@@ -68,7 +68,9 @@ def create(
     topic: Names,
     *,
     partitions: Annotated[int | None, typer.Option(min=1, help="The broker's default without it.")] = None,
-    replication_factor: Annotated[int | None, typer.Option(min=1)] = None,
+    replication_factor: Annotated[
+        int | None, typer.Option(min=1, help="The broker's default without it.")
+    ] = None,
     config: Annotated[list[str] | None, typer.Option(help="NAME=VALUE; repeatable.")] = None,
 ) -> None:
     """Create topics."""
@@ -118,7 +120,7 @@ def delete_records(
     context: typer.Context,
     topic: Annotated[str, typer.Option("--topic", metavar="TOPIC[:P,P]", help="All partitions, or these.")],
     before_offset: Annotated[
-        int, typer.Option("--before-offset", "--offset", min=-1, help="-1: all there is.")
+        int, typer.Option("--before-offset", "--offset", min=-1, help="The first that stays; -1: none does.")
     ],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:

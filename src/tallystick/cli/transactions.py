@@ -26,7 +26,7 @@ from tallystick.kernel.clock import SystemClock
 from tallystick.kernel.ids import INT16_MAX, Identity, ProducerEpoch, ProducerId, TopicPartition
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, callback=target)
-app.info.help = "List, describe, find hanging and end transactions."
+app.info.help = "See transactions, find what hangs, decide and end them."
 
 _MINUTE_MS: Final = 60_000
 
@@ -51,9 +51,9 @@ _COMPLETED: Final = {
     by_hand.Outcome.UNKNOWN: Exit.NOTHING_OPEN,
 }
 
-Topic = Annotated[str, typer.Option("--topic")]
-Partition = Annotated[int, typer.Option("--partition", min=0)]
-TransactionalId = Annotated[str, typer.Option("--transactional-id", "--transactionalId")]
+Topic = Annotated[str, typer.Option("--topic", help="The topic.")]
+Partition = Annotated[int, typer.Option("--partition", min=0, help="The partition of it.")]
+TransactionalId = Annotated[str, typer.Option("--transactional-id", "--transactionalId", help="The id.")]
 Broker = Annotated[int | None, typer.Option("--broker", "--broker-id", help="Ask this broker's replicas.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 Force = Annotated[bool, typer.Option("--force", help="Even if it breaks what others rely on.")]
@@ -109,7 +109,10 @@ def describe(
         list[str], typer.Option("--transactional-id", "--transactionalId", help="Repeatable.")
     ],
 ) -> None:
-    """What the coordinator knows of a transactional id; on tallystick's broker also what was forced on it."""
+    """What the coordinator knows of a transactional id.
+
+    On tallystick's broker also what was forced on it.
+    """
     at: Target = context.obj
     with at.admin() as admin:
         answers = admin.describe_transactions(transactional_id)
@@ -130,7 +133,7 @@ def describe(
 def describe_producers(
     context: typer.Context, topic: Topic, partition: Partition, broker: Broker = None
 ) -> None:
-    """The producers a partition remembers, and where their open transactions begin."""
+    """Producers of a partition, and what they have open."""
     at: Target = context.obj
     where = TopicPartition(topic, partition)
     with at.admin() as admin:
@@ -153,14 +156,17 @@ def describe_producers(
 def find_hanging(
     context: typer.Context,
     *,
-    topic: Annotated[str | None, typer.Option("--topic")] = None,
-    partition: Annotated[int | None, typer.Option("--partition", min=0)] = None,
+    topic: Annotated[str | None, typer.Option("--topic", help="Only in this one.")] = None,
+    partition: Annotated[int | None, typer.Option(min=0, help="Only in this one of --topic.")] = None,
     broker: Broker = None,
     limit_min: Annotated[
         int, typer.Option("--max-transaction-timeout", min=0, help="Minutes a transaction may be open.")
     ] = 15,
 ) -> None:
-    """Transactions open for too long, and whether anybody will end them: exit code 3 if one hangs."""
+    """Transactions open for too long, and who will end them.
+
+    Exit code 3 if one hangs: nobody will.
+    """
     if partition is not None and topic is None:
         raise typer.BadParameter("--partition needs --topic")
     at: Target = context.obj
@@ -185,14 +191,17 @@ def abort(
     partition: Partition,
     *,
     start_offset: Annotated[int | None, typer.Option(min=0, help="Where the transaction begins.")] = None,
-    producer_id: Annotated[int | None, typer.Option(min=0)] = None,
-    producer_epoch: Annotated[int | None, typer.Option(min=0, max=INT16_MAX)] = None,
+    producer_id: Annotated[int | None, typer.Option(min=0, help="Whose it is.")] = None,
+    producer_epoch: Annotated[int | None, typer.Option(min=0, max=INT16_MAX, help="And its epoch.")] = None,
     coordinator_epoch: Annotated[int | None, typer.Option(help="As describe-producers told.")] = None,
     yes: Yes = False,
     force: Force = False,
     audit_log: AuditLog = None,
 ) -> None:
-    """End one transaction in one partition, past its coordinator: for one that hangs."""
+    """End one transaction, in one partition, if it hangs.
+
+    It is ended past its coordinator. Anything else is refused without --force.
+    """
     given = (producer_id, producer_epoch, coordinator_epoch)
     if (start_offset is None) == (None in given) or (start_offset is not None and given != (None,) * 3):
         raise typer.BadParameter(
@@ -234,7 +243,10 @@ def force_terminate(
     force: Force = False,
     audit_log: AuditLog = None,
 ) -> None:
-    """Abort what is open under a transactional id, everywhere, and fence its producer (KIP-939)."""
+    """Abort what is open under a transactional id.
+
+    Everywhere, and fence its producer (KIP-939). What is prepared is refused without --force.
+    """
     at: Target = context.obj
     with _audited(audit_log), at.admin() as admin:
         found = admin.describe_transactions([transactional_id]).one(transactional_id)
@@ -268,7 +280,9 @@ def complete(
     yes: Yes = False,
     audit_log: AuditLog = None,
 ) -> None:
-    """Decide what is prepared under an id: commit if STATE names exactly that, abort otherwise (KIP-939).
+    """Decide a prepared transaction by its stored STATE.
+
+    It is committed if STATE names exactly that, and aborted otherwise (KIP-939).
 
     Exit code 6 when nothing is open and nothing tells how it ended, 1 when it was aborted before.
     """
@@ -299,7 +313,7 @@ def complete(
     raise typer.Exit(_COMPLETED.get(decision.outcome, Exit.DONE))
 
 
-app.command("resolve")(resolve_command)
+app.command("resolve", short_help="Finish what the writers of a database left open.")(resolve_command)
 
 
 def main(words: Sequence[str]) -> int:

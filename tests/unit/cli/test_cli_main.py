@@ -25,3 +25,29 @@ def test_no_command_shows_what_there_is(capsys: pytest.CaptureFixture[str]) -> N
     assert main([]) in {0, 2}
     printed = capsys.readouterr()
     assert "Commands:" in printed.out + printed.err
+
+
+@pytest.mark.parametrize("group", [(), *((name,) for name in ("topics", "groups", "acls", "transactions"))])
+def test_what_commands_do_fits_a_terminal(
+    group: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main([*group, "--help"]) == 0
+    commands = capsys.readouterr().out.partition("Commands:")[2].splitlines()
+    assert commands
+    assert not [line for line in commands if line.endswith("...")]
+
+
+def test_help_of_a_subcommand_names_the_options_that_all_have(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["topics", "list", "--help"]) == 0
+    assert "--bootstrap-server HOST:PORT" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "words", [("topics", "list"), ("consume", "t"), ("produce", "t")], ids=lambda w: w[0]
+)
+def test_a_command_without_a_cluster_names_the_option(
+    words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(list(words)) == 2
+    assert "--bootstrap-server" in capsys.readouterr().err
