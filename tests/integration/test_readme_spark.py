@@ -1,0 +1,48 @@
+"""The README's example on Spark does what it says."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer
+from pyspark.sql import SparkSession
+
+from tallystick import Producer
+from tallystick.testing import EmbeddedBroker
+
+pytestmark = [pytest.mark.slow, pytest.mark.server]
+
+
+def example() -> str:
+    text = (Path(__file__).parents[2] / "README.md").read_text()
+    (block,) = [each for each in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "readStream" in each]
+    return block
+
+
+def committed(bootstrap_servers: str, topic: str, count: int) -> list[bytes | None]:
+    """The values of `count` records, as librdkafka reads them."""
+    consumer = Consumer(
+        {"bootstrap.servers": bootstrap_servers, "group.id": "reader", "auto.offset.reset": "earliest"}
+    )
+    consumer.subscribe([topic])
+    found = consumer.consume(count, timeout=60)
+    consumer.close()
+    return [message.value() for message in found]
+
+
+def test_the_example_writes_what_it_reads(spark: SparkSession, tmp_path: Path) -> None:
+    with EmbeddedBroker() as broker:
+        with Producer({"bootstrap.servers": broker.bootstrap_servers}) as producer:
+            producer.send("orders", b"tea", key=b"1")
+            producer.send("loud", b"BEFORE")  # the topic exists
+        program = example().replace("localhost:9092", broker.bootstrap_servers)
+        names: dict[str, Any] = {"spark": spark}
+        # A stream begins at the end of the log unless told otherwise, as Spark's own source does.
+        program = program.replace('subscribe="orders"', 'subscribe="orders", startingOffsets="earliest"')
+        exec(program.replace("checkpoints/loud", str(tmp_path / "checkpoint")), names)
+        try:
+            names["query"].processAllAvailable()
+        finally:
+            names["query"].stop()
+        assert committed(broker.bootstrap_servers, "loud", 2) == [b"BEFORE", b"TEA"]
