@@ -235,6 +235,64 @@ def test_an_operator_is_told_of_halves_that_contradict_each_other(
     assert "has aborted it" in row["Result"]
 
 
+def test_an_id_that_the_store_does_not_have_is_left_alone(
+    sqlite_world: MakeWorld, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """[DW-6] It may be another database's, which has decided to commit what is in doubt."""
+    world, other = sqlite_world(), sqlite_world()
+    with suppress(Crashed):
+        writer = world.life(Crash(at="commit database"))
+        writer.recover()
+        world.pay(writer, 1, "a")
+    world.cut()
+    code, (row,) = resolve(other, capsys, "--yes", "--transactional-id", world.topic)
+    assert code == 1
+    assert "has no row" in row["Result"]
+    assert other.store.read_state(world.topic) is None
+    world.life().recover()
+    assert world.check() == ["a"]
+
+
+def test_a_row_that_cannot_be_claimed_hides_no_other(
+    sqlite_world: MakeWorld, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What the database's driver raises belongs to one id."""
+    world = sqlite_world()
+    for each in ("a", world.topic):
+        world.store.claim(each)
+    with world.engine.begin() as connection:
+        connection.execute(
+            text(
+                "CREATE TRIGGER stuck BEFORE UPDATE ON kafka_transaction_state "
+                "WHEN OLD.transactional_id = 'a' BEGIN SELECT RAISE(FAIL, 'somebody has the row'); END"
+            )
+        )
+    code, rows = resolve(world, capsys, "--yes")
+    assert code == 1
+    assert {row["TransactionalId"]: row["Finding"] for row in rows} == {"a": "", world.topic: "IDLE"}
+    assert "somebody has the row" in rows[0]["Result"]
+
+
+@pytest.mark.parametrize(
+    ("url", "code"),
+    [
+        ("postgresql+nosuch://me:secret@localhost/db", 2),
+        ("me:secret@localhost", 2),
+        ("postgresql+psycopg://me:secret@localhost:1/db", 1),
+        ("sqlite://", 1),
+    ],
+)
+def test_a_store_that_cannot_be_opened_is_one_line_without_its_password(
+    capsys: pytest.CaptureFixture[str], url: str, code: int
+) -> None:
+    words = ["transactions", "resolve", "--store", url, "--bootstrap-server", "localhost:1", "--dry-run"]
+    assert main(words) == code
+    said = capsys.readouterr().err
+    assert said.startswith("tallystick: --store")
+    assert said.count("\n") == 1
+    assert "secret" not in said
+
+
 # ---- under asyncio
 
 

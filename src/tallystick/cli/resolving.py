@@ -10,7 +10,7 @@ from tallystick.cli.connecting import Exit, Target, complain, confirm, settings_
 from tallystick.cli.modes import ModeName, with_modes
 from tallystick.cli.tables import Row
 from tallystick.dualwrite.recovery import Verdict
-from tallystick.dualwrite.resolving import Resolved, resolve
+from tallystick.dualwrite.resolving import Resolved, resolve, told_of
 from tallystick.dualwrite.stores.base import Store
 from tallystick.kernel.settings import BadConfig
 
@@ -37,7 +37,7 @@ def resolve_command(
     at: Target = context.obj
     opened, close = open_store(store, schema)
     try:
-        ids = transactional_id or list(opened.transactional_ids())
+        ids = transactional_id or _ids_of(opened)
         if not dry_run and ids:
             confirm(f"Finish {', '.join(ids)}, and fence the writers that are alive?", yes=yes)
         config = with_modes(settings_of("producer", at.config), mode or (), prepares=True)
@@ -46,6 +46,13 @@ def resolve_command(
         close()
     at.show(_COLUMNS, [_row(each) for each in results])
     raise typer.Exit(_exit(results, dry_run=dry_run))
+
+
+def _ids_of(store: Store[Any]) -> list[str]:
+    try:
+        return list(store.transactional_ids())
+    except Exception as exc:  # of the database's driver, and of no one class
+        raise typer.Exit(complain(f"--store: {told_of(exc)}", Exit.FAILED)) from exc
 
 
 def open_store(url: str, schema: str | None = None) -> tuple[Store[Any], Callable[[], None]]:
@@ -57,9 +64,13 @@ def open_store(url: str, schema: str | None = None) -> tuple[Store[Any], Callabl
         raise BadConfig(f"--store: {exc}; install tallystick[sql]") from exc
     try:
         engine = create_engine(url)
-    except Exception as exc:  # SQLAlchemy's, or of the driver that the URL names
-        raise BadConfig(f"--store {url}: {exc}") from exc
+    except Exception as exc:  # SQLAlchemy's, or of the driver that the URL names, which may have a password
+        raise BadConfig(f"--store: {type(exc).__name__}: {_without(url, str(exc))}") from exc
     return sql.SqlStore(engine, schema=schema), engine.dispose
+
+
+def _without(url: str, told: str) -> str:
+    return " ".join(told.replace(url, "the URL").split())
 
 
 def _row(each: Resolved) -> Row:

@@ -3,11 +3,11 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from tallystick.dualwrite.errors import DualWriteError, Halted, Torn
+from tallystick.dualwrite.errors import Halted, Torn
 from tallystick.dualwrite.recovery import Recovered
 from tallystick.dualwrite.stores.base import Store
 from tallystick.dualwrite.writer import DualWriter
-from tallystick.errors import ClientError, InDoubt
+from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.value import frozen
 
 
@@ -31,15 +31,26 @@ def resolve(
 
     Args:
         config: of the producers, without `transactional.id`.
-        ids: only these; all that the store has if there are none.
+        ids: only these, of those that the store has; all of them if there are none.
         dry_run: look only, in both halves, and change neither.
     """
     for each in ids or list(store.transactional_ids()):
         try:
+            if store.read_state(each) is None:  # it may be another store's, which has decided
+                yield Resolved(transactional_id=each, failure="the store has no row of it; nothing was done")
+                continue
             with DualWriter(store, {**config, "transactional.id": each}) as writer:
                 (found,) = (writer.look() if dry_run else writer.recover()).ids
                 yield Resolved(transactional_id=each, recovered=found)
-        except (DualWriteError, ClientError, InDoubt) as exc:
+        except Exception as exc:  # of the client, or of the database's driver, and of no one class
             yield Resolved(
-                transactional_id=each, failure=str(exc), contradicts=isinstance(exc, Halted | Torn)
+                transactional_id=each, failure=told_of(exc), contradicts=isinstance(exc, Halted | Torn)
             )
+
+
+def told_of(exc: Exception) -> str:
+    """What failed, in one line and without the statement, which SQLAlchemy adds."""
+    if isinstance(exc, TallystickError):
+        return str(exc)
+    told = getattr(exc, "orig", None) or exc
+    return " ".join(f"{type(told).__name__}: {told}".split())
