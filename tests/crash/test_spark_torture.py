@@ -2,7 +2,8 @@
 
 Each seed is one query that lives through several drivers; `tests/support/spark_torture*.py` say what is
 drawn. A driver is a process with a Java of its own, so a start takes seconds: one seed here, and many in
-`make crash`.
+`make crash`. The bare form asks the same sink for the same things without Java: more seeds in the same time,
+and attempts that race, which Spark's local mode has none of.
 """
 
 import os
@@ -11,13 +12,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from spark_torture_lives import Told, Torture
+from spark_torture_lives import BareTorture, Told, Torture
 
 KNOWN = Path(__file__).with_name("spark_seeds.txt")
 LONG = os.environ.get("TALLYSTICK_LONG") == "1"
 SEEDS = range(24) if LONG else range(1)
 STARTS = 9 if LONG else 3
 ROWS_A_START = 2_500 if LONG else 750
+BARE_SEEDS = range(50) if LONG else range(2)
+BARE_ROWS_A_START = 8_000 if LONG else 1_500
 
 pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.timeout(300 * STARTS)]
 
@@ -29,17 +32,35 @@ def known_seeds() -> list[int]:
 
 @pytest.fixture(scope="module")
 def total() -> Iterator[Told]:
+    yield from summed("Spark")
+
+
+@pytest.fixture(scope="module")
+def bare_total() -> Iterator[Told]:
+    yield from summed("without Java")
+
+
+def summed(name: str) -> Iterator[Told]:
     """Of all seeds; printed at the end of the long form."""
     told = Told()
     yield told
     if LONG:
-        print(f"\n{told.shown()}", file=sys.__stdout__)
+        print(f"\n{name}: {told.shown()}", file=sys.__stdout__)
 
 
 @pytest.mark.parametrize("seed", [*known_seeds(), *SEEDS])
 def test_every_row_is_there_once(seed: int, tmp_path: Path, total: Told) -> None:
     """[SPK-20] [SPK-21] [SPK-22] [SPK-23] Read by librdkafka at read_committed, compared with the input."""
-    told = Torture(seed, tmp_path, starts=STARTS, rows_a_start=ROWS_A_START).run()
+    check(Torture(seed, tmp_path, starts=STARTS, rows_a_start=ROWS_A_START).run(), total)
+
+
+@pytest.mark.parametrize("seed", BARE_SEEDS)
+def test_every_row_is_there_once_without_java(seed: int, tmp_path: Path, bare_total: Told) -> None:
+    """[SPK-20] [SPK-21] [SPK-22] [SPK-23]"""
+    check(BareTorture(seed, tmp_path, starts=STARTS, rows_a_start=BARE_ROWS_A_START).run(), bare_total)
+
+
+def check(told: Told, total: Told) -> None:
     total.add(told)
     assert told.surprises == []
     assert (told.missing, told.duplicates, told.strangers) == (0, 0, 0)

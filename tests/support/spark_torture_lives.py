@@ -17,20 +17,20 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from spark_torture import FOLDER, Fault, Folder
 from spark_torture_queries import END_MS, SHAPES
-from tools.broker_process import BrokerProcess, tallystick
+from tools.broker_process import tallystick
 
 from tallystick import Admin
 from tallystick.spark.recovery import resolve
 
 _log = logging.getLogger(__name__)
 
-CHILD: Final = Path(__file__).with_name("spark_torture_child.py")
+HERE: Final = Path(__file__).parent
 PARTITIONS: Final = 2
 LIFE_S: Final = 240.0
 BROKER: Final = {
@@ -103,7 +103,10 @@ class Told:
 
 
 class Torture:
-    """One seed."""
+    """One seed, under Spark."""
+
+    child = "spark_torture_child.py"
+    earliest = "earliest"
 
     def __init__(self, seed: int, folder: Path, *, starts: int, rows_a_start: int) -> None:
         self.random = random.Random(seed)
@@ -113,12 +116,12 @@ class Torture:
         self.surface = ("sink", "foreach")[seed // len(shapes) % 2]
         self.mode = self.random.choice(("2pc", "2pc", "keep", "resume"))
         self.told = Told()
-        self.broker: BrokerProcess = tallystick(folder / "broker", BROKER)
+        self.broker: Any = tallystick(folder / "broker", BROKER)
         self.prefix = f"torture/{seed}"
         self.topics = [f"in-{n}" for n in range(SHAPES[self.shape].topics)]
         self.expected: Counter[str] = Counter()
         self.more: dict[str, str] = {}
-        self.starting = ["earliest" for _ in self.topics]
+        self.starting = [self.earliest for _ in self.topics]
         self.generation = 0
         self.produced = 0
         self._lives = 0
@@ -130,10 +133,7 @@ class Torture:
 
     def run(self) -> Told:
         with self.broker:
-            admin = AdminClient({"bootstrap.servers": self.broker.bootstrap})
-            wanted = [NewTopic(name, PARTITIONS, 1) for name in (*self.topics, "out")]
-            for made in admin.create_topics(wanted).values():
-                made.result(30)
+            self.create_topics()
             for _ in range(self.starts - 1):
                 self.produce()
                 self.one_driver()
@@ -144,6 +144,12 @@ class Torture:
                 self.told.surprises.append(f"the last driver ended with {self.last_outcome!r}")
             self.check()
         return self.told
+
+    def create_topics(self) -> None:
+        admin = AdminClient({"bootstrap.servers": self.broker.bootstrap})
+        wanted = [NewTopic(name, PARTITIONS, 1) for name in (*self.topics, "out")]
+        for made in admin.create_topics(wanted).values():
+            made.result(30)
 
     def one_driver(self) -> None:
         if self.random.random() < 0.15:
@@ -206,7 +212,7 @@ class Torture:
         self.generation += 1
         self.more = {"onNewCheckpoint": choice}
         if choice == "restart":
-            self.starting = ["earliest"]
+            self.starting = [self.earliest]
             self.expected = self.written()
         elif decision.offsets is None:
             self.told.surprises.append("the decision has no offsets to resume from")
@@ -239,6 +245,7 @@ class Torture:
             "bootstrap": self.broker.bootstrap,
             "topics": self.topics,
             "starting": self.starting,
+            "until": self.produced,
             "per_trigger": str(max(100, self.rows_a_start // 3)),
             "disturb_rows": any(fault.point == "rows" for fault in faults),
             "shape": self.shape,
@@ -252,12 +259,16 @@ class Torture:
         return folder
 
     def launch(self, folder: Folder) -> "subprocess.Popen[bytes]":
-        paths = [str(CHILD.parent), str(CHILD.parents[2]), os.environ.get("PYTHONPATH", "")]
+        paths = [str(HERE), str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")]
         env = {**os.environ, FOLDER: str(folder.path), "PYTHONPATH": os.pathsep.join(filter(None, paths))}
         self.told.starts += 1
         with (folder.path / "log").open("wb") as log:
             return subprocess.Popen(
-                [sys.executable, str(CHILD)], stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env
+                [sys.executable, str(HERE / self.child)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=env,
             )
 
     def drive(self, folder: Folder, kill_after_s: float | None = None) -> None:
@@ -292,6 +303,9 @@ class Torture:
                 process.kill()
             with suppress(subprocess.TimeoutExpired):
                 process.wait(0.01)
+        if process.returncode not in (None, 0, -signal.SIGKILL):
+            tail = (folder.path / "log").read_text(errors="replace")[-2000:]
+            self.told.surprises.append(f"{folder.path}: exit code {process.returncode}: {tail}")
 
     def kill(self, folder: Folder) -> None:
         with suppress(FileNotFoundError):
@@ -323,7 +337,12 @@ class Torture:
         """Some more rows, in transactions; some are aborted, and their rows come again in the next one."""
         shape, size = SHAPES[self.shape], 250
         producer = Producer(
-            {"bootstrap.servers": self.broker.bootstrap, "transactional.id": "input", "linger.ms": 1}
+            {
+                "bootstrap.servers": self.broker.bootstrap,
+                "transactional.id": "input",
+                "linger.ms": 1,
+                "log_level": 0,
+            }
         )
         producer.init_transactions(30)
         until = self.produced + self.rows_a_start
@@ -357,6 +376,7 @@ class Torture:
                 "isolation.level": "read_committed",
                 "enable.auto.commit": False,
                 "enable.partition.eof": True,
+                "log_level": 0,
             }
         )
         consumer.assign([TopicPartition("out", p, 0) for p in range(PARTITIONS)])
@@ -383,7 +403,32 @@ class Torture:
         if missing or more:
             shown = f"missing {list(missing.items())[:3]}, too many {list(more.items())[:3]}"
             self.told.surprises.append(f"{self.folder}: {shown}")
+        self.told.left_open += self.open_transactions()
+
+    def open_transactions(self) -> list[str]:
+        """Of this query."""
         with Admin({"bootstrap.servers": self.broker.bootstrap}) as admin:
             listed = admin.list_transactions(states=("Ongoing",)).all()
         opened = [each.transactional_id for found in listed.values() for each in found]
-        self.told.left_open += [each for each in opened if each.startswith(self.prefix)]
+        return [each for each in opened if each.startswith(self.prefix)]
+
+
+class BareTorture(Torture):
+    """The same without Java, where a driver starts in a second: many more of them, and racing attempts."""
+
+    child = "spark_torture_bare.py"
+    earliest = "0"
+
+    def __init__(self, seed: int, folder: Path, *, starts: int, rows_a_start: int) -> None:
+        super().__init__(seed, folder, starts=starts, rows_a_start=rows_a_start)
+        self.shape, self.surface, self.topics, self.starting = "stateless", "sink", ["in"], [self.earliest]
+
+    def produce(self, *, last: bool = False) -> None:
+        self.produced += self.rows_a_start
+        self.told.rows += self.rows_a_start
+
+    def conclude(self, folder: Folder) -> None:
+        super().conclude(folder)
+        log = (folder.path / "log").read_text(errors="replace")
+        if "Traceback" in log:
+            self.told.surprises.append(f"{folder.path}: a process raised: {log[-3000:]}")

@@ -1,0 +1,217 @@
+"""A driver without Java: it asks of the sink what Spark asks, in Spark's order, and forgets as Spark does.
+
+    SPARK_TORTURE=FOLDER python spark_torture_bare.py
+
+`offsets/N` is written before a batch and `commits/N` after it; begin and commit have stations of their own;
+a task is tried four times, its rows may be split anew, and now and then two attempts race: the loser is not
+told and may live through later batches, which Spark's local mode cannot do. The source is the numbers up to
+`until`.
+"""
+
+import json
+import os
+import random
+from collections.abc import Iterator
+from contextlib import suppress
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from secrets import token_hex
+from typing import Any, Final
+
+import pyarrow as pa
+from spark_torture import FOLDER, Folder, TorturedStation, connect, strike
+
+from tallystick.kernel.errors import TallystickError
+from tallystick.spark.attempt import attempt
+from tallystick.spark.committable import (
+    Batch,
+    Lease,
+    Vote,
+    decode_lease,
+    decode_vote,
+    encode_lease,
+    encode_vote,
+    no_vote,
+)
+from tallystick.spark.option_table import Query
+from tallystick.spark.sink_options import write_options
+
+ATTEMPTS: Final = 4
+TASKS: Final = 2
+RACES: Final = 0.15
+PIECE: Final = 250
+
+_processes = get_context("forkserver")
+
+
+class TaskFailed(Exception):
+    """Four attempts of one task have failed; what the last one said."""
+
+
+def chunks(ids: list[int]) -> Iterator[pa.RecordBatch]:
+    for at in range(0, len(ids), PIECE):
+        strike("rows")
+        values = [str(i) for i in ids[at : at + PIECE]]
+        yield pa.record_batch({"value": values, "key": values})
+
+
+def serve(tasks: Connection, sink: dict[str, str]) -> None:
+    """A Python worker: task after task, until the driver is gone."""
+    options = write_options(sink, Query.STREAM)
+    with suppress(EOFError, ConnectionError):
+        while True:
+            lease, query_id, batch_id, ids = tasks.recv()
+            try:
+                vote = attempt(connect(options), decode_lease(lease), Batch(query_id, batch_id), chunks(ids))
+                tasks.send(encode_vote(vote))
+            except TallystickError as exc:
+                tasks.send(f"{type(exc).__name__}: {exc}")
+
+
+class Workers:
+    """Processes that run tasks; a killed one is replaced."""
+
+    def __init__(self, sink: dict[str, str]) -> None:
+        self._sink = sink
+        self._idle: list[Connection] = []
+        self._zombies: list[Connection] = []
+
+    def run(self, task: tuple[Any, ...]) -> Connection:
+        for zombie in [each for each in self._zombies if each.poll()]:
+            self._zombies.remove(zombie)
+            self.collect(zombie)
+        connection = self._idle.pop() if self._idle else self._fork()
+        connection.send(task)
+        return connection
+
+    def collect(self, connection: Connection) -> bytes | str:
+        """The vote, or what went wrong."""
+        try:
+            found: bytes | str = connection.recv()
+        except (EOFError, ConnectionResetError):
+            return "Python worker exited unexpectedly"
+        self._idle.append(connection)
+        return found
+
+    def forget(self, connection: Connection) -> None:
+        self._zombies.append(connection)
+
+    def _fork(self) -> Connection:
+        ours, theirs = _processes.Pipe()
+        _processes.Process(target=serve, args=(theirs, self._sink), daemon=True).start()
+        theirs.close()
+        return ours
+
+
+class BareQuery:
+    """One run of a query, on a checkpoint that looks like Spark's."""
+
+    def __init__(self, spec: dict[str, Any], folder: Folder, workers: Workers) -> None:
+        self.spec, self.folder, self.workers = spec, folder, workers
+        self.random = random.Random(f"{folder.path.name} {spec['sink']['transactional.id.prefix']}")
+        self.checkpoint = Path(spec["checkpoint"])
+        options = write_options(spec["sink"], Query.STREAM)
+        # As in Spark, where they are processes of their own and share nothing.
+        self.begins, self.commits = TorturedStation(options), TorturedStation(options)
+        for name in ("offsets", "commits"):
+            (self.checkpoint / name).mkdir(parents=True, exist_ok=True)
+        metadata = self.checkpoint / "metadata"
+        if not metadata.exists():
+            write(metadata, json.dumps({"id": token_hex(8)}))
+        self.query_id = json.loads(metadata.read_text())["id"]
+
+    def run(self) -> str:
+        while (batch_id := self.next_batch()) is not None:
+            self.batch(batch_id)
+            if self.folder.says("stop"):
+                (self.folder.path / "stop").unlink()
+                return "stopped"
+            write(self.checkpoint / "commits" / str(batch_id), "")
+        return "done"
+
+    def next_batch(self) -> int | None:
+        last = max((int(each.name) for each in (self.checkpoint / "commits").iterdir()), default=-1)
+        start = self.end_of(last)
+        if not (self.checkpoint / "offsets" / str(last + 1)).exists():
+            if start >= self.spec["until"]:
+                return None
+            end = min(self.spec["until"], start + self.random.randint(1, int(self.spec["per_trigger"])))
+            write(self.checkpoint / "offsets" / str(last + 1), f"v1\n{{}}\n{end}")
+        return last + 1
+
+    def end_of(self, batch_id: int) -> int:
+        if batch_id < 0:
+            return int(self.spec["starting"][0])
+        return int((self.checkpoint / "offsets" / str(batch_id)).read_text().splitlines()[-1])
+
+    def batch(self, batch_id: int) -> None:
+        start, end = self.end_of(batch_id - 1), self.end_of(batch_id)
+        lease = self.begins.begin(query_id=self.query_id)
+        votes: list[Vote | None] = []
+        try:
+            votes = list(self.tasks(lease, batch_id, range(start, end)))
+            self.commits.commit(votes, str(end))
+        except (TallystickError, TaskFailed):
+            told = [vote for vote in votes if self.random.random() < 0.7]
+            self.commits.give_up(told or [no_vote(lease)])
+            raise
+
+    def tasks(self, lease: Lease, batch_id: int, ids: range) -> Iterator[Vote]:
+        rows = list(ids)
+        self.random.shuffle(rows)
+        cut = self.random.randint(0, len(rows))
+        parts = (rows[:cut], rows[cut:])
+        job = encode_lease(lease), self.query_id, batch_id
+        begun = [self.attempts((*job, part)) for part in parts]
+        for part, running in zip(parts, begun, strict=True):
+            yield self.vote((*job, part), running)
+
+    def attempts(self, task: tuple[Any, ...]) -> list[Connection]:
+        return [self.workers.run(task) for _ in range(1 + (self.random.random() < RACES))]
+
+    def vote(self, task: tuple[Any, ...], running: list[Connection]) -> Vote:
+        """Of the attempt that is there first; whoever races with it is forgotten."""
+        found: bytes | str = ""
+        for _ in range(ATTEMPTS):
+            first = wait(running)[0]
+            for each in running:
+                if each is not first:
+                    self.workers.forget(each)
+            assert isinstance(first, Connection)
+            found = self.workers.collect(first)
+            if isinstance(found, bytes):
+                return decode_vote(found)
+            running = self.attempts(task)
+        for each in running:
+            self.workers.forget(each)
+        raise TaskFailed(found)
+
+
+def write(path: Path, text: str) -> None:
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    fresh.write_text(text)
+    fresh.replace(path)
+
+
+def main() -> None:
+    folder = Folder(Path(os.environ[FOLDER]))
+    spec = json.loads((folder.path / "spec").read_text())
+    folder.say("pids", str(os.getpid()))
+    folder.say("stopped")
+    workers = Workers(spec["sink"])
+    for _ in range(spec["runs"]):
+        folder.say("started")
+        try:
+            outcome = BareQuery(spec, folder, workers).run()
+        except (TallystickError, TaskFailed) as exc:
+            outcome = f"failed: {type(exc).__name__}: {exc}".replace("\n", " ")
+        with (folder.path / "outcome").open("a") as told:
+            told.write(f"{outcome}\n")
+        if outcome == "done":
+            break
+
+
+if __name__ == "__main__":
+    _processes.set_forkserver_preload(["spark_torture_bare"])
+    main()
