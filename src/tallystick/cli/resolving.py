@@ -1,7 +1,10 @@
-"""`tallystick transactions resolve`: ask the database what was decided, and finish it in Kafka."""
+"""`tallystick transactions resolve`: learn what was decided, and finish it in Kafka.
 
-from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Final
+What writers decided is in their database (`--store`), what a Spark query decided is in Kafka (`--prefix`).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -14,7 +17,12 @@ from tallystick.dualwrite.resolving import Resolved, resolve, told_of
 from tallystick.dualwrite.stores.base import Store
 from tallystick.kernel.settings import BadConfig
 
+if TYPE_CHECKING:
+    from tallystick.spark.recovery import Standing
+
 _COLUMNS: Final = ("TransactionalId", "Database", "InDoubt", "Finding", "Verdict", "Result")
+_QUERY: Final = ("TransactionalId", "Found", "Result", "Offsets")
+_OF_ONE_ID: Final = frozenset({"transactional.id", "transaction.two.phase.commit.enable"})
 _LEFT: Final = frozenset({Verdict.COMMIT, Verdict.ABORT, Verdict.COMPARE, Verdict.TEAR, Verdict.HALT})
 
 
@@ -22,8 +30,14 @@ def resolve_command(
     context: typer.Context,
     *,
     store: Annotated[
-        str, typer.Option("--store", metavar="URL", help="SQLAlchemy's URL of the writers' database.")
-    ],
+        str | None, typer.Option("--store", metavar="URL", help="SQLAlchemy's URL of the writers' database.")
+    ] = None,
+    prefix: Annotated[
+        str | None, typer.Option("--prefix", help="A Spark query's transactional.id.prefix, without --store.")
+    ] = None,
+    retire: Annotated[
+        bool, typer.Option("--retire", help="With --prefix: forget the query, accept what is lost.")
+    ] = False,
     transactional_id: Annotated[
         list[str] | None,
         typer.Option("--transactional-id", "--transactionalId", help="Only this one; repeatable."),
@@ -33,14 +47,20 @@ def resolve_command(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show both halves; change nothing.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
-    """Finish what the writers of a database have left open; writers that are alive are fenced."""
+    """Finish what the writers of a database, or a Spark query, have left open; who is alive is fenced."""
     at: Target = context.obj
+    config = with_modes(settings_of("producer", at.config), mode or (), prepares=True)
+    if prefix is not None:
+        if store or transactional_id or schema:
+            raise BadConfig("--prefix: a Spark query has no --store, --transactional-id or --schema")
+        raise typer.Exit(_resolve_query(at, config, prefix, retire=retire, dry_run=dry_run, yes=yes))
+    if store is None or retire:
+        raise BadConfig("--store URL or --prefix PREFIX: one is needed; --retire goes with --prefix")
     opened, close = open_store(store, schema)
     try:
         ids = transactional_id or _ids_of(opened)
         if not dry_run and ids:
             confirm(f"Finish {', '.join(ids)}, and fence the writers that are alive?", yes=yes)
-        config = with_modes(settings_of("producer", at.config), mode or (), prepares=True)
         results = list(resolve(opened, config, ids, dry_run=dry_run))
     finally:
         close()
@@ -53,6 +73,37 @@ def _ids_of(store: Store[Any]) -> list[str]:
         return list(store.transactional_ids())
     except Exception as exc:  # of the database's driver, and of no one class
         raise typer.Exit(complain(f"--store: {told_of(exc)}", Exit.FAILED)) from exc
+
+
+def _resolve_query(
+    at: Target, config: Mapping[str, object], prefix: str, *, retire: bool, dry_run: bool, yes: bool
+) -> Exit:
+    if not dry_run:
+        confirm(f"Finish what {prefix!r} left, and fence the query if it is alive?", yes=yes)
+    # Which ids are of two-phase commit follows from the modes.
+    client = {name: str(value) for name, value in config.items() if name not in _OF_ONE_ID}
+    found: Standing = _lazy.load("tallystick.spark.recovery").resolve(
+        prefix, client, dry_run=dry_run, retire=retire
+    )
+    decision = found.decision
+    first = {
+        "TransactionalId": prefix,
+        "Found": "no decision" if decision is None else f"decided: {decision}",
+        "Result": "forgotten" if retire and decision is not None and not dry_run else "",
+        "Offsets": "" if decision is None else decision.offsets or "",
+    }
+    lost = set(found.lost)
+    decided = [
+        _query_row(name, fate.value, "lost" if name in lost else "committed", dry_run=dry_run)
+        for name, fate in found.fates.items()
+    ]
+    others = [_query_row(name, "in no decision", "aborted", dry_run=dry_run) for name in found.undecided]
+    at.show(_QUERY, [first, *decided, *others])
+    return Exit.HANGING if dry_run and (decided or others) else Exit.DONE
+
+
+def _query_row(name: str, found: str, result: str, *, dry_run: bool) -> Row:
+    return {"TransactionalId": name, "Found": found, "Result": "" if dry_run else result, "Offsets": ""}
 
 
 def open_store(url: str, schema: str | None = None) -> tuple[Store[Any], Callable[[], None]]:

@@ -1,0 +1,91 @@
+"""`tallystick transactions resolve --prefix`: what a Spark query left, finished by a command."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from tests.support.spark_queries import Query
+
+from tallystick.testing import EmbeddedBroker
+
+pytestmark = [pytest.mark.server]
+
+# None can be loaded: the command needs no Spark, nor what tasks encode rows with.
+WITHOUT_SPARK = """
+import sys
+for name in ("pyspark", "pyarrow", "numpy"):
+    sys.modules[name] = None
+from tallystick.cli.main import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[EmbeddedBroker]:
+    with EmbeddedBroker(in_process=True) as running:
+        yield running
+
+
+@pytest.fixture
+def query(broker: EmbeddedBroker) -> Iterator[Query]:
+    made = Query(broker.bootstrap_servers)
+    made.make_topic()
+    yield made
+    made.close()
+
+
+def run(query: Query, *given: str) -> subprocess.CompletedProcess[str]:
+    words = ["transactions", "resolve", *given, "--bootstrap-server", query.bootstrap, "--output", "json"]
+    return subprocess.run(
+        [sys.executable, "-c", WITHOUT_SPARK, *words], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def resolve(query: Query, *given: str) -> tuple[int, list[tuple[str, str]]]:
+    """The exit code, and what was found and done, each row."""
+    done = run(query, "--prefix", query.prefix, *given)
+    assert "Traceback" not in done.stderr
+    return done.returncode, [(row["Found"], row["Result"]) for row in json.loads(done.stdout)]
+
+
+@pytest.mark.slow
+def test_a_decided_batch_is_looked_at_then_finished_then_forgotten(query: Query) -> None:
+    """[SPK-21] The dry run changes nothing; the run commits what was decided and ends the rest."""
+    query.decide_and_die()
+    code, (decision, *left) = resolve(query, "--dry-run")
+    assert (code, left) == (3, [("prepared: to be committed", "")] * 2)
+    assert decision[0].startswith("decided: batch 0 of query q")
+    assert len(query.open_ids()) == 2
+
+    code, (_, *left) = resolve(query, "--yes")
+    assert (code, left) == (0, [("prepared: to be committed", "committed")] * 2)
+    assert query.open_ids() == []
+    assert query.committed() == 22  # two markers
+
+    code, (decision,) = resolve(query, "--yes", "--retire")
+    assert (code, decision[1]) == (0, "forgotten")
+    assert resolve(query, "--dry-run") == (0, [("no decision", "")])
+
+
+@pytest.mark.slow
+def test_what_is_in_no_decision_is_aborted(query: Query) -> None:
+    lease = query.station().begin()
+    query.write(lease, 0)
+    assert resolve(query, "--dry-run") == (3, [("no decision", ""), ("in no decision", "")])
+    assert resolve(query, "--yes", "--mode", "resume") == (
+        0,
+        [("no decision", ""), ("in no decision", "aborted")],
+    )
+    assert query.open_ids() == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "given", [(), ("--retire", "--store", "sqlite://"), ("--prefix", "p", "--store", "sqlite://")]
+)
+def test_it_is_told_one_place_to_look(query: Query, given: tuple[str, ...]) -> None:
+    done = run(query, *given)
+    assert done.returncode == 2
+    assert "--prefix" in done.stderr
