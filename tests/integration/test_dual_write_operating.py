@@ -22,15 +22,19 @@ from sqlalchemy.pool import NullPool
 from tallystick import Admin, Consumer, TopicPartition
 from tallystick.cli.main import main
 from tallystick.dualwrite import (
+    DualWriter,
     Fenced,
     NoFreeId,
     NotRecovered,
+    SqlStore,
+    Torn,
     WriterPool,
     aio,
     consume_into,
 )
 from tallystick.dualwrite.driving import Step
 from tallystick.dualwrite.stores.sql_async import AsyncSqlStore, AsyncSqlTransaction
+from tallystick.errors import TallystickError
 from tallystick.testing import EmbeddedBroker, eventually
 
 pytestmark = pytest.mark.server
@@ -78,6 +82,44 @@ def test_a_pool_hands_out_ids_and_recovers_what_a_larger_one_left(sqlite_world: 
             txn.connection.execute(text(f"INSERT INTO {world.table} VALUES (2, 'b')"))
             txn.send(world.topic, b"b")
     assert world.check() == ["a", "b"]
+
+
+def test_a_torn_id_of_a_pool_keeps_no_other_from_being_recovered(sqlite_world: MakeWorld) -> None:
+    """At the start all are recovered before it is said; at work another one is handed out."""
+    world = sqlite_world()
+    names = [f"{world.topic}-{n}" for n in range(2)]
+
+    def decide_and_be_gone(n: int) -> None:
+        config = {**world.config, "transactional.id": names[n]}
+        engine = world.make_engine()
+        writer = DualWriter(SqlStore(engine), config, watch=Crash(at="commit database"))
+        with suppress(Crashed):
+            writer.recover()
+            with writer.transaction() as txn:
+                txn.send(world.topic, names[n].encode())
+        world.lives.append((writer, writer._driver._watch, []))
+
+    def force() -> None:
+        with Admin({"bootstrap.servers": world.broker.bootstrap_servers}) as admin:
+            admin.force_terminate_transaction(names[0], force=True)
+
+    decide_and_be_gone(0)
+    decide_and_be_gone(1)
+    force()
+    with WriterPool(world.store, world.config, 2) as pool:
+        with pytest.raises(Torn, match=names[0]):
+            pool.recover()
+        eventually(lambda: committed_values(world.broker, world.topic, 0) == [names[1]])
+        pool.recover(accept_torn=True)
+        decide_and_be_gone(0)
+        force()
+        with pytest.raises(TallystickError), pool.transaction() as txn:
+            txn.send(world.topic, b"the pool's own writer of the id was fenced")
+        for n, what in enumerate("ab"):
+            with pool.transaction() as txn:
+                txn.connection.execute(text(f"INSERT INTO {world.table} VALUES ({n}, '{what}')"))
+                txn.send(world.topic, what.encode())
+        assert world.rows() == ["a", "b"]
 
 
 def test_what_is_consumed_goes_in_once_with_its_offset(sqlite_world: MakeWorld) -> None:

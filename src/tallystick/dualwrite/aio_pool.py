@@ -1,18 +1,21 @@
 """WriterPool under asyncio: as `tallystick.dualwrite.WriterPool`, awaited."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
 from tallystick.dualwrite.aio_writer import DualWriter, Transaction
-from tallystick.dualwrite.errors import NoFreeId, NotRecovered
-from tallystick.dualwrite.pool import WAIT_S, beyond, ids_of
-from tallystick.dualwrite.recovery import Report
+from tallystick.dualwrite.errors import Halted, NotRecovered, Torn
+from tallystick.dualwrite.pool import WAIT_S, beyond, first_of, ids_of, none_free
+from tallystick.dualwrite.recovery import Recovered, Report
 from tallystick.dualwrite.stores.base import AsyncStore, AsyncStoreTransaction
 
 D = TypeVar("D", bound=AsyncStoreTransaction)
+
+_log = logging.getLogger("tallystick.dualwrite")
 
 
 class WriterPool(Generic[D]):
@@ -39,14 +42,22 @@ class WriterPool(Generic[D]):
     def _writer(self, transactional_id: str) -> DualWriter[D]:
         return DualWriter(self._store, {**self._config, "transactional.id": transactional_id})
 
-    async def recover(self) -> Report:
+    async def recover(self, *, accept_torn: bool = False) -> Report:
         """Recover every id, those of a larger pool before this one included."""
         self._writers = self._writers or [self._writer(each) for each in self._ids]
-        found = [line for writer in self._writers for line in (await writer.recover()).ids]
+        found: list[Recovered] = []
+        contradictions: list[Torn | Halted] = []
         base = self._config["transactional.id"]
-        for each in beyond(base, self._size, await self._store.transactional_ids()):
-            async with self._writer(each) as left:
-                found += (await left.recover()).ids
+        larger = beyond(base, self._size, await self._store.transactional_ids())
+        async with AsyncExitStack() as stack:
+            left = [await stack.enter_async_context(self._writer(each)) for each in larger]
+            for writer in (*self._writers, *left):
+                try:
+                    found += (await writer.recover(accept_torn=accept_torn)).ids
+                except (Torn, Halted) as exc:
+                    contradictions.append(exc)
+        if contradictions:
+            raise first_of(contradictions)
         if not self._recovered:
             self._recovered = True
             for writer in reversed(self._writers):
@@ -59,16 +70,33 @@ class WriterPool(Generic[D]):
         if not self._recovered:
             raise NotRecovered("the pool has not been recovered: call recover() first")
         limit_s = self._wait_s if wait_s is None else wait_s
+        taken: list[DualWriter[D]] = []
         try:
-            writer = await asyncio.wait_for(self._free.get(), limit_s)
-        except TimeoutError:
-            raise NoFreeId(f"none of {self._size} ids became free within {limit_s:g} s") from None
-        try:
-            if not writer.ready:
-                await writer.recover()
-            yield writer
+            yield await self._take(taken, limit_s)
         finally:
-            self._free.put_nowait(writer)
+            for writer in taken:
+                self._free.put_nowait(writer)
+
+    async def _take(self, taken: list[DualWriter[D]], limit_s: float) -> DualWriter[D]:
+        """A writer that is ready, the last of `taken`; those before it could not be recovered."""
+        failure: Exception | None = None
+        while True:
+            try:
+                first = failure is None
+                writer = (
+                    await asyncio.wait_for(self._free.get(), limit_s) if first else self._free.get_nowait()
+                )
+            except (TimeoutError, asyncio.QueueEmpty):
+                raise failure or none_free(self._size, limit_s) from None
+            taken.append(writer)
+            try:
+                if not writer.ready:
+                    await writer.recover()
+            except Exception as exc:  # whatever is wrong with it, another one may do
+                _log.warning("%r: could not be recovered: %s", writer, exc)
+                failure = exc
+            else:
+                return writer
 
     @asynccontextmanager
     async def transaction(

@@ -1,19 +1,22 @@
 """WriterPool: a writer, and so a transactional id, for each of several transactions at the same time."""
 
+import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from queue import Empty, LifoQueue
 from types import TracebackType
 from typing import Final, Generic, Self, TypeVar
 
-from tallystick.dualwrite.errors import NoFreeId, NotRecovered
-from tallystick.dualwrite.recovery import Report
+from tallystick.dualwrite.errors import Halted, NoFreeId, NotRecovered, Torn
+from tallystick.dualwrite.recovery import Recovered, Report
 from tallystick.dualwrite.stores.base import Store, StoreTransaction
 from tallystick.dualwrite.writer import DualWriter, Transaction
 from tallystick.kernel.settings import BadConfig
 
 D = TypeVar("D", bound=StoreTransaction)
+
+_log = logging.getLogger("tallystick.dualwrite")
 
 WAIT_S: Final = 30.0
 SIZE_MAX: Final = 1000
@@ -33,6 +36,18 @@ def beyond(base: object, size: int, stored: Iterable[str]) -> list[str]:
     """Ids that a larger pool of the same name has left in the store."""
     form = re.compile(rf"{re.escape(str(base))}-(0|[1-9][0-9]*)")
     return [each for each in stored if (found := form.fullmatch(each)) and int(found[1]) >= size]
+
+
+def first_of(contradictions: Sequence[Torn | Halted]) -> Torn | Halted:
+    """The first one, with a note for each other."""
+    first, *others = contradictions
+    for each in others:
+        first.add_note(f"and {type(each).__name__}: {each}")
+    return first
+
+
+def none_free(size: int, limit_s: float) -> NoFreeId:
+    return NoFreeId(f"none of {size} ids became free within {limit_s:g} s")
 
 
 class WriterPool(Generic[D]):
@@ -68,17 +83,25 @@ class WriterPool(Generic[D]):
     def _writer(self, transactional_id: str) -> DualWriter[D]:
         return DualWriter(self._store, {**self._config, "transactional.id": transactional_id})
 
-    def recover(self) -> Report:
+    def recover(self, *, accept_torn: bool = False) -> Report:
         """Recover every id, those of a larger pool before this one included: what a dead process left.
 
         Before the first transaction, and no transaction may be open.
-        Raises: as DualWriter.recover.
+        Raises: as DualWriter.recover. Torn, LogBehind and ForeignCluster when all other ids are recovered.
         """
-        found = [line for writer in self._writers for line in writer.recover().ids]
+        found: list[Recovered] = []
+        contradictions: list[Torn | Halted] = []
         base = self._config["transactional.id"]
-        for each in beyond(base, self._size, self._store.transactional_ids()):
-            with self._writer(each) as left:
-                found += left.recover().ids
+        larger = beyond(base, self._size, self._store.transactional_ids())
+        with ExitStack() as stack:
+            left = [stack.enter_context(self._writer(each)) for each in larger]
+            for writer in (*self._writers, *left):
+                try:
+                    found += writer.recover(accept_torn=accept_torn).ids
+                except (Torn, Halted) as exc:
+                    contradictions.append(exc)
+        if contradictions:
+            raise first_of(contradictions)
         if not self._recovered:
             self._recovered = True
             for writer in reversed(self._writers):
@@ -89,21 +112,36 @@ class WriterPool(Generic[D]):
     def writer(self, wait_s: float | None = None) -> Iterator[DualWriter[D]]:
         """A writer for this caller alone. One whose last outcome was not known is recovered first.
 
-        Raises: NoFreeId after `wait_s`; NotRecovered; as DualWriter.recover.
+        If that fails, another one is tried, and the next caller tries again.
+        Raises: NoFreeId after `wait_s`; NotRecovered; as DualWriter.recover if no other one is free.
         """
         if not self._recovered:
             raise NotRecovered("the pool has not been recovered: call recover() first")
         limit_s = self._wait_s if wait_s is None else wait_s
+        taken: list[DualWriter[D]] = []
         try:
-            writer = self._free.get(timeout=limit_s)
-        except Empty:
-            raise NoFreeId(f"none of {self._size} ids became free within {limit_s:g} s") from None
-        try:
-            if not writer.ready:
-                writer.recover()
-            yield writer
+            yield self._take(taken, limit_s)
         finally:
-            self._free.put(writer)
+            for writer in taken:
+                self._free.put(writer)
+
+    def _take(self, taken: list[DualWriter[D]], limit_s: float) -> DualWriter[D]:
+        """A writer that is ready, the last of `taken`; those before it could not be recovered."""
+        failure: Exception | None = None
+        while True:
+            try:
+                writer = self._free.get(timeout=limit_s) if failure is None else self._free.get_nowait()
+            except Empty:
+                raise failure or none_free(self._size, limit_s) from None
+            taken.append(writer)
+            try:
+                if not writer.ready:
+                    writer.recover()
+            except Exception as exc:  # whatever is wrong with it, another one may do
+                _log.warning("%r: could not be recovered: %s", writer, exc)
+                failure = exc
+            else:
+                return writer
 
     @contextmanager
     def transaction(
