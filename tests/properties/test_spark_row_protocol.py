@@ -31,6 +31,7 @@ from tallystick.testing import FakeClock
 
 PREFIX = "p"
 QUERY = "q"
+LIMIT_MS = 1_000
 SINK = to_table("target", columns=["id"])
 
 
@@ -77,10 +78,11 @@ class Driver:
         self.world = world
         self.staged = Staged(world.engine, PREFIX, SINK)
         self.participants = ToyParticipants(world.cluster, PREFIX)
+        clock = self.clock = FakeClock()
         self.row = DecisionRow(world.engine, PREFIX, [self.staged])
-        self.log = RowLog(self.row)
+        self.log = RowLog(self.row, LIMIT_MS, clock)
         claimed = RowParticipants(self.participants, self.row)
-        self.coordinator = Coordinator(PREFIX, claimed, self.log, clock=FakeClock())
+        self.coordinator = Coordinator(PREFIX, claimed, self.log, clock=clock)
         self.ids = [WorkerIds(PREFIX) for _ in range(2)]
 
     async def run(self, until: int) -> None:
@@ -210,6 +212,23 @@ def test_rows_that_were_lost_are_not_decided_on(new_world: NewWorld) -> None:
     asyncio.run(loses(Driver(world)))
     assert world.rows() == world.cluster.committed == Counter()
     settle(world, 1)
+
+
+def test_a_move_that_takes_too_long_is_not_decided_on(new_world: NewWorld) -> None:
+    """The votes were sound when it began; without two-phase commit the cluster would abort them meanwhile."""
+    world = new_world()
+
+    async def slow(driver: Driver) -> None:
+        lease = await driver.coordinator.begin()
+        votes, moves = await driver.tasks(lease, 0)
+        driver.log.moving(lease.nonce, moves)
+        event.listen(world.engine, "after_cursor_execute", lambda *_: driver.clock.advance(LIMIT_MS))
+        with pytest.raises(VoteLost, match="took so long to move"):
+            await driver.coordinator.commit(votes)
+        await driver.coordinator.abort(votes)
+
+    asyncio.run(slow(Driver(world)))
+    assert world.rows() == world.cluster.committed == Counter()
 
 
 def test_rows_that_the_table_refuses_are_not_decided_on(new_world: NewWorld) -> None:

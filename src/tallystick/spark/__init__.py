@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from tallystick.spark.recovery import resolve
     from tallystick.spark.session import spark_session
     from tallystick.spark.sinks import to_table, to_topic
+    from tallystick.spark.table_station import resolve_rows
     from tallystick.spark.together import foreach_batch
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "foreach_batch",
     "register",
     "resolve",
+    "resolve_rows",
     "spark_session",
     "to_table",
     "to_topic",
@@ -32,6 +34,7 @@ if not TYPE_CHECKING:
             "foreach_batch": "tallystick.spark.together:foreach_batch",
             "register": "tallystick.spark.data_source:register",
             "resolve": "tallystick.spark.recovery:resolve",
+            "resolve_rows": "tallystick.spark.table_station:resolve_rows",
             "spark_session": "tallystick.spark.session:spark_session",
             "to_table": "tallystick.spark.sinks:to_table",
             "to_topic": "tallystick.spark.sinks:to_topic",

@@ -35,17 +35,18 @@ from sqlalchemy.schema import CreateTable
 
 from tallystick.admin.model import TransactionDescription
 from tallystick.client.errors import ClientError
-from tallystick.client.modes import Wish
+from tallystick.client.modes import Mode, Wish
 from tallystick.dualwrite.errors import BadStore, CommitUnknown
 from tallystick.dualwrite.stores.sql import SqlStore
 from tallystick.dualwrite.stores.sql_table import Name, first_statements
 from tallystick.kernel.check import check
+from tallystick.kernel.clock import Clock, SystemClock
 from tallystick.kernel.errors import InDoubt
 from tallystick.kernel.ids import Identity
 from tallystick.spark.committable import Decision, Participant, decode_decision, encode_decision
 from tallystick.spark.decision_fold import Known
 from tallystick.spark.ports import Participants
-from tallystick.spark.sink_errors import PrefixTaken
+from tallystick.spark.sink_errors import PrefixTaken, VoteLost
 from tallystick.spark.sinks import Moves
 from tallystick.spark.staging import Staged
 
@@ -119,9 +120,13 @@ class DecisionRow:
             return Known()
         return Known(decision=decode_decision(row["decision"].encode()), done=bool(row["done"]))
 
-    def decide(self, decision: Decision, held: Identity, moves: Moves) -> None:
+    def decide(
+        self, decision: Decision, held: Identity, moves: Moves, in_time: Callable[[], bool] = lambda: True
+    ) -> None:
         """The commit point: the row and the moved rows, in one transaction, if the prefix is still `held`'s.
 
+        Args:
+            in_time: asked when everything is moved: will the cluster still have what was prepared?
         Raises: PrefixTaken, VoteLost, RowsRefused: nothing is decided. InDoubt.
         """
         check(len(moves.rows) == len(self._staged), "a decision moves the rows of every table")
@@ -129,13 +134,16 @@ class DecisionRow:
             held,
             {"decision": encode_decision(decision).decode(), "nonce": decision.nonce, "done": 0},
             moves,
+            in_time,
         )
 
     def forget(self, held: Identity) -> None:
         nothing = Moves(attempts=(), rows=(0,) * len(self._staged))
-        self._commit(held, {"decision": None, "nonce": None, "done": 0}, nothing)
+        self._commit(held, {"decision": None, "nonce": None, "done": 0}, nothing, lambda: True)
 
-    def _commit(self, held: Identity, values: Mapping[str, object], moves: Moves) -> None:
+    def _commit(
+        self, held: Identity, values: Mapping[str, object], moves: Moves, in_time: Callable[[], bool]
+    ) -> None:
         mine = (_TABLE.c.prefix == self.prefix, _TABLE.c.owner == str(held))
         transaction = self._store.begin()
         try:
@@ -145,6 +153,12 @@ class DecisionRow:
                 raise PrefixTaken(self.prefix, f"its row in {TABLE} is no longer {held}'s")
             for each, rows in zip(self._staged, moves.rows, strict=True):
                 each.move(transaction.connection, moves.attempts, rows)
+            if not in_time():
+                raise VoteLost(
+                    f"{self.prefix}: the rows took so long to move that the cluster may abort the batch's "
+                    "transactions first. Nothing was decided: make batches smaller, or raise "
+                    "kafka.transaction.timeout.ms; with two-phase commit there is no limit"
+                )
             transaction.commit()
         except CommitUnknown as exc:
             raise InDoubt(
@@ -174,8 +188,11 @@ class DecisionRow:
 class RowLog:
     """`ports.DecisionLog` in a database. A decision moves what `moving` named before."""
 
-    def __init__(self, row: DecisionRow) -> None:
-        self._row = row
+    def __init__(self, row: DecisionRow, limit_ms: int, clock: Clock | None = None) -> None:
+        """Args:
+        limit_ms: how long a decision may take where the cluster ends what is prepared.
+        """
+        self._row, self._limit_ms, self._clock = row, limit_ms, clock or SystemClock()
         self._moving: tuple[str, Moves] | None = None
 
     def moving(self, nonce: str, moves: Moves) -> None:
@@ -188,7 +205,13 @@ class RowLog:
     async def append(self, decision: Decision, held: Identity, transaction_version: int) -> None:
         nonce, moves = self._moving or ("", Moves(attempts=(), rows=()))
         check(nonce == decision.nonce, "a decision is taken with the rows that were voted for")
-        await asyncio.to_thread(self._row.decide, decision, held, moves)
+        began_ms = self._clock.now_ms()
+
+        def in_time() -> bool:
+            keeps = decision.mode == Mode.TWO_PHASE.value or not decision.participants
+            return keeps or self._clock.now_ms() - began_ms < self._limit_ms
+
+        await asyncio.to_thread(self._row.decide, decision, held, moves, in_time)
 
     async def mark_done(self, nonce: str) -> None:
         await asyncio.to_thread(self._row.mark_done, nonce)

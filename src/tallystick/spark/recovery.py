@@ -41,7 +41,11 @@ def resolve(
     own = dict(client)
     modes = tuple(each.strip() for each in own.pop("tallystick.modes", "2pc").split(","))
     options = SinkOptions(prefix=prefix, client=own, modes=modes, decisions=decisions)
-    station = Station(options)
+    return settle(Station(options), dry_run=dry_run, retire=retire)
+
+
+def settle(station: Station, *, dry_run: bool, retire: bool) -> Standing:
+    """`resolve`, wherever the decisions are; the station is closed behind it."""
     try:
         if retire and not dry_run:
             return station.run(station.coordinator.retire(), "retire")

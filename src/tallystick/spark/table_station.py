@@ -1,23 +1,31 @@
 """Cluster and database of a prefix whose decisions are a row. Loaded where a query has a database.
 
 Needs SQLAlchemy 2 and a driver of the database: the extra `sql`.
+
+    found = resolve_rows("pipeline.flights", {"bootstrap.servers": "localhost:9092"}, "postgresql://…")
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from tallystick.client.cluster import Cluster
-from tallystick.kernel.value import frozen
+from tallystick.kernel.settings import BadConfig
+from tallystick.kernel.value import frozen, replace
 from tallystick.spark.database import Database, engine_of, opened
+from tallystick.spark.deciding import MARGIN_SHARE
 from tallystick.spark.decision_row import DecisionRow, RowLog, RowParticipants
 from tallystick.spark.ports import DecisionLog, Participants
-from tallystick.spark.sink_options import SinkOptions
+from tallystick.spark.recovery import Standing, settle
+from tallystick.spark.sink_options import TIMEOUT_MS, SinkOptions
 from tallystick.spark.sinks import ToTable
 from tallystick.spark.staging import Staged
 from tallystick.spark.station import Station
+from tallystick.spark.transactional_ids import prefix_problems
 
-__all__ = ["AtDatabase", "TableStation", "engine_of", "opened", "staged_of"]
+__all__ = ["AtDatabase", "TableStation", "engine_of", "in_database", "opened", "resolve_rows", "staged_of"]
+
+_IN_DATABASE: Final = "/database"
 
 Make = Callable[[SinkOptions, Database, tuple[ToTable, ...]], "TableStation"]
 
@@ -31,9 +39,11 @@ class TableStation(Station):
         super().__init__(options)
 
     def ports_of(self, cluster: Cluster) -> tuple[Participants, DecisionLog]:
-        row = DecisionRow(self._engine_of_rows, self.options.prefix, self._staged)
-        self.log = RowLog(row)
-        return RowParticipants(super().ports_of(cluster)[0], row), self.log
+        self.row = DecisionRow(self._engine_of_rows, self.options.prefix, self._staged)
+        timeout_ms = int(self.options.client.get("transaction.timeout.ms", TIMEOUT_MS))
+        # The votes are looked at when a quarter of it is left, at least; half of that is for their end.
+        self.log = RowLog(self.row, timeout_ms // MARGIN_SHARE // 2)
+        return RowParticipants(super().ports_of(cluster)[0], self.row), self.log
 
 
 @frozen(kw_only=True)
@@ -57,3 +67,30 @@ def staged_of(prefix: str, where: Database, tables: tuple[ToTable, ...]) -> tupl
     if key not in _STAGED:
         _STAGED[key] = tuple(Staged(engine_of(where), prefix, each) for each in tables)
     return _STAGED[key]
+
+
+def in_database(options: SinkOptions) -> SinkOptions:
+    """With another prefix, so that nobody who reads the topic of decisions ends what a database decided."""
+    return replace(options, prefix=options.prefix + _IN_DATABASE)
+
+
+def resolve_rows(
+    prefix: str, client: Mapping[str, str], database: str, *, dry_run: bool = False, retire: bool = False
+) -> Standing:
+    """`resolve`, for a query of `foreach_batch` with a database that nobody restarts.
+
+    Args:
+        prefix: as the query has it.
+        client: settings of a producer by Kafka's names, `tallystick.modes` among them: those of the query.
+        database: as the query has it.
+        dry_run: look only.
+        retire: also forget the decision, so that a new query may begin under the prefix.
+    Returns: what was found, before anything was done.
+    Raises: BadConfig; DecisionBroken without `retire`; errors of client and database.
+    """
+    if problems := list(prefix_problems(prefix)):
+        raise BadConfig("\n".join(problems))
+    own = dict(client)
+    modes = tuple(each.strip() for each in own.pop("tallystick.modes", "2pc").split(","))
+    options = in_database(SinkOptions(prefix=prefix, client=own, modes=modes))
+    return settle(TableStation(options, opened(database), ()), dry_run=dry_run, retire=retire)
