@@ -109,7 +109,9 @@ def test_two_phase_commit_by_hand(broker: EmbeddedBroker, inside: Inside, topic:
     assert "it will be aborted" in done.stderr
     assert (done.returncode, done.stdout.split()[-1]) == (0, "aborted")
     assert committed(inside, topic) == ["a", "b"]
-    assert inside(*complete, later, "--yes").returncode == 6
+    again = inside(*complete, later, "--yes")
+    assert (again.returncode, again.stdout.split()[-1]) == (6, "unknown")
+    assert "The last transaction of the id was aborted" in again.stderr
     assert inside(*complete, "", "--yes").returncode == 0
 
 
@@ -208,6 +210,75 @@ def test_a_group_goes_on_where_what_was_written_out_ends(
     assert lost.returncode == 1
     assert "Traceback" not in lost.stderr
     assert inside(*grouped, "--max-messages", "1").stdout == "d\n"
+
+
+def test_force_aborts_what_is_open_under_the_id(inside: Inside, topic: str) -> None:
+    one = ("produce", topic, "--transactional-id", topic)
+    assert inside(*one, "--prepare-only", lines="a\n").returncode == 0
+    assert inside(*one, lines="b\n").returncode == 5
+    done = inside(*one, "--force", lines="c\n")
+    assert done.returncode == 0, done.stderr
+    assert committed(inside, topic) == ["c"]
+
+
+def batches(broker: EmbeddedBroker, topic: str) -> list[tuple[int, int]]:
+    """Codec and number of records of each batch in the log of partition 0: KIP-98 "Message Format"."""
+    (segment,) = Path(broker.data_dir, f"{topic}-0").glob("*.log")
+    data, at, found = segment.read_bytes(), 0, []
+    while at < len(data):
+        found.append((int.from_bytes(data[at + 21 : at + 23]) & 7, int.from_bytes(data[at + 57 : at + 61])))
+        at += 12 + int.from_bytes(data[at + 8 : at + 12])
+    return found
+
+
+def test_sync_waits_for_each_record(broker: EmbeddedBroker, inside: Inside, topic: str) -> None:
+    later = ("--config", "linger.ms=50")
+    assert inside("produce", topic, *later, lines="a\nb\nc\n").returncode == 0
+    assert inside("produce", topic, *later, "--sync", lines="a\nb\nc\n").returncode == 0
+    assert batches(broker, topic) == [(0, 3), (0, 1), (0, 1), (0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("name", "codec"), [("none", 0), ("gzip", 1), ("snappy", 2), ("lz4", 3), ("zstd", 4)]
+)
+def test_batches_are_packed_as_asked(
+    broker: EmbeddedBroker, inside: Inside, topic: str, name: str, codec: int
+) -> None:
+    lines = "a" * 1000 + "\n"
+    assert inside("produce", topic, "--compression-codec", name, lines=lines).returncode == 0
+    assert batches(broker, topic) == [(codec, 1)]
+    assert committed(inside, topic) == ["a" * 1000]
+
+
+def test_headers_of_the_command_stand_before_those_of_a_line(inside: Inside, topic: str) -> None:
+    lines = '{"value":"a","headers":[["h","own"]]}\n'
+    given = ("--header", "h=x", "--header", "h= =y ", "--format", "json")
+    assert inside("produce", topic, *given, lines=lines).returncode == 0
+    (shown,) = map(json.loads, committed(inside, topic, "--output", "json"))
+    assert shown["headers"] == [["h", "x"], ["h", " =y "], ["h", "own"]]
+    wrong = inside("produce", topic, "--header", "h", lines="a\n")
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert "--header h: is not NAME=VALUE" in wrong.stderr
+
+
+def test_partitions_topics_and_a_group_where_reading_begins(
+    broker: EmbeddedBroker, inside: Inside, topic: str
+) -> None:
+    other = f"{topic}-other"
+    with Admin({"bootstrap.servers": broker.bootstrap_servers}) as admin:
+        admin.create_topics([NewTopic(name=other, partitions=2)]).all()
+    for value, to, partition in (("a", topic, "0"), ("b", other, "0"), ("c", other, "1")):
+        assert inside("produce", to, "--partition", partition, lines=f"{value}\n").returncode == 0
+    begin = ("--from-beginning", "--timeout-ms", "400")
+    assert inside("consume", other, "--partition", "1", *begin).stdout == "c\n"
+    assert inside("consume", other, "--partition", "1", "--offset", "0", *begin[1:]).stdout == "c\n"
+    assert sorted(inside("consume", topic, "--topic", other, *begin).stdout.split()) == ["a", "b", "c"]
+    asked = inside("consume", other, "--offset", "1", "--timestamp", "0")
+    assert asked.returncode == 2
+    assert "give one of --offset, --timestamp and --from-beginning" in asked.stderr
+    new = inside("consume", topic, "--group", topic, "--timeout-ms", "3000")
+    assert (new.returncode, new.stdout) == (0, ""), "a group without offsets begins at the end"
+    assert inside("consume", topic, "--group", topic, *begin[:1], "--max-messages", "1").stdout == "a\n"
 
 
 def test_where_reading_begins(inside: Inside, topic: str) -> None:

@@ -17,7 +17,7 @@ from tallystick.admin.client import Admin
 from tallystick.cli.connecting import BOOTSTRAP, COMMAND_CONFIG, Exit, complain, connection, run, settings_of
 from tallystick.cli.interrupts import hold, interruptible, stop_printing
 from tallystick.cli.modes import ModeName, with_modes
-from tallystick.cli.settings import named_values
+from tallystick.cli.settings import named_pairs, named_values
 from tallystick.client.blocking.feeding import Destination, Feed, send_as_one
 from tallystick.client.blocking.producer import Producer
 from tallystick.client.prepared import PreparedTxnState
@@ -121,11 +121,11 @@ def produce(
         raise typer.BadParameter("give TOPIC, once")
     if (prepare_only or mode or force) and transactional_id is None:
         raise typer.BadParameter("--prepare-only, --mode and --force need --transactional-id")
-    headers = named_values(header or (), "--header")
+    headers = named_pairs(header or (), "--header")
     to = Destination(
         topic=topic or topic_option or "",
         partition=partition,
-        headers=tuple((name, value.encode()) for name, value in headers.items()),
+        headers=tuple((name, value.encode()) for name, value in headers),
         sync=sync,
     )
     lines = _form(form, named_values(reading or (), "--property", strip=False), key_separator)

@@ -11,15 +11,21 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def named_values(texts: Iterable[str], option: str, *, strip: bool = True) -> dict[str, str]:
-    """Values by name; `strip`: blanks around a value say nothing.
+    """Values by name, the last of each; `strip`: blanks around a value say nothing.
 
     Raises: BadParameter, which names every text that is not NAME=VALUE.
     """
-    parts = {text: text.partition("=") for text in texts}
-    wrong = [text for text, (name, equals, _) in parts.items() if not name or not equals]
+    pairs = named_pairs(texts, option)
+    return {name.strip(): value.strip() if strip else value for name, value in pairs}
+
+
+def named_pairs(texts: Iterable[str], option: str) -> tuple[tuple[str, str], ...]:
+    """Names and values as they were given. Raises: as `named_values`."""
+    parts = [(text, *text.partition("=")) for text in texts]
+    wrong = [text for text, name, equals, _ in parts if not name or not equals]
     if wrong:
         raise typer.BadParameter(f"{option} {', '.join(wrong)}: is not NAME=VALUE")
-    return {name.strip(): value.strip() if strip else value for name, _, value in parts.values()}
+    return tuple((name, value) for _, name, _, value in parts)
 
 
 def partitions_in(texts: Iterable[str], option: str) -> dict[str, tuple[int, ...]]:

@@ -50,6 +50,7 @@ _COMPLETED: Final = {
     by_hand.Outcome.BEHIND: Exit.FAILED,
     by_hand.Outcome.UNKNOWN: Exit.NOTHING_OPEN,
 }
+_ENDED: Final = {"CompleteCommit": "committed", "CompleteAbort": "aborted"}
 
 Topic = Annotated[str, typer.Option("--topic", help="The topic.")]
 Partition = Annotated[int, typer.Option("--partition", min=0, help="The partition of it.")]
@@ -377,6 +378,10 @@ def _found(decision: by_hand.Decision) -> str:
         f"{found.transactional_id!r} is {found.state}, producer {found.writer}, open in: {where}.",
         f"By {named}: {decision.outcome.value}.",
     ]
+    if decision.outcome is by_hand.Outcome.UNKNOWN and found.state in _ENDED:
+        lines.append(
+            f"The last transaction of the id was {_ENDED[found.state]}: this one, if none came after it."
+        )
     if decision.outcome.sends:
         lines.append("Earlier producers of the id are fenced by this.")
     if decision.outcome is by_hand.Outcome.ABORT:
