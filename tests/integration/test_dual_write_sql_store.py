@@ -1,6 +1,7 @@
 """SqlStore under the suite, on each database; and what only it does."""
 
 import sqlite3
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from sqlalchemy.pool import NullPool
 
 from tallystick.client.prepared import PreparedTxnState
 from tallystick.dualwrite import BadRow, BadStore, CommitUnknown, SqlStore, UnsafeStore
+from tallystick.dualwrite.model import StoredState
 from tallystick.dualwrite.stores.sql_table import judge, questions
 from tallystick.kernel.value import replace
 from tallystick.testing.store_suite import MakeStore, StoreSuite
@@ -186,3 +188,24 @@ def test_what_a_database_says_is_judged(dialect: str, answers: list[object], nam
         return
     with pytest.raises(UnsafeStore, match=named):
         judge(dialect, "READ COMMITTED", answers)
+
+
+@pytest.mark.server
+@pytest.mark.slow
+def test_processes_that_create_at_the_same_time_all_succeed(postgresql: PostgreSQL) -> None:
+    """PostgreSQL's IF NOT EXISTS is no lock: of two that see no table one would fail."""
+    url = postgresql.url(postgresql.new_database())
+    stores = [SqlStore(engine_of(url, "postgresql+psycopg")) for _ in range(8)]
+    for _ in range(5):
+        with ThreadPoolExecutor(len(stores)) as threads:
+            made = [threads.submit(store.create) for store in stores]
+        assert [each.exception() for each in made] == [None] * len(stores)
+        assert len({row.owner for row in first_claims(stores)}) == len(stores)
+        with engine_of(url, "postgresql+psycopg").begin() as connection:
+            connection.execute(text("DROP TABLE kafka_transaction_state, kafka_consumed_offsets"))
+
+
+def first_claims(stores: list[SqlStore]) -> list[StoredState]:
+    """The first claims of an id, all at the same time."""
+    with ThreadPoolExecutor(len(stores)) as threads:
+        return [each.result() for each in [threads.submit(store.claim, "t") for store in stores]]

@@ -154,7 +154,10 @@ class DjangoStore:
         connection = connections[self.using]
         columns = ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
         columns = columns.format(collation=_COLLATION[connection.vendor])
-        with connection.cursor() as cursor:
+        with transaction.atomic(using=self.using), connection.cursor() as cursor:
+            if connection.vendor == "postgresql":
+                # Of two that see no table there, IF NOT EXISTS lets one fail.
+                cursor.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", [TABLE])
             cursor.execute(f"CREATE TABLE IF NOT EXISTS {TABLE} ({columns})")
             there = {column.name for column in connection.introspection.get_table_description(cursor, TABLE)}
         if missing := [name for name in COLUMNS if name not in there]:

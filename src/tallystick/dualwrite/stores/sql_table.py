@@ -108,6 +108,9 @@ class Tables:
 
     def create(self, connection: Connection) -> None:
         """Make them where they are not there, and check the others. Raises: BadStore."""
+        if connection.dialect.name == "postgresql":
+            # Of two that see no table there, IF NOT EXISTS lets one fail.
+            connection.execute(select(func.pg_advisory_xact_lock(func.hashtext(TABLE))))
         for table in (self.states, self.offsets):
             connection.execute(CreateTable(table, if_not_exists=True))
             self._check(connection, table)
