@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check format lint types layers unit interop crash sim fuzz bench scripts-rewrite clean
+.PHONY: help run test check format lint types layers unit interop crash soak sim fuzz bench scripts-rewrite clean
 
 help: ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -40,6 +40,9 @@ interop: $(READY) ## Apache's and librdkafka's clients, on our broker and on Apa
 
 crash: $(READY) ## the long form of every crash test
 	@TALLYSTICK_LONG=1 $(BIN)/python -m pytest tests/crash
+
+soak: $(READY) ## dual writes for ten minutes, while everything is killed at random
+	@$(BIN)/python -m tools.soak
 
 sim: $(READY) ## simulate 10,000 runs with faults, or one: make sim SEED=n [TRACE=1], make sim SEEDS=a..b
 	@$(BIN)/python -m tools.sim $(if $(SEED),--seed $(SEED) $(if $(TRACE),--trace),$(if $(SEEDS),--seeds $(SEEDS)))
