@@ -8,12 +8,11 @@ from typing import Annotated, Final, TypeVar
 import typer
 
 from tallystick.admin.acls import Acl, AclFilter, deleted_of
-from tallystick.cli.connecting import Exit, Target, complain, confirm, incomplete, run, target
+from tallystick.cli.connecting import Exit, Target, commands, complain, confirm, incomplete, run
 from tallystick.cli.tables import Output, Row, show
 from tallystick.protocol.acls import AclOperation, AclPattern, AclPermission, AclResource
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, callback=target)
-app.info.help = "List, grant and take back rights. Needs a cluster with an authorizer."
+app = commands("List, grant and take back rights. Needs a cluster with an authorizer.")
 
 E = TypeVar("E", bound=IntEnum)
 

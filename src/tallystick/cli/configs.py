@@ -6,12 +6,11 @@ from typing import Annotated, Final
 import typer
 
 from tallystick.admin.configs import ConfigResource, ResourceType
-from tallystick.cli.connecting import Exit, Target, incomplete, run, target
+from tallystick.cli.connecting import Exit, Target, commands, incomplete, run
 from tallystick.cli.settings import named_values
 from tallystick.cli.tables import Row
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, callback=target)
-app.info.help = "Read and change settings of topics, brokers and groups."
+app = commands("Read and change settings of topics, brokers and groups.")
 
 _DESCRIBE: Final = ("Name", "Value", "Source", "ReadOnly", "Sensitive")
 _KINDS: Final = {"topics": ResourceType.TOPIC, "brokers": ResourceType.BROKER, "groups": ResourceType.GROUP}

@@ -86,6 +86,13 @@ def target(
     context.obj = Target(config, output)
 
 
+def commands(about: str) -> typer.Typer:
+    """A command with subcommands, all of which have the options of `target`."""
+    app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, callback=target)
+    app.info.help = about
+    return app
+
+
 def connection(bootstrap_server: str | None, command_config: Path | None) -> dict[str, object]:
     """What a client is told of the cluster. Raises: BadConfig."""
     config: dict[str, object] = {"client.id": "tallystick-cli"}

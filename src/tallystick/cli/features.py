@@ -5,13 +5,12 @@ from typing import Annotated
 
 import typer
 
-from tallystick.cli.connecting import Target, run, target
+from tallystick.cli.connecting import Target, commands, run
 from tallystick.cli.settings import named_values
 from tallystick.cli.tables import Row
 from tallystick.kernel.ids import INT16_MAX
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, callback=target)
-app.info.help = "Show and set the levels of features, such as transaction.version."
+app = commands("Show and set the levels of features, such as transaction.version.")
 
 Levels = Annotated[list[str], typer.Option("--feature", metavar="NAME=LEVEL", help="Repeatable.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only ask whether it could be done.")]

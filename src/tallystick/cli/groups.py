@@ -9,14 +9,13 @@ from tallystick.admin.client import Admin
 from tallystick.admin.reading import FROM_BEGINNING, FROM_END, AtOffset, AtTime, Start, partitions_of
 from tallystick.admin.resets import ShiftBy, plan_reset
 from tallystick.admin.topics import LATEST
-from tallystick.cli.connecting import Exit, Target, complain, confirm, incomplete, run, target
+from tallystick.cli.connecting import Exit, Target, commands, complain, confirm, incomplete, run
 from tallystick.cli.settings import partitions_in, time_ms
 from tallystick.cli.tables import Row
 from tallystick.client.errors import ClientError
 from tallystick.kernel.ids import TopicPartition
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, callback=target)
-app.info.help = "List, describe and delete groups, and move their offsets."
+app = commands("List, describe and delete groups, and move their offsets.")
 
 Group = Annotated[str, typer.Option("--group", help="The group's id.")]
 TOPICS: Final = typer.Option("--topic", metavar="TOPIC[:P,P]", help="All or some partitions; repeatable.")

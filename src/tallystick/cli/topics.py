@@ -7,12 +7,11 @@ import typer
 
 from tallystick.admin.reading import partitions_of
 from tallystick.admin.topics import NewTopic
-from tallystick.cli.connecting import Exit, Target, confirm, incomplete, run, target
+from tallystick.cli.connecting import Exit, Target, commands, confirm, incomplete, run
 from tallystick.cli.settings import named_values, partitions_in
 from tallystick.cli.tables import Row
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, callback=target)
-app.info.help = "List, describe, create, grow and delete topics, and the records in them."
+app = commands("List, describe, create, grow and delete topics, and the records in them.")
 
 _LIST: Final = ("Topic", "Partitions", "ReplicationFactor", "Internal")
 _DESCRIBE: Final = ("Topic", "Partition", "Leader", "Replicas", "Isr")

@@ -17,7 +17,7 @@ from tallystick.admin import by_hand
 from tallystick.admin.hanging import Case, Verdict, idle_ms
 from tallystick.admin.model import Cause, ForcedOutcome, TransactionDescription
 from tallystick.admin.transactions import AbortPlan, AbortSpec
-from tallystick.cli.connecting import Exit, Target, complain, confirm, incomplete, run, settings_of, target
+from tallystick.cli.connecting import Exit, Target, commands, complain, confirm, incomplete, run, settings_of
 from tallystick.cli.modes import ModeName, with_modes
 from tallystick.cli.resolving import resolve_command
 from tallystick.cli.tables import Output, Row
@@ -25,8 +25,7 @@ from tallystick.client.prepared import BadPreparedTxnState, PreparedTxnState
 from tallystick.kernel.clock import SystemClock
 from tallystick.kernel.ids import INT16_MAX, Identity, ProducerEpoch, ProducerId, TopicPartition
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, callback=target)
-app.info.help = "See transactions, find what hangs, decide and end them."
+app = commands("See transactions, find what hangs, decide and end them.")
 
 _MINUTE_MS: Final = 60_000
 

@@ -302,7 +302,7 @@ class Cluster:
                     if not last or not isinstance(exc, TimedOut):
                         last = exc.what()
                     if not deadline.left_ms(self.now_ms()):
-                        doing = f"{api} {str(subject)!r}"
+                        doing = f"{api} {str(subject)!r}" if subject else api
                         late = TimedOut(deadline.limit, deadline.length_ms, doing, last)
                         raise late.after(effect) from exc
                     await self._pause(failures, deadline)
