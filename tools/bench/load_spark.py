@@ -1,0 +1,201 @@
+"""One Spark driver in a process of its own: `python -m tools.bench.load_spark JSON` prints a JSON line a run.
+
+Ours and Spark's own connector run in the same session, one after the other: the same JVM, as warm, and the
+same rows, from Parquet files. Processor time is that of the driver, its JVM and all Python workers.
+"""
+
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, NotRequired, TypedDict
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession
+from tools.bench.load_librdkafka import values
+from tools.bench.spark_parts import NAME, PARTS_FILE, TimedSource, read_parts
+
+from tallystick.spark.session import spark_session
+
+TASKS: Final = 2
+BATCHES: Final = 4
+"""Of one AvailableNow query."""
+
+BATCH_ROWS: Final = 10
+_PATIENCE_S: Final = 3600
+
+
+class Run(TypedDict):
+    """One measurement.
+
+    kind    sink (Parquet to `topic`), source (`source` to noop), stream (`source` to `topic`, AvailableNow),
+            parts (the same in batches of 10 rows, all rows read by Spark's own source)
+    """
+
+    kind: str
+    connector: str
+    topic: str
+    source: str
+    messages: int
+    size: int
+    codec: str
+
+
+class Plan(TypedDict):
+    """All that one driver measures, in this order."""
+
+    master: str
+    bootstrap: str
+    jars: str
+    runs: list[Run]
+
+
+class Taken(TypedDict):
+    """Seconds by the clock and of processor time; of `parts`, medians in ms."""
+
+    seconds: float
+    cpu_seconds: float
+    parts_ms: NotRequired[dict[str, float]]
+
+
+def cpu_seconds() -> float:
+    """Of this process and all that descend from it, those that ended included."""
+    used: dict[int, tuple[int, int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue  # it ended, and its parent counts it
+        used[int(stat.parent.name)] = int(fields[1]), sum(map(int, fields[11:15]))
+
+    def ours(pid: int) -> bool:
+        while pid in used and pid != os.getpid():
+            pid = used[pid][0]
+        return pid == os.getpid()
+
+    return sum(ticks for pid, (_, ticks) in used.items() if ours(pid)) / os.sysconf("SC_CLK_TCK")
+
+
+class Driver:
+    """A session, and the runs in it."""
+
+    def __init__(self, spark: SparkSession, bootstrap: str, folder: Path) -> None:
+        self._spark, self._bootstrap, self._folder = spark, bootstrap, folder
+        self._queries = 0
+
+    def measure(self, run: Run) -> Taken:
+        """Do it, see that every row is there once."""
+        self._queries += 1
+        work = self._work(run)
+        os.sync()
+        started, cpu = time.perf_counter(), cpu_seconds()
+        work()
+        taken: Taken = {"seconds": time.perf_counter() - started, "cpu_seconds": cpu_seconds() - cpu}
+        if run["kind"] != "source":
+            # By Spark's own source, whoever wrote.
+            committed = {**self._client(run), "kafka.isolation.level": "read_committed"}
+            count = (
+                self._spark.read.format("kafka").options(**committed, subscribe=run["topic"]).load().count()
+            )
+            if count != run["messages"]:
+                raise RuntimeError(f"{run}: {count} rows are there")
+        if run["kind"] == "parts":
+            taken["parts_ms"] = self._parts_ms(run)
+        return taken
+
+    def _work(self, run: Run) -> Callable[[], object]:
+        match run["kind"]:
+            case "sink":
+                writer = self._rows(run).write.format(run["connector"]).mode("append")
+                return writer.options(**self._sink(run)).save
+            case "source":
+                reader = self._spark.read.format(run["connector"]).options(**self._client(run))
+                rows = reader.option("subscribe", run["source"]).load()
+                return rows.write.format("noop").mode("overwrite").save
+        return lambda: self._query(run)
+
+    def _rows(self, run: Run) -> DataFrame:
+        folder = self._folder / f"rows-{run['size']}-{run['messages']}"
+        if not folder.exists():
+            folder.mkdir()
+            texts = values(run["size"])
+            count = run["messages"] // TASKS
+            table = pa.table({"value": pa.array([texts[i % len(texts)] for i in range(count)])})
+            for task in range(TASKS):
+                pq.write_table(table, folder / f"{task}.parquet")
+        return self._spark.read.parquet(str(folder))
+
+    def _query(self, run: Run) -> None:
+        parts = run["kind"] == "parts"
+        rows = (
+            self._spark.readStream.format("kafka" if parts else run["connector"])
+            .options(**self._client(run), subscribe=run["source"], startingOffsets="earliest")
+            .option("maxOffsetsPerTrigger", BATCH_ROWS if parts else run["messages"] // BATCHES)
+            .load()
+            .select("key", "value")
+        )
+        connector = NAME if parts and run["connector"] == "tallystick" else run["connector"]
+        query = (
+            rows.writeStream.format(connector)
+            .options(**self._sink(run))
+            .option("checkpointLocation", str(self._folder / f"checkpoint-{self._queries}"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination(_PATIENCE_S)
+        self._add_batch_ms = [
+            progress["durationMs"]["addBatch"]
+            for progress in query.recentProgress
+            if "addBatch" in progress["durationMs"]
+        ]
+
+    def _parts_ms(self, run: Run) -> dict[str, float]:
+        found = {"addBatch": list(map(float, self._add_batch_ms))}
+        if run["connector"] == "tallystick":
+            found |= read_parts(Path(os.environ[PARTS_FILE]))
+        return {name: statistics.median(taken) for name, taken in found.items()}
+
+    def _client(self, run: Run) -> dict[str, str]:
+        return {"kafka.bootstrap.servers": self._bootstrap}
+
+    def _sink(self, run: Run) -> dict[str, str]:
+        # The built-in sink gets the batches that ours has by default; its own are of 16 KiB.
+        tuned = {"kafka.batch.size": "262144", "kafka.linger.ms": "5"}
+        own = {"transactional.id.prefix": f"bench/{run['topic']}"} if run["connector"] == "tallystick" else {}
+        return {
+            **self._client(run),
+            **tuned,
+            **own,
+            "kafka.compression.type": run["codec"],
+            "topic": run["topic"],
+        }
+
+
+def main() -> None:
+    """Read the plan from the only argument, carry it out, print what each run took."""
+    plan: Plan = json.loads(sys.argv[1])
+    with tempfile.TemporaryDirectory(prefix="bench-spark-", ignore_cleanup_errors=True) as directory:
+        folder = Path(directory)
+        os.environ[PARTS_FILE] = str(folder / "parts")
+        settings = {
+            "spark.jars": plan["jars"],
+            "spark.sql.files.minPartitionNum": str(TASKS),
+            "spark.sql.streaming.numRecentProgressUpdates": "100000",
+        }
+        spark = spark_session("bench", folder, master=plan["master"], settings=settings)
+        spark.dataSource.register(TimedSource)
+        try:
+            driver = Driver(spark, plan["bootstrap"], folder)
+            for run in plan["runs"]:
+                print(json.dumps(driver.measure(run)), flush=True)
+        finally:
+            spark.stop()
+
+
+if __name__ == "__main__":
+    main()

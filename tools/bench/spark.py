@@ -1,0 +1,284 @@
+"""Our Spark source and sink beside Spark's own Kafka connector: one session, one broker, the same rows."""
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from importlib.metadata import version
+from itertools import product
+from typing import Final, NotRequired, TypedDict
+
+from rich.console import Console
+from tools import spark_kafka
+from tools.bench.brokers import OURS, create_topic, fresh
+from tools.bench.report import machine, mark, put, table
+from tools.bench.rows import OS, Durability, Row, shuffled
+from tools.broker_process import BrokerProcess
+
+from tallystick.admin import Admin
+
+BEGIN: Final = "<!-- spark: begin (written by `make bench`) -->"
+END: Final = "<!-- spark: end -->"
+
+KAFKA: Final = "kafka"
+"""Spark's own connector, as `format()` calls it. Ours is called as our broker is."""
+
+CONNECTORS: Final = (OURS, KAFKA)
+NAMES: Final = {OURS: "tallystick", KAFKA: "Spark's own"}
+BROKER: Final = Durability(
+    name="os",
+    promise=OS.promise,
+    ours={**OS.ours, "transaction.two.phase.commit.enable": "true"},
+    kafka={},
+)
+
+ROWS: Final = tuple(
+    Row(size=size, partitions=partitions, codec=codec)
+    for size, codec, partitions in product((100, 1000), ("none", "lz4"), (1, 4))
+)
+STREAM_ROWS: Final = tuple(row for row in ROWS if row.partitions == 4 and row.codec == "none")
+GROWTH_ROW: Final = STREAM_ROWS[0]
+PARTS_ROW: Final = Row(size=100, partitions=2, codec="none")
+WARM_UP: Final = Row(size=100, partitions=4, codec="lz4")
+WARM_UP_ROWS: Final = 20_000
+
+# As load_spark.py's.
+BATCH_ROWS: Final = 10
+MANY_BATCHES: Final = 1_000
+QUICK_BATCHES: Final = 50
+RATIO_MIN: Final = 1.0
+ADDED_MS_MAX: Final = 100.0
+# What a micro-batch waits for, in this order.
+PHASES: Final = {
+    "begin: claim, read decisions, sweep": "begin",
+    "task: look at the lease, twice": "look at the lease",
+    "task: initialise": "initialise",
+    "task: prepare": "prepare",
+    "commit, all of it": "commit",
+    "commit: read decisions": "read decisions",
+    "commit: describe the transactions": "describe",
+    "commit: decision": "decision",
+    "commit: complete": "complete",
+    "commit: note that it is complete": "note",
+}
+# A lease is looked at twice, and tasks run beside each other.
+SUMMED: Final = ("begin", "look at the lease", "look at the lease", "initialise", "prepare", "commit")
+
+CORES: Final = ("local[2]", "local[1]")
+STOP_SECONDS_MAX: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One run of one connector; see `load_spark.Run` for its kinds."""
+
+    kind: str
+    connector: str
+    row: Row
+    messages: int
+    master: str = CORES[0]
+    counted: bool = True
+
+    @property
+    def topic(self) -> str:
+        """Which it writes to; of its own."""
+        use = self.kind if self.counted else f"warm-{self.kind}"
+        row = self.row
+        return f"{use}-{self.connector}-{row.size}-{row.codec}-{row.partitions}-{self.master[6]}"
+
+    @property
+    def source(self) -> str:
+        """Which it reads: both connectors the same, without transactions, written by Spark's own."""
+        return replace(
+            self, kind="sink", connector=KAFKA, counted=self.counted and self.kind != "parts"
+        ).topic
+
+    def run(self) -> dict[str, object]:
+        """As `load_spark.Run`."""
+        return {
+            "kind": self.kind,
+            "connector": self.connector,
+            "topic": self.topic,
+            "source": self.source,
+            "messages": self.messages,
+            "size": self.row.size,
+            "codec": self.row.codec,
+        }
+
+
+class Taken(TypedDict):
+    """As `load_spark.Taken`, without loading Spark here."""
+
+    seconds: float
+    cpu_seconds: float
+    parts_ms: NotRequired[dict[str, float]]
+
+
+@dataclass(slots=True)
+class SparkResults:
+    """Every run by its case; and how many transactional ids the batches of `parts` left."""
+
+    command: str
+    taken: dict[Case, list[Taken]] = field(default_factory=dict)
+    ids: list[int] = field(default_factory=list)
+
+    def rate(self, case: Case) -> float:
+        """Median rows a second."""
+        return statistics.median(case.messages / taken["seconds"] for taken in self.taken[case])
+
+    def cpu_us(self, case: Case) -> float:
+        """Median microseconds of processor time a row."""
+        return statistics.median(taken["cpu_seconds"] / case.messages * 1e6 for taken in self.taken[case])
+
+    def part_ms(self, case: Case, name: str) -> float:
+        """Median over the rounds of the median over the batches."""
+        return statistics.median(taken["parts_ms"][name] for taken in self.taken[case])
+
+    def cases(self, kind: str, master: str = CORES[0]) -> list[Case]:
+        """What was measured of one kind, ours before the other's, in the order of the rows."""
+        found = [case for case in self.taken if case.kind == kind and case.master == master]
+        return sorted(
+            found,
+            key=lambda case: (
+                case.row.size,
+                case.row.codec != "none",
+                case.row.partitions,
+                CONNECTORS.index(case.connector),
+            ),
+        )
+
+
+def cases(master: str, *, quick: bool) -> list[Case]:
+    """What one driver does, in an order of its own; a source comes after what fills its topic."""
+
+    def each(kind: str, rows: Sequence[Row]) -> list[Case]:
+        return [
+            Case(
+                kind=kind,
+                connector=connector,
+                row=row,
+                messages=row.messages(quick=False) // (10 if quick else 1),
+                master=master,
+            )
+            for row in shuffled(rows)
+            for connector in shuffled(CONNECTORS)
+        ]
+
+    warm = [
+        Case(kind=kind, connector=name, row=WARM_UP, messages=WARM_UP_ROWS, master=master, counted=False)
+        for kind, name in product(("sink", "source"), (KAFKA, OURS))
+    ]
+    if master != CORES[0]:
+        return [*warm, *each("sink", [GROWTH_ROW]), *each("source", [GROWTH_ROW])]
+    batches = QUICK_BATCHES if quick else MANY_BATCHES
+    few = [
+        Case(kind="parts", connector=connector, row=PARTS_ROW, messages=batches * BATCH_ROWS)
+        for connector in shuffled(CONNECTORS)
+    ]
+    filling = replace(few[0], kind="sink", connector=KAFKA, counted=False)
+    filled = [*each("sink", ROWS), *each("source", ROWS), *each("stream", STREAM_ROWS)]
+    return [*warm, *filled, filling, *few]
+
+
+def measure(results: SparkResults, say: Console, jars: str, *, quick: bool) -> None:
+    """One round: a fresh broker, then a driver with two cores for everything and one with a single core."""
+    with fresh(OURS, BROKER) as process:
+        for master in CORES:
+            for case, taken in drive(process, jars, cases(master, quick=quick)):
+                if case.counted:
+                    results.taken.setdefault(case, []).append(taken)
+                    rate, cpu_us = (
+                        case.messages / taken["seconds"],
+                        taken["cpu_seconds"] / case.messages * 1e6,
+                    )
+                    say.print(f"{rate:12,.0f}/s {cpu_us:10.2f} us  {case.topic}", style="dim")
+        with Admin({"bootstrap.servers": process.bootstrap}) as admin:
+            listed = admin.list_transactions(transactional_id_pattern=f"bench/parts-{OURS}.*").all()
+        results.ids.append(sum(map(len, listed.values())))
+
+
+def drive(process: BrokerProcess, jars: str, planned: Sequence[Case]) -> Iterator[tuple[Case, Taken]]:
+    """Run all that one driver does, in a process of its own, on topics of their own."""
+    for case in planned:
+        if case.kind != "source":
+            create_topic(process, case.topic, case.row.partitions)
+    plan = {
+        "master": planned[0].master,
+        "bootstrap": process.bootstrap,
+        "jars": jars,
+        "runs": [case.run() for case in planned],
+    }
+    command = [sys.executable, "-m", "tools.bench.load_spark", json.dumps(plan)]
+    with (
+        tempfile.TemporaryFile("w+") as said,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True) as driver,
+    ):
+        assert driver.stdout is not None
+        try:
+            for case, line in zip(planned, driver.stdout, strict=False):
+                yield case, json.loads(line)
+            code = driver.wait(STOP_SECONDS_MAX)
+        finally:
+            driver.terminate()
+        if code:
+            said.seek(0)
+            raise RuntimeError(f"load_spark failed:\n{said.read()[-3000:]}")
+
+
+def write(results: SparkResults) -> str:
+    """Put the tables into the page; what was put there."""
+    first = f"{machine()} PySpark {version('pyspark')}, Spark's own connector {spark_kafka.VERSION}."
+    repeats = min(map(len, results.taken.values()))
+    parts = [
+        f"{first}\n\nCommand: `{results.command}`. Medians of {repeats}.",
+        _beside("Sink: ours exactly once, Spark's own at least once", results, "sink"),
+        _beside("Source, to Spark's `noop`", results, "source"),
+        _beside("Topic to topic, a query with AvailableNow", results, "stream"),
+        _growth(results),
+        _phases(results),
+    ]
+    return put("\n\n".join(parts), BEGIN, END)
+
+
+def _beside(title: str, results: SparkResults, kind: str) -> str:
+    head = ["rows", "tallystick", "CPU a row", "Spark's own", "CPU a row", "ratio", "CPU ratio"]
+    lines = []
+    measured = results.cases(kind)
+    for ours, theirs in zip(measured[::2], measured[1::2], strict=True):
+        line = [str(ours.row)]
+        for case in (ours, theirs):
+            line += [f"{results.rate(case) / 1000:,.0f} k/s", f"{results.cpu_us(case):.2f} us"]
+        line.append(mark(results.rate(ours) / results.rate(theirs), RATIO_MIN, at_least=True))
+        line.append(f"{results.cpu_us(ours) / results.cpu_us(theirs):.2f}x")
+        lines.append(line)
+    return f"### {title}\n\n{table(head, lines)}"
+
+
+def _growth(results: SparkResults) -> str:
+    lines = []
+    for case in [case for kind in ("sink", "source") for case in results.cases(kind, CORES[1])]:
+        one, two = results.rate(case), results.rate(replace(case, master=CORES[0]))
+        lines.append(
+            [f"{case.kind}, {NAMES[case.connector]}", f"{one:,.0f}/s", f"{two:,.0f}/s", f"{two / one:.2f}x"]
+        )
+    return f"### From one core to two ({GROWTH_ROW})\n\n{table(['', *CORES[::-1], 'growth'], lines)}"
+
+
+def _phases(results: SparkResults) -> str:
+    ours, theirs = results.cases("parts")
+    lines = [[text, f"{results.part_ms(ours, name):.1f} ms"] for text, name in PHASES.items()]
+    phases = sum(results.part_ms(ours, name) for name in SUMMED)
+    whole, plain = results.part_ms(ours, "addBatch"), results.part_ms(theirs, "addBatch")
+    met = "" if phases <= ADDED_MS_MAX else " (missed)"
+    lines += [
+        ["both phases, one after the other", f"{phases:.0f} ms (goal <= {ADDED_MS_MAX:g} ms){met}"],
+        ["Spark's addBatch with our sink", f"{whole:.0f} ms"],
+        ["Spark's addBatch with its own", f"{plain:.0f} ms"],
+        ["difference, workers in Python included", f"{whole - plain:.0f} ms"],
+        ["transactional ids left", f"{statistics.median(results.ids):,.0f}"],
+    ]
+    title = f"A micro-batch of {BATCH_ROWS} rows and 2 tasks, p50 of {ours.messages // BATCH_ROWS:,} batches"
+    return f"### {title}\n\n{table(['', ''], lines)}"

@@ -1,0 +1,137 @@
+"""What a micro-batch of our sink spends on its two phases, by part: `format("timed")` notes each effect.
+
+Python workers and the driver's own are processes apart: each appends lines to the file that PARTS_FILE names.
+"""
+
+import os
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from pyspark.sql.types import StructType
+
+from tallystick.admin.model import TransactionDescription
+from tallystick.client.blocking.producer import Producer
+from tallystick.client.cluster import Cluster
+from tallystick.client.errors import ClientError
+from tallystick.client.modes import Wish
+from tallystick.client.prepared import PreparedTxnState
+from tallystick.kernel.ids import Identity
+from tallystick.spark import sink
+from tallystick.spark.committable import Decision, Lease, Participant, Vote
+from tallystick.spark.data_source import KafkaDataSource
+from tallystick.spark.decision_fold import Known
+from tallystick.spark.decisions import DecisionTopic
+from tallystick.spark.participants import ClusterParticipants
+from tallystick.spark.ports import DecisionLog, Participants
+from tallystick.spark.sink_options import SinkOptions
+from tallystick.spark.station import Station, station
+from tallystick.spark.transactional_ids import WorkerId
+
+PARTS_FILE: Final = "TALLYSTICK_BENCH_PARTS"
+NAME: Final = "timed"
+
+
+@contextmanager
+def part(name: str) -> Iterator[None]:
+    """Write down how long this took, in milliseconds. A short append is one write: processes do not mix."""
+    started = time.perf_counter()
+    yield
+    taken_ms = (time.perf_counter() - started) * 1000
+    with Path(os.environ[PARTS_FILE]).open("a") as file:
+        file.write(f"{name}\t{taken_ms}\n")
+
+
+def read_parts(file: Path) -> dict[str, list[float]]:
+    """Milliseconds by part."""
+    found: dict[str, list[float]] = {}
+    for line in file.read_text().splitlines():
+        name, taken_ms = line.split("\t")
+        found.setdefault(name, []).append(float(taken_ms))
+    return found
+
+
+class TimedParticipants(ClusterParticipants):
+    """The lease is looked at by tasks; the decided transactions are ended by the driver."""
+
+    async def holds(self, held: Identity) -> bool:
+        with part("look at the lease"):
+            return await super().holds(held)
+
+    async def end(
+        self, participants: Collection[Participant], transaction_version: int, wish: Wish
+    ) -> Mapping[str, ClientError]:
+        with part("complete"):
+            return await super().end(participants, transaction_version, wish)
+
+    async def describe(self, transactional_ids: Iterable[str]) -> Mapping[str, TransactionDescription | None]:
+        with part("describe"):
+            return await super().describe(transactional_ids)
+
+
+class TimedDecisions(DecisionTopic):
+    """The commit point, what is read before it, and the note after it."""
+
+    async def read(self) -> Known:
+        with part("read decisions"):
+            return await super().read()
+
+    async def append(self, decision: Decision, held: Identity, transaction_version: int) -> None:
+        with part("decision"):
+            await super().append(decision, held, transaction_version)
+
+    async def mark_done(self, nonce: str) -> None:
+        with part("note"):
+            await super().mark_done(nonce)
+
+
+class TimedProducer(Producer):
+    """A task's transaction."""
+
+    def init_transactions(self, *args: Any, **kwargs: Any) -> Any:
+        with part("initialise"):
+            return super().init_transactions(*args, **kwargs)
+
+    def prepare_transaction(self) -> PreparedTxnState:
+        with part("prepare"):
+            return super().prepare_transaction()
+
+
+class TimedStation(Station):
+    """One prefix in one process, with a watch."""
+
+    def ports_of(self, cluster: Cluster) -> tuple[Participants, DecisionLog]:
+        limit_ms = self._config.max_block_ms
+        return (
+            TimedParticipants(cluster, self.options, limit_ms),
+            TimedDecisions(cluster, self.options, limit_ms),
+        )
+
+    def producer_of(self, name: WorkerId) -> Producer:
+        return TimedProducer(self.options.of_worker(str(name)))
+
+    def begin(self, *, write_id: str | None = None, query_id: str | None = None) -> Lease:
+        with part("begin"):
+            return super().begin(write_id=write_id, query_id=query_id)
+
+    def commit(self, votes: Iterable[Vote | None], offsets: str | None = None) -> Decision | None:
+        with part("commit"):
+            return super().commit(votes, offsets)
+
+
+def connect(options: SinkOptions) -> Station:
+    """For `stream_writer`."""
+    return station(options, TimedStation)
+
+
+class TimedSource(KafkaDataSource):
+    """Our data source with a watch in its sink."""
+
+    @classmethod
+    def name(cls) -> str:
+        return NAME
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> sink.StreamWriter:  # noqa: N802
+        return sink.stream_writer(self.options, schema, overwrite, connect)
