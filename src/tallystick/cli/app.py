@@ -45,6 +45,11 @@ def run() -> None:
 
 
 @app.command(add_help_option=False)
+def demo() -> None:
+    """336,776 flights through a pipeline while its parts are killed, and what came of them."""
+
+
+@app.command(add_help_option=False)
 def transactions() -> None:
     """See transactions, find what hangs, decide and end them."""
 

@@ -16,6 +16,7 @@ OWN: Final = {
     "acls": "tallystick.cli.acls",
     "configs": "tallystick.cli.configs",
     "consume": "tallystick.cli.consume",
+    "demo": "tallystick.cli.demo",
     "features": "tallystick.cli.features",
     "groups": "tallystick.cli.groups",
     "produce": "tallystick.cli.produce",

@@ -21,6 +21,7 @@ from tallystick.client.errors import (
     UnknownTopic,
     refused,
 )
+from tallystick.client.metadata import TopicInfo
 from tallystick.client.modes import EPOCH_BUMP_VERSION, VERDICTS, Asked, Verdict, When, Wish, compare
 from tallystick.client.txn_producer import End
 from tallystick.client.txn_wire import TxnWire
@@ -121,13 +122,19 @@ class DecisionTopic:
         if self._opened:
             return
         asker = Asker(self._cluster, self._cluster.deadline("max.block.ms", self._limit_ms))
-        try:
-            info = await self._cluster.topic(self._at.topic)
-        except UnknownTopic:
+        # A broker that is restarting is no reason to end a query.
+        info = await self._cluster.retrying("Metadata", self._at, self._look, asker.deadline)
+        if info is None:
             await self._create(asker)
         else:
             await self._check(asker, len(info.partitions))
         self._opened = True
+
+    async def _look(self) -> TopicInfo | None:
+        try:
+            return await self._cluster.topic(self._at.topic)
+        except UnknownTopic:
+            return None
 
     async def _create(self, asker: Asker) -> None:
         wanted = NewTopic(name=self._at.topic, partitions=1, config=TOPIC_CONFIG)

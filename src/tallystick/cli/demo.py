@@ -1,0 +1,109 @@
+"""`tallystick demo`: 336,776 flights through a pipeline while its parts are killed; then, what came of them.
+
+Exit code 0 only if an independent reader finds each row exactly once.
+"""
+
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from tallystick.cli.connecting import Exit, complain, run
+from tallystick.cli.interrupts import interruptible
+from tallystick.pipeline.demo.show import Crash, Outcome, Setting, Show
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+
+@app.command()
+def demo(
+    *,
+    rows: Annotated[int | None, typer.Option(min=1, help="Only the first flights of the year.")] = None,
+    crash: Annotated[
+        list[Crash] | None, typer.Option(help="What is killed, repeatable, in this order.")
+    ] = None,
+    master: Annotated[str, typer.Option(help="Where Spark runs.")] = Setting().master,
+    work_dir: Annotated[
+        Path | None, typer.Option(help="Keep all files there; otherwise they are removed after a success.")
+    ] = None,
+) -> None:
+    """Show that nothing is lost and nothing is there twice, whatever is killed."""
+    console = Console(highlight=False)
+    setting = Setting(master=master, rows=rows, crashes=crash or Setting().crashes)
+    with interruptible(), _folder(work_dir) as folder:
+        outcome = Show(folder, setting, _saying(console)).run()
+        console.print(_verdict(outcome, folder, kept=work_dir is not None or not outcome.good))
+        if not outcome.good:
+            raise typer.Exit(Exit.FAILED)
+
+
+def _saying(console: Console) -> Callable[[str], None]:
+    began = time.monotonic()
+
+    def say(line: str) -> None:
+        style = "bold red" if line.startswith("KILLED") else ""
+        console.print(
+            Text.assemble((f"{time.monotonic() - began:6.1f} s  ", "dim"), (line, style)), soft_wrap=True
+        )
+
+    return say
+
+
+def _verdict(outcome: Outcome, folder: Path, *, kept: bool) -> Panel:
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    table.add_column("topic")
+    for column in ("expected", "found", "missing", "duplicated", "wrong"):
+        table.add_column(column, justify="right")
+    for each in outcome.verdicts:
+        numbers = (each.expected, each.found, each.missing, each.duplicated, each.wrong)
+        table.add_row(each.topic, *(f"{number:,}" for number in numbers))
+    said = Table.grid()
+    said.add_row(table)
+    said.add_row("")
+    crashes = ", ".join(outcome.survived) or "none"
+    said.add_row(
+        f"crashes survived: {len(outcome.survived)} ({crashes}); restarts after an error: {outcome.failures}"
+    )
+    resolved = outcome.in_doubt - outcome.left
+    said.add_row(
+        f"transactions in doubt after a crash: {outcome.in_doubt}; "
+        f"resolved: {resolved}; still open: {outcome.left}"
+    )
+    said.add_row(f"{outcome.seconds:.0f} s in all; {_further(folder, kept)}")
+    good = outcome.good
+    title = "every row, exactly once" if good else "NOT exactly once"
+    return Panel(said, title=title, border_style="green" if good else "red", expand=False)
+
+
+def _further(folder: Path, kept: bool) -> str:
+    where = f"{folder}/flights.toml and pipeline.log" if kept else "--work-dir DIR keeps the files"
+    return f"{where}; docs/pipeline.md, docs/spark.md"
+
+
+@contextmanager
+def _folder(chosen: Path | None) -> Iterator[Path]:
+    """The folder asked for, or a temporary one that stays only if the demo fails."""
+    if chosen is None:
+        made = Path(tempfile.mkdtemp(prefix="tallystick-demo-"))
+        yield made
+        shutil.rmtree(made, ignore_errors=True)
+        return
+    chosen.mkdir(parents=True, exist_ok=True)
+    yield chosen
+
+
+def main(words: list[str]) -> int:
+    """Run the command; the exit code."""
+    try:
+        return run(app, "demo", words)
+    except KeyboardInterrupt:
+        return complain("interrupted", Exit.INTERRUPTED)

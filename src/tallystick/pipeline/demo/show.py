@@ -1,0 +1,183 @@
+"""The demo: send, run the pipeline while its parts are killed, and compare what is committed with the input.
+
+Every kill comes while transactions of a batch are open, which is when it can do harm: they are then neither
+committed nor aborted, and it is the next batch's or the next start's to find out which it shall be.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Final
+
+from tallystick import Admin
+from tallystick.admin.topics import NewTopic
+from tallystick.broker.embedded import EmbeddedBroker
+from tallystick.kernel.errors import TallystickError
+from tallystick.kernel.value import frozen
+from tallystick.pipeline.demo import flights
+from tallystick.pipeline.demo.checking import Verdict, check_topics
+from tallystick.pipeline.demo.processes import Driver
+
+_FIRST: Final = "by_flight"
+_POLL_S: Final = 0.02
+_FAILURES_MAX: Final = 3
+
+
+class Crash(StrEnum):
+    """What is killed, with SIGKILL."""
+
+    TASK = "task"
+    EXECUTOR = "executor"
+    BROKER = "broker"
+    DRIVER = "driver"
+
+
+class DriverFailed(TallystickError):
+    """The pipeline ended with an error again and again; the text says where its log is."""
+
+
+@frozen(kw_only=True)
+class Setting:
+    """What is shown.
+
+    rows     flights; None for all 336,776
+    crashes  in this order, one after every second batch
+    """
+
+    master: str = "local[2, 4]"
+    rows: int | None = None
+    crashes: Sequence[Crash] = (Crash.TASK, Crash.BROKER, Crash.DRIVER)
+
+
+@frozen(kw_only=True)
+class Outcome:
+    """How it went.
+
+    survived  crashes, in their order
+    failures  drivers that ended with an error, and were started again
+    in_doubt  transactions that were open when something was killed
+    left      transactions that are still open
+    """
+
+    verdicts: Sequence[Verdict]
+    survived: Sequence[Crash]
+    failures: int
+    in_doubt: int
+    left: int
+    seconds: float
+
+    @property
+    def good(self) -> bool:
+        return all(verdict.good for verdict in self.verdicts) and self.left == 0
+
+
+class Show:
+    """One demo, in one folder."""
+
+    def __init__(self, folder: Path, setting: Setting, say: Callable[[str], None]) -> None:
+        """Args:
+        folder: exists, and is empty.
+        say: prints one line for people.
+        """
+        self._folder, self._setting, self._say = folder, setting, say
+        self._broker = EmbeddedBroker(
+            folder / "broker", config={"flush.policy": "ack", "num.partitions": flights.PARTITIONS}
+        )
+        self._pending = [(2 * i, crash) for i, crash in enumerate(setting.crashes)]
+        self._batch, self._in_doubt, self._failures = -1, 0, 0
+
+    def run(self) -> Outcome:
+        """Raises: DriverFailed, NothingCame, a client's errors."""
+        began = time.monotonic()
+        data = flights.flights(self._setting.rows)
+        with self._broker:
+            bootstrap = self._broker.bootstrap_servers
+            self._say(f"a broker listens at {bootstrap}")
+            with Admin({"bootstrap.servers": bootstrap}) as admin:
+                topics = (flights.FLIGHTS, flights.BY_FLIGHT, flights.PER_HOUR)
+                admin.create_topics(NewTopic(name=topic) for topic in topics).all()
+                flights.send(bootstrap, data.sent)
+                self._say(f"{len(data.sent) - 1:,} flights are in the topic {flights.FLIGHTS}")
+                self._drive(admin, len(data.sent))
+                left = len(self._open(admin))
+            self._say("an independent reader compares what is committed with the input")
+            verdicts = check_topics(bootstrap, data.expected)
+        return Outcome(
+            verdicts=verdicts,
+            survived=self._setting.crashes[: len(self._setting.crashes) - len(self._pending)],
+            failures=self._failures,
+            in_doubt=self._in_doubt,
+            left=left,
+            seconds=time.monotonic() - began,
+        )
+
+    def _drive(self, admin: Admin, rows: int) -> None:
+        """Run the pipeline to its end, however often it must be started for that."""
+        driver = self._start(rows)
+        try:
+            while driver.code != 0:
+                self._hear(driver)
+                if driver.code is not None:
+                    self._say(f"the pipeline failed, exit code {driver.code}; it is started again")
+                    self._failures += 1
+                    if self._failures > _FAILURES_MAX:
+                        raise DriverFailed(f"the pipeline failed {self._failures} times; see {self._log}")
+                    driver = self._start(rows)
+                elif self._pending and self._batch >= self._pending[0][0] and self._open(admin):
+                    driver = self._crash(admin, driver, self._pending.pop(0)[1], rows)
+                time.sleep(_POLL_S)
+            self._hear(driver)
+        finally:
+            driver.stop()
+
+    @property
+    def _log(self) -> Path:
+        return self._folder / "pipeline.log"
+
+    def _start(self, rows: int) -> Driver:
+        file = self._folder / "flights.toml"
+        file.write_text(flights.PIPELINE)
+        self._say(f"the pipeline starts: tallystick run {file}")
+        return Driver(
+            file,
+            flights.variables(self._broker.bootstrap_servers, self._setting.master, rows),
+            self._log,
+        )
+
+    def _hear(self, driver: Driver) -> None:
+        for batch in driver.batches():
+            self._say(
+                f"{batch['output']}: batch {batch['batch']}, {batch['rows']:,} rows in "
+                f"{batch['duration_ms']:,} ms"
+            )
+            if batch["output"] == _FIRST:
+                self._batch = int(str(batch["batch"]))
+
+    def _open(self, admin: Admin) -> list[str]:
+        """Transactions of the pipeline that are neither committed nor aborted."""
+        listed = admin.list_transactions(states=("Ongoing",)).all()
+        names = (each.transactional_id for found in listed.values() for each in found)
+        return [name for name in names if "/w/" in name]
+
+    def _crash(self, admin: Admin, driver: Driver, crash: Crash, rows: int) -> Driver:
+        """Kill it; the driver that goes on."""
+        match crash:
+            case Crash.TASK:
+                self._say(f"KILLED {driver.kill_tasks()} Python workers in the middle of their tasks")
+            case Crash.EXECUTOR:
+                self._say(f"KILLED {driver.kill_executor()} executor")
+            case Crash.BROKER:
+                before = len(self._open(admin))
+                self._broker.kill()
+                self._say(f"KILLED the broker, with {before} transactions open")
+                self._broker.start()
+                self._in_doubt += before
+                self._say("the broker is back, on the same files")
+            case Crash.DRIVER:
+                driver.kill()
+                left = len(self._open(admin))
+                self._in_doubt += left
+                self._say(f"KILLED the driver; {left} transactions are in doubt")
+                return self._start(rows)
+        return driver

@@ -1,0 +1,20 @@
+"""The demo, in small: the broker and the driver are killed, and each row is there exactly once."""
+
+from pathlib import Path
+
+import pytest
+
+from tallystick.pipeline.demo.show import Crash, Setting, Show
+
+pytestmark = [pytest.mark.slow, pytest.mark.server]
+
+
+@pytest.mark.timeout(600)
+def test_flights_arrive_once_although_broker_and_driver_are_killed(tmp_path: Path) -> None:
+    """[PIP-1]"""
+    said: list[str] = []
+    setting = Setting(rows=3000, crashes=(Crash.BROKER, Crash.DRIVER))
+    outcome = Show(tmp_path, setting, said.append).run()
+    assert outcome.good, "\n".join(said)
+    assert tuple(outcome.survived) == setting.crashes
+    assert outcome.in_doubt > 0, "the kills came while transactions were open"

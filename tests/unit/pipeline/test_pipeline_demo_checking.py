@@ -1,0 +1,70 @@
+"""The demo's checker sees what is wrong: it must be able to say no."""
+
+import json
+
+import pandas as pd
+import pytest
+
+from tallystick.pipeline.demo.checking import Verdict, compare
+from tallystick.pipeline.demo.flights import BY_FLIGHT, PER_HOUR, flights
+
+ROWS = pd.DataFrame(
+    {"id": [1, 2, 3], "delay": pd.array([5, None, -2], "Int64"), "late": [True, False, False]}
+)
+VALUES = [
+    {"id": 1, "delay": 5, "late": True},
+    {"id": 2, "delay": None, "late": False},
+    {"id": 3, "delay": -2, "late": False},
+]
+
+
+def judged(*values: dict[str, object]) -> Verdict:
+    return compare("t", ROWS, [json.dumps(value).encode() for value in values])
+
+
+def test_each_row_once_in_any_order_is_good() -> None:
+    verdict = judged(*reversed(VALUES))
+    assert verdict.good
+    assert (verdict.expected, verdict.found) == (3, 3)
+
+
+@pytest.mark.parametrize(
+    ("values", "missing", "duplicated", "wrong"),
+    [
+        (VALUES[:2], 1, 0, 0),
+        ([*VALUES, VALUES[0]], 0, 1, 0),
+        ([VALUES[0], VALUES[1], VALUES[1]], 1, 1, 0),
+        ([*VALUES[:2], {**VALUES[2], "delay": 2}], 0, 0, 1),
+        ([*VALUES, {**VALUES[2], "id": 4}], 0, 0, 1),
+        ([{"id": 1, "delay": 5}, *VALUES[1:]], 0, 0, 1),
+        ([], 3, 0, 0),
+    ],
+)
+def test_what_is_missing_twice_or_different_is_bad(
+    values: list[dict[str, object]], missing: int, duplicated: int, wrong: int
+) -> None:
+    verdict = judged(*values)
+    assert not verdict.good
+    assert (verdict.missing, verdict.duplicated, verdict.wrong) == (missing, duplicated, wrong)
+
+
+def test_what_must_come_out_is_computed_from_the_flights() -> None:
+    """Of the first thousand flights, in 2013's first hours, by hand from the file."""
+    data = flights(1000)
+    delays, hours = data.expected[BY_FLIGHT], data.expected[PER_HOUR]
+    assert len(data.sent) == 1001, "and the one that closes the last hour"
+    first = delays.iloc[0].to_dict()
+    assert first == {
+        "id": 0,
+        "airline": "United Air Lines Inc.",
+        "flight": 1545,
+        "origin": "EWR",
+        "dest": "IAH",
+        "airport": "George Bush Intercontinental",
+        "arr_delay": 11,
+        "lost_on_the_way": 9,
+        "late": False,
+    }
+    assert hours.iloc[0].hour == "2013-01-01T10"
+    assert hours.flights.sum() == 1000
+    assert hours.cancelled.sum() == 1000 - data.sent.dep_delay.notna().sum()

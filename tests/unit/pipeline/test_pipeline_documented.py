@@ -1,0 +1,44 @@
+"""docs/pipeline.md has every key of the file, and the examples are pipelines."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tallystick.pipeline.clients import check
+from tallystick.pipeline.definition_toml import parse
+from tallystick.pipeline.demo.flights import PIPELINE, variables
+
+ROOT = Path(__file__).parents[3]
+DOCUMENT = (ROOT / "docs/pipeline.md").read_text()
+# What the parser asks a table for.
+ASKED = re.compile(
+    r'\b(?:text|needed|choice|texts|settings|table|named|listed|_name)\((?:table, |top, )?"([\w-]+)"'
+)
+
+
+def test_every_key_is_in_the_document() -> None:
+    asked = set(ASKED.findall((ROOT / "src/tallystick/pipeline/definition_toml.py").read_text()))
+    assert {"checkpoint", "dead-letter", "watermark", "sinks", "data-dir", "name"} <= asked
+    documented = {
+        key
+        for row in re.findall(r"^\| (`[^|]+) \|", DOCUMENT, re.MULTILINE)
+        for key in re.findall(r"`([\w-]+)`", row)
+    }
+    assert asked - documented - {"column", "delay"} == set()
+    assert '`{ column = "...", delay' in DOCUMENT
+
+
+def test_the_document_begins_with_a_pipeline() -> None:
+    text = re.search(r"```toml\n(.*?)```", DOCUMENT, re.DOTALL)
+    assert text is not None
+    assert parse(text[1], "docs/pipeline.md").name == "delays"
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "examples").glob("*.toml")), ids=lambda file: file.name)
+def test_an_example_is_a_pipeline(file: Path) -> None:
+    check(parse(file.read_text(), str(file), variables("localhost:9092", "local[*]", 10)))
+
+
+def test_the_demo_runs_what_the_example_shows() -> None:
+    assert (ROOT / "examples/flights.toml").read_text() == PIPELINE
