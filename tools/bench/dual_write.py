@@ -1,0 +1,285 @@
+"""Dual writes beside what they replace: the database's commit alone, and a polling outbox.
+
+All three write the same row of PostgreSQL with the same SQLAlchemy; the outbox is relayed every 100 ms with
+the same producer. Who reads is librdkafka, of committed records only. Every way is measured as fast as it
+goes, and at a steady rate, for the time from the database's commit to the record at the reader.
+"""
+
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import psycopg
+from confluent_kafka import Consumer, TopicPartition
+from rich.console import Console
+from sqlalchemy import Engine, create_engine, text
+from tools.bench.brokers import OURS, create_topic, fresh
+from tools.bench.report import put, table
+from tools.bench.rows import SYNC, Durability
+from tools.broker_process import BrokerProcess
+
+from tallystick import Producer
+from tallystick.dualwrite import DualWriter, SqlStore
+from tallystick.dualwrite.driving import Step
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
+from servers import PostgreSQL
+
+BEGIN: Final = "<!-- dual write: begin (written by `make bench`) -->"
+END: Final = "<!-- dual write: end -->"
+ALONE, DUAL, OUTBOX = "database commit alone", "dual write", "outbox, relayed every 100 ms"
+WAYS: Final = (ALONE, DUAL, OUTBOX)
+TWO_PHASE: Final = Durability(
+    name=SYNC.name,
+    promise=SYNC.promise,
+    ours={**SYNC.ours, "transaction.two.phase.commit.enable": "true"},
+    kafka={},
+)
+RELAY_S: Final = 0.1
+RATE: Final = 20  # transactions a second, for the time until they are seen
+VISIBLE_RATIO_MAX: Final = 0.1
+PAYMENT: Final = text("INSERT INTO payments (what) VALUES (:what)")
+SECONDS_MAX: Final = 120
+PLACE: Final = Path(tempfile.gettempdir())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Taken:
+    """One run of one way; times in ms. `changed`: rows of ours inserted, updated, deleted per message."""
+
+    per_s: float
+    p50_ms: float
+    p99_ms: float
+    seen_p50_ms: float | None = None
+    seen_p99_ms: float | None = None
+    changed: tuple[float, float, float] = (0.0, 0.0, 0.0)
+
+
+@dataclass
+class DualResults:
+    command: str
+    taken: dict[str, list[Taken]] = field(default_factory=dict)
+
+    def median(self, way: str, what: str) -> float | None:
+        found = [getattr(each, what) for each in self.taken[way]]
+        return None if None in found else statistics.median(found)
+
+
+class Reader(threading.Thread):
+    """When each message was there to be read, by its number."""
+
+    def __init__(self, bootstrap: str, topic: str) -> None:
+        super().__init__(daemon=True)
+        self.seen: dict[int, int] = {}
+        self.enough = threading.Event()
+        self._consumer = Consumer(
+            {
+                "bootstrap.servers": bootstrap,
+                "group.id": "dual-write",
+                "isolation.level": "read_committed",
+                "enable.auto.commit": False,
+                "fetch.queue.backoff.ms": 2,
+            }
+        )
+        self._consumer.assign([TopicPartition(topic, 0, 0)])
+        self.start()
+
+    def run(self) -> None:
+        while not self.enough.is_set():
+            message = self._consumer.poll(0.1)
+            if message is not None and message.error() is None:
+                self.seen.setdefault(int(message.value() or b""), time.monotonic_ns())
+        self._consumer.close()
+
+    def wait(self, wanted: int) -> None:
+        give_up_at = time.monotonic() + SECONDS_MAX
+        while len(self.seen) < wanted:
+            if time.monotonic() > give_up_at:
+                raise RuntimeError(f"{len(self.seen)} of {wanted} messages were seen")
+            time.sleep(0.01)
+
+    def stop(self) -> None:
+        self.enough.set()
+        self.join()
+
+
+# One transaction with message number `n`; the moment the database had committed it, in ns.
+Pay = Callable[[int], int]
+
+
+@contextmanager
+def alone(engine: Engine, _bootstrap: str) -> Iterator[Pay]:
+    def pay(n: int) -> int:
+        with engine.begin() as connection:
+            connection.execute(PAYMENT, {"what": str(n)})
+        return time.monotonic_ns()
+
+    yield pay
+
+
+@contextmanager
+def dual(engine: Engine, bootstrap: str) -> Iterator[Pay]:
+    committed = 0
+
+    def watch(_: int, step: Step, done: bool) -> None:
+        nonlocal committed
+        if done and step.name == "commit database":
+            committed = time.monotonic_ns()
+
+    config = {"bootstrap.servers": bootstrap, "transactional.id": "bench", "linger.ms": 0}
+    with DualWriter(SqlStore(engine), config, watch=watch) as writer:
+        writer.recover()
+
+        def pay(n: int) -> int:
+            with writer.transaction() as txn:
+                txn.connection.execute(PAYMENT, {"what": str(n)})
+                txn.send(TOPICS[DUAL], str(n).encode())
+            return committed
+
+        yield pay
+
+
+@contextmanager
+def outbox(engine: Engine, bootstrap: str) -> Iterator[Pay]:
+    stopping = threading.Event()
+    relay = threading.Thread(target=_relay, args=(engine, bootstrap, stopping), daemon=True)
+    relay.start()
+
+    def pay(n: int) -> int:
+        with engine.begin() as connection:
+            connection.execute(PAYMENT, {"what": str(n)})
+            connection.execute(text("INSERT INTO outbox (value) VALUES (:value)"), {"value": str(n)})
+        return time.monotonic_ns()
+
+    yield pay
+    stopping.set()
+    relay.join()
+
+
+def _relay(engine: Engine, bootstrap: str, stopping: threading.Event) -> None:
+    """At least once, as an outbox is: send what is there, wait for the broker, delete it."""
+    with Producer({"bootstrap.servers": bootstrap, "linger.ms": 0}) as producer:
+        while not stopping.wait(RELAY_S):
+            with engine.begin() as connection:
+                found = connection.execute(text("SELECT id, value FROM outbox ORDER BY id")).all()
+                for each in found:
+                    producer.send(TOPICS[OUTBOX], each.value.encode())
+                producer.flush()
+                if found:
+                    gone = {"first": found[0].id, "last": found[-1].id}
+                    connection.execute(text("DELETE FROM outbox WHERE id BETWEEN :first AND :last"), gone)
+
+
+MAKE: Final = {ALONE: alone, DUAL: dual, OUTBOX: outbox}
+TOPICS: Final = {DUAL: "dual", OUTBOX: "outbox"}
+
+
+def measure(results: DualResults, say: Console, *, quick: bool) -> None:
+    """One round: every way on the same servers, one after the other."""
+    count, seconds = (300, 5) if quick else (3000, 20)
+    with ExitStack() as stack:
+        broker = stack.enter_context(fresh(OURS, TWO_PHASE))
+        # On the disk, as the log: a database in memory would be another one.
+        server = stack.enter_context(PostgreSQL(PLACE))
+        for way in WAYS:
+            taken = _measure(server, broker, way, count, seconds)
+            results.taken.setdefault(way, []).append(taken)
+            say.print(f"dual   {way:30}{taken.per_s:8,.0f} /s  p99 {taken.p99_ms:.2f} ms", style="dim")
+
+
+def _measure(server: PostgreSQL, broker: BrokerProcess, way: str, count: int, seconds: int) -> Taken:
+    name = server.new_database()
+    engine = create_engine(server.url(name).replace("postgresql:", "postgresql+psycopg:"))
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE payments (id bigserial PRIMARY KEY, what text)"))
+        connection.execute(text("CREATE TABLE outbox (id bigserial PRIMARY KEY, value text)"))
+    SqlStore(engine).create()
+    reader = None
+    if way in TOPICS:
+        create_topic(broker, TOPICS[way], 1)
+        reader = Reader(broker.bootstrap, TOPICS[way])
+    total = count + RATE * seconds
+    with MAKE[way](engine, broker.bootstrap) as pay:
+        for n in range(-20, 0):  # what is only slow the first time
+            pay(n)
+        began, times = time.monotonic(), []
+        for n in range(count):
+            before = time.perf_counter()
+            pay(n)
+            times.append(1000 * (time.perf_counter() - before))
+        took = time.monotonic() - began
+        committed = _at_a_rate(pay, range(count, total)) if reader else {}
+        if reader is not None:
+            reader.wait(total + 20)
+    engine.dispose()
+    seen: list[float] = []
+    if reader is not None:
+        reader.stop()
+        seen = [(reader.seen[n] - at) / 1e6 for n, at in committed.items()]
+    return Taken(
+        per_s=count / took,
+        p50_ms=quantile(times, 0.5),
+        p99_ms=quantile(times, 0.99),
+        seen_p50_ms=quantile(seen, 0.5) if seen else None,
+        seen_p99_ms=quantile(seen, 0.99) if seen else None,
+        changed=_changed(server.url(name), total + 20),
+    )
+
+
+def _at_a_rate(pay: Pay, numbers: range) -> dict[int, int]:
+    committed, began = {}, time.monotonic()
+    for at, n in enumerate(numbers):
+        time.sleep(max(0.0, began + at / RATE - time.monotonic()))
+        committed[n] = pay(n)
+    return committed
+
+
+def quantile(taken: list[float], part: float) -> float:
+    return sorted(taken)[min(len(taken) - 1, int(part * len(taken)))]
+
+
+def _changed(url: str, messages: int) -> tuple[float, float, float]:
+    """Rows that are not the user's: PostgreSQL counts them when the sessions that wrote them have ended."""
+    asked = "SELECT sum(n_tup_ins), sum(n_tup_upd), sum(n_tup_del) FROM pg_stat_user_tables"
+    asked += " WHERE relname <> 'payments'"
+    found = (0, 0, 0)
+    for _ in range(20):
+        time.sleep(0.1)
+        with psycopg.connect(url) as connection:
+            now = connection.execute(asked).fetchone()
+        if now == found and any(found):
+            break
+        found = now or found
+    inserted, updated, deleted = (float(each or 0) / messages for each in found)
+    return inserted, updated, deleted
+
+
+def write(results: DualResults) -> str:
+    """The table, and whether the target is met."""
+    head = ["", "transactions/s", "p50", "p99", "commit to visible p50", "p99"]
+    head.append("rows inserted, updated, deleted per message")
+    lines = []
+    for way in WAYS:
+        numbers = [results.median(way, each) for each in ("p50_ms", "p99_ms", "seen_p50_ms", "seen_p99_ms")]
+        changed = ", ".join(f"{each:.2f}" for each in results.taken[way][-1].changed)
+        times = ["" if each is None else f"{each:.2f} ms" for each in numbers]
+        lines.append([way, f"{results.median(way, 'per_s'):,.0f}", *times, "" if way == ALONE else changed])
+    seen = {way: results.median(way, "seen_p99_ms") or 0.0 for way in (DUAL, OUTBOX)}
+    ratio = seen[DUAL] / seen[OUTBOX]
+    said = "met" if ratio <= VISIBLE_RATIO_MAX else "missed"
+    text_ = (
+        "### Dual writes\n\n"
+        f"PostgreSQL and tallystick, both on the disk before they acknowledge; one writer, one row and one "
+        f"record a transaction; at {RATE} a second for the time until it is seen. "
+        f"Medians of {len(results.taken[DUAL])} (`{results.command}`).\n\n"
+        f"{table(head, lines)}\n\n"
+        f"Commit to visible, p99: {ratio:.2f} of the outbox's; the target of {VISIBLE_RATIO_MAX} is {said}.\n"
+    )
+    return put(text_, BEGIN, END)
