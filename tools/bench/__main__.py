@@ -14,7 +14,7 @@ from types import FrameType
 
 from rich.console import Console
 from tools.apache_kafka import Unavailable, class_path
-from tools.bench import clients, dual_write, report, report_transactions, transactions
+from tools.bench import clients, dual_write, report, report_transactions, spark, transactions
 from tools.bench.brokers import NAMES, create_topic, delete_topic, fresh, prepare, run_latency, run_load
 from tools.bench.report import Results
 from tools.bench.rows import (
@@ -29,6 +29,7 @@ from tools.bench.rows import (
     shuffled,
 )
 from tools.broker_process import BrokerProcess
+from tools.spark_kafka import spark_jars
 
 SETTLE_S = 3.0
 WARM_UP = Row(size=100, partitions=6, codec="lz4")
@@ -138,6 +139,18 @@ def measure_clients(say: Console, command: str, repeats: int, *, quick: bool) ->
     return clients.write(results)
 
 
+def measure_spark(say: Console, command: str, repeats: int, *, quick: bool) -> str:
+    """Our Spark source and sink beside Spark's own; what the page then says."""
+    try:
+        jars = spark_jars()
+    except Unavailable as exc:
+        return f"Spark's own connector is not to be had here: {exc}"
+    results = spark.SparkResults(command)
+    for _ in range(repeats):
+        spark.measure(results, say, jars, quick=quick)
+    return spark.write(results)
+
+
 def measure_dual_writes(say: Console, command: str, repeats: int, *, quick: bool) -> str:
     """Dual writes beside a commit alone and an outbox; what the page then says."""
     results = dual_write.DualResults(command)
@@ -151,6 +164,7 @@ PARTS = {
     "transactions": measure_transactions,
     "client": measure_clients,
     "dualwrite": measure_dual_writes,
+    "spark": measure_spark,
 }
 
 
