@@ -76,6 +76,10 @@ class Folder:
         self.path.mkdir(parents=True)
         (self.path / "plan").write_text(json.dumps([[f.point, f.nth, f.kind] for f in faults]))
 
+    @property
+    def faults(self) -> list[Fault]:
+        return [Fault(*each) for each in json.loads((self.path / "plan").read_text())]
+
     def says(self, word: str) -> bool:
         return (self.path / word).exists()
 
@@ -92,8 +96,7 @@ class Folder:
 
     def pass_by(self, point: str) -> Fault | None:
         """The fault that is due here and now; nobody else is given it."""
-        faults = [Fault(*each) for each in json.loads((self.path / "plan").read_text())]
-        here = [fault for fault in faults if fault.point == point]
+        here = [fault for fault in self.faults if fault.point == point]
         if not here:
             return None
         with (self.path / f"count-{point}").open("a+") as counter:

@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 HERE: Final = Path(__file__).parent
 PARTITIONS: Final = 2
-LIFE_S: Final = 240.0
+LIFE_S: Final = 600.0
 BROKER: Final = {
     "transaction.two.phase.commit.enable": "true",
     "flush.policy": "os",
@@ -301,6 +301,7 @@ class Torture:
                 self.told.surprises.append(f"{folder.path}: it came to no end")
                 self.kill(folder)
                 process.kill()
+                process.wait()
             with suppress(subprocess.TimeoutExpired):
                 process.wait(0.01)
         if process.returncode not in (None, 0, -signal.SIGKILL):
