@@ -63,14 +63,14 @@ class Taken(TypedDict):
     parts_ms: NotRequired[dict[str, float]]
 
 
-def cpu_seconds() -> float:
-    """Of this process and all that descend from it, those that ended included."""
+def cpu_ticks() -> dict[int, int]:
+    """Processor time by process: this one and all that descend from it, with those they have waited for."""
     used: dict[int, tuple[int, int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = stat.read_text().rpartition(")")[2].split()
         except OSError:
-            continue  # it ended, and its parent counts it
+            continue  # it ended meanwhile
         used[int(stat.parent.name)] = int(fields[1]), sum(map(int, fields[11:15]))
 
     def ours(pid: int) -> bool:
@@ -78,7 +78,13 @@ def cpu_seconds() -> float:
             pid = used[pid][0]
         return pid == os.getpid()
 
-    return sum(ticks for pid, (_, ticks) in used.items() if ours(pid)) / os.sysconf("SC_CLK_TCK")
+    return {pid: ticks for pid, (_, ticks) in used.items() if ours(pid)}
+
+
+def cpu_seconds_since(before: dict[int, int]) -> float:
+    """Of those that are there now. PySpark ends workers that were idle, and nobody waits for them."""
+    ticks = sum(now - before.get(pid, 0) for pid, now in cpu_ticks().items())
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 class Driver:
@@ -93,9 +99,9 @@ class Driver:
         self._queries += 1
         work = self._work(run)
         os.sync()
-        started, cpu = time.perf_counter(), cpu_seconds()
+        started, cpu = time.perf_counter(), cpu_ticks()
         work()
-        taken: Taken = {"seconds": time.perf_counter() - started, "cpu_seconds": cpu_seconds() - cpu}
+        taken: Taken = {"seconds": time.perf_counter() - started, "cpu_seconds": cpu_seconds_since(cpu)}
         if run["kind"] != "source":
             # By Spark's own source, whoever wrote.
             committed = {**self._client(run), "kafka.isolation.level": "read_committed"}
