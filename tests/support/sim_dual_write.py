@@ -99,6 +99,7 @@ class SimAdmin:
     """`Describing` over the simulated network."""
 
     def __init__(self, world: World) -> None:
+        self._world = world
         self._network = world.network
 
     async def describe_cluster(self) -> ClusterDescription:
@@ -121,7 +122,7 @@ class SimAdmin:
             if state.error_code == ErrorCode.TRANSACTIONAL_ID_NOT_FOUND:
                 failures[owner] = IdExpired("DescribeTransactions", owner, state.error_code)
                 return Answers({}, failures)
-            await asyncio.sleep(0.01)
+            await self._world.pass_time(0.01)
 
     async def close(self) -> None:
         pass
@@ -165,8 +166,8 @@ class Server:
     owners: int = 0
 
     async def lock(self, transactional_id: str, holder: "SimTransaction | None") -> None:
-        while self.holders.get(transactional_id, holder) is not holder:  # noqa: ASYNC110 - a simulation
-            await asyncio.sleep(LOCK_S)
+        while self.holders.get(transactional_id, holder) is not holder:
+            await self.world.pass_time(LOCK_S)
         if holder is not None:
             self.holders[transactional_id] = holder
 
@@ -239,7 +240,7 @@ class SimTransaction:
     async def _commit(self, *, arrives: bool) -> None:
         """In the server: it goes on when nobody waits for it any more."""
         server = self._server
-        await asyncio.sleep(server.random.choice((0.0, 0.001, 0.05)))
+        await server.world.pass_time(server.random.choice((0.0, 0.001, 0.05)))
         for row in self._recorded if arrives else ():
             server.apply(row)
         server.release(self)
@@ -278,7 +279,7 @@ class Writers:
             task = asyncio.get_running_loop().create_task(self._life())
             running.add(task)
             if self.world.random.random() < self.lives_on:
-                await asyncio.sleep(self.world.random.uniform(0, 0.3))
+                await self.world.pass_time(self.world.random.uniform(0, 0.3))
             else:
                 await task
         for task in running:
@@ -297,7 +298,7 @@ class Writers:
         making = Making(
             producer=lambda _: SimProducer(world, self.owner),
             admin=lambda _: SimAdmin(world),
-            pause=asyncio.sleep,
+            pause=world.pass_time,
             clock=world.time,
         )
         config: dict[str, object] = {"bootstrap.servers": "simulated:1", "transactional.id": self.owner}
@@ -323,7 +324,7 @@ class Writers:
         try:
             for _ in range(random.randint(0, 2)):
                 await inner.send(clients.pick(random, PARTITIONS), random.randint(1, 2))
-            await asyncio.sleep(random.choice((0.0, 0.0, 0.01, 0.3)))
+            await self.world.pass_time(random.choice((0.0, 0.0, 0.01, 0.3)))
         except clients.Trouble as exc:
             await driver.run_async(session.rollback(database, exc))
             return
