@@ -1,27 +1,34 @@
 """Topics and tables in one decision, under real Spark: SQLite and PostgreSQL, our broker."""
 
 import os
+import signal
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from servers import PostgreSQL
 from sqlalchemy import Engine, create_engine, make_url, text
 from sqlalchemy.pool import NullPool
+from tests.support.spark_together_child import lines
+from tests.support.spark_together_child import sinks as sinks_of
 
 from tallystick import Admin, Consumer, TopicPartition
 from tallystick.admin.topics import NewTopic
-from tallystick.spark import foreach_batch, to_table, to_topic
+from tallystick.spark import foreach_batch, resolve, resolve_rows, to_table, to_topic
 from tallystick.testing import EmbeddedBroker
 
 pytestmark = [pytest.mark.slow, pytest.mark.server]
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
+ROOT = Path(__file__).parents[2]
 ROWS = 40
 BEGAN_S = 1_700_000_000
 
@@ -61,23 +68,10 @@ class Place:
         os.utime(path, (path.stat().st_mtime, BEGAN_S + batch))  # Spark takes the older one first
 
     def stream(self) -> DataFrame:
-        lines = self.spark.readStream.option("maxFilesPerTrigger", 1).text(str(self.folder / "in"))
-        return lines.repartition(2).selectExpr(
-            "value as id",
-            "cast(split_part(value, '-', 1) as int) as batch",
-            "cast(split_part(value, '-', 2) as int) as row_number",
-        )
-
-    @property
-    def sinks(self) -> tuple[object, ...]:
-        return (
-            to_topic(self.topic, key="id", value="id"),
-            to_table("every_row", columns=["id", "batch"]),
-            to_table("latest", columns=["row_number", "batch"], write="upsert", keys=["row_number"]),
-        )
+        return lines(self.spark, self.folder)
 
     def run(self, frame: DataFrame | None = None, sinks: tuple[object, ...] = (), **more: str) -> None:
-        write = foreach_batch({**self.options, **more}, *(sinks or self.sinks), database=self.url)
+        write = foreach_batch({**self.options, **more}, *(sinks or sinks_of(self.topic)), database=self.url)
         writer = (self.stream() if frame is None else frame).writeStream.foreachBatch(write)
         checkpointed = writer.option("checkpointLocation", str(self.folder / "checkpoint"))
         checkpointed.trigger(availableNow=True).start().awaitTermination()
@@ -130,8 +124,8 @@ def place(
     else:
         server: PostgreSQL = request.getfixturevalue("postgresql")
         url = str(server.url(server.new_database())).replace("postgresql://", "postgresql+psycopg://")
-    name = "".join(each if each.isalnum() else "." for each in request.node.name.removeprefix("test_"))[:60]
-    return Place(spark, broker, tmp_path, name.strip("."), url)
+    name = f"{request.param}.{request.node.originalname.removeprefix('test_')}"[:60]
+    return Place(spark, broker, tmp_path, name, url)
 
 
 def test_topic_and_tables_together_and_a_repeated_batch_is_skipped(place: Place) -> None:
@@ -146,3 +140,111 @@ def test_topic_and_tables_together_and_a_repeated_batch_is_skipped(place: Place)
     place.add(3)
     place.run()
     place.check(0, 1, 2, 3)
+
+
+def test_killed_between_the_decision_and_the_first_end(place: Place) -> None:
+    """[SPK-40] [SPK-21] kill -9: the table has the batch, readers of the topic do not; then they do."""
+    for batch in range(2):
+        place.add(batch)
+    prefix = place.options["transactional.id.prefix"]
+    arguments = [place.options["kafka.bootstrap.servers"], prefix, place.topic, place.url, str(place.folder)]
+    child = subprocess.run(
+        [sys.executable, "-m", "tests.support.spark_together_child", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        timeout=240,
+        check=False,
+    )
+    assert child.returncode == -signal.SIGKILL, child.stderr.decode()[-3000:]
+    assert place.select("SELECT DISTINCT batch FROM every_row") == [(0,)]
+    assert place.written() == Counter()
+    assert len(place.open_transactions()) == 2
+    looked = resolve_rows(prefix, place.client, place.url, dry_run=True)
+    assert [found.name for found in looked.fates.values()] == ["OPEN", "OPEN"]
+    assert resolve(prefix, place.client, dry_run=True).undecided == (), "nobody else takes them for orphans"
+    place.run()
+    place.check(0, 1)
+    assert resolve_rows(prefix, place.client, place.url, retire=True).fates == {}
+    assert resolve_rows(prefix, place.client, place.url).decision is None
+
+
+def test_a_task_that_fails_is_tried_again_and_what_it_staged_is_not_moved(place: Place) -> None:
+    """[SPK-41] Its first attempt has staged and sent half of its rows when it raises."""
+    place.add(0)
+    flag = place.folder / "raised"
+
+    def raises_once(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            half = batch.num_rows // 2
+            yield batch.slice(0, half)
+            if not flag.exists():
+                flag.touch()
+                raise ValueError("once")
+            yield batch.slice(half)
+
+    frame = place.stream()
+    place.run(frame.mapInArrow(raises_once, frame.schema))
+    assert flag.exists()
+    place.check(0)
+
+
+def test_a_batch_that_fails_leaves_nothing(place: Place) -> None:
+    """[SPK-40] Two rows of a batch with one key: the table refuses, and the topic gets nothing."""
+    place.add(0)
+    same = place.stream().selectExpr("id", "batch", "row_number % 7 as row_number")
+    with pytest.raises(StreamingQueryException, match="more than one row of this batch has row_number"):
+        place.run(same)
+    assert place.written() == Counter()
+    assert place.select("SELECT * FROM every_row") == []
+    assert place.open_transactions() == []
+    place.run()
+    place.check(0)
+
+
+def test_a_replayed_batch_with_other_rows_stops_the_query(place: Place) -> None:
+    """[SPK-22]"""
+    place.add(0)
+    place.run()
+    place.lose_commit(0)
+    with pytest.raises(StreamingQueryException, match="checkpoint and decisions differ: batch 0"):
+        place.run(place.stream().where("id <> '0-3'"))
+    place.check(0)
+
+
+def test_expressions_and_state(place: Place) -> None:
+    """Each sink its own rows and columns, of a stateful query; a batch without rows is a batch."""
+    place.add(0)
+    place.add(1, rows=0)
+    place.add(2)
+    counted = place.stream().groupBy("row_number").count()
+    sinks = (
+        to_topic(place.topic, value="concat(row_number, ':', count)", where="row_number < 3"),
+        to_table(
+            "latest",
+            columns={"row_number": "row_number", "batch": "cast(count as int)"},
+            write="upsert",
+            keys=["row_number"],
+        ),
+    )
+    write = foreach_batch(place.options, *sinks, database=place.url)
+    for _ in range(2):
+        writer = counted.writeStream.foreachBatch(write).outputMode("update")
+        checkpointed = writer.option("checkpointLocation", str(place.folder / "checkpoint"))
+        checkpointed.trigger(availableNow=True).start().awaitTermination()
+        place.lose_commit(2)
+    assert place.written() == Counter(f"{row}:{count}" for row in range(3) for count in (1, 2))
+    assert place.select("SELECT DISTINCT batch FROM latest") == [(2,)]
+
+
+def test_all_problems_of_expressions_at_once(place: Place) -> None:
+    place.add(0)
+    sinks = (
+        to_topic(place.topic, key="batch", where="nothing > 1"),
+        to_table("every_row", columns={"id": "id", "batch": "no_function(id)"}),
+    )
+    with pytest.raises(StreamingQueryException) as raised:
+        place.run(sinks=sinks)
+    told = str(raised.value)
+    assert "topic " + place.topic + ": key: 'batch' is int, and must be string or binary" in told
+    assert "where: [UNRESOLVED_COLUMN" in told
+    assert "table every_row: column batch: [UNRESOLVED_ROUTINE]" in told

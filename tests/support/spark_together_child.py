@@ -1,0 +1,76 @@
+"""A driver that dies of kill -9 at one point of a decision in a database; started by test_spark_together.
+
+    python -m tests.support.spark_together_child BOOTSTRAP PREFIX TOPIC URL FOLDER
+
+Behind the database's commit, and before the first EndTxn.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from tallystick.client.cluster import Cluster
+from tallystick.client.errors import ClientError
+from tallystick.client.modes import Wish
+from tallystick.kernel.value import replace
+from tallystick.spark import foreach_batch, spark_session, to_table, to_topic
+from tallystick.spark.committable import Participant
+from tallystick.spark.decision_row import RowParticipants
+from tallystick.spark.ports import DecisionLog, Participants
+from tallystick.spark.table_station import TableStation
+
+
+class Dying(RowParticipants):
+    async def end(
+        self, participants: Collection[Participant], transaction_version: int, wish: Wish
+    ) -> Mapping[str, ClientError]:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return {}
+
+
+class DyingStation(TableStation):
+    def ports_of(self, cluster: Cluster) -> tuple[Participants, DecisionLog]:
+        participants, log = super().ports_of(cluster)
+        return Dying(participants, self.row), log
+
+
+def lines(spark: SparkSession, folder: Path) -> DataFrame:
+    """One file a batch; its lines are `<batch>-<row>`."""
+    found = spark.readStream.option("maxFilesPerTrigger", 1).text(str(folder / "in"))
+    return found.repartition(2).selectExpr(
+        "value as id",
+        "cast(split_part(value, '-', 1) as int) as batch",
+        "cast(split_part(value, '-', 2) as int) as row_number",
+    )
+
+
+def sinks(topic: str) -> tuple[object, ...]:
+    return (
+        to_topic(topic, key="id", value="id"),
+        to_table("every_row", columns=["id", "batch"]),
+        to_table("latest", columns=["row_number", "batch"], write="upsert", keys=["row_number"]),
+    )
+
+
+def main(bootstrap: str, prefix: str, topic: str, url: str, folder: str) -> None:
+    spark = spark_session("dies", Path(folder), master="local[2]")
+    options = {"kafka.bootstrap.servers": bootstrap, "transactional.id.prefix": prefix}
+    write = foreach_batch(options, *sinks(topic), database=url)
+    write = replace(write, connect_database=DyingStation)  # type: ignore[type-var]
+    query: StreamingQuery = (
+        lines(spark, Path(folder))
+        .writeStream.foreachBatch(write)
+        .option("checkpointLocation", str(Path(folder) / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
