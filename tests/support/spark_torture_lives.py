@@ -107,6 +107,7 @@ class Torture:
 
     child = "spark_torture_child.py"
     earliest = "earliest"
+    choices = ("restart", "resume")
 
     def __init__(self, seed: int, folder: Path, *, starts: int, rows_a_start: int) -> None:
         self.random = random.Random(seed)
@@ -190,7 +191,7 @@ class Torture:
         if draw.random() < 0.3:
             self.lose_commit()
         if self.shape == "stateless" and draw.random() < 0.15:
-            self.new_checkpoint(draw.choice(("restart", "resume")))
+            self.new_checkpoint(draw.choice(self.choices))
 
     def lose_commit(self) -> None:
         """As after an ordinary stop() while the sink commits."""
@@ -419,6 +420,7 @@ class BareTorture(Torture):
 
     child = "spark_torture_bare.py"
     earliest = "0"
+    choices = ("restart",)  # `resume` is for sources of ours
 
     def __init__(self, seed: int, folder: Path, *, starts: int, rows_a_start: int) -> None:
         super().__init__(seed, folder, starts=starts, rows_a_start=rows_a_start)

@@ -1,6 +1,6 @@
 """The queries of the torture: what goes in, what Spark makes of it, and what must come out.
 
-Row `i` of the input has the event time `i * STEP_MS` and goes to all topics of its query. What must come out
+Row `i` of the input has the event time `time_of(i)` and goes to all topics of its query. What must come out
 is computed here from the numbers alone, without Spark.
 """
 
@@ -12,6 +12,8 @@ from typing import Final
 from pyspark.sql import DataFrame
 from pyspark.sql.functions import expr
 
+# A watermark begins at 0, and what is not later than it is late.
+START_MS: Final = 1_000_000
 STEP_MS: Final = 10
 WINDOW_MS: Final = 2_000
 LATE: Final = "5 seconds"
@@ -40,23 +42,27 @@ class Shape:
     ends: bool
 
 
+def time_of(row: int) -> int:
+    return START_MS + row * STEP_MS
+
+
 def _plain(ids: range) -> list[Rows]:
-    return [[(i, i * STEP_MS) for i in ids]]
+    return [[(i, time_of(i)) for i in ids]]
 
 
 def _twice(ids: range) -> list[Rows]:
     """Each a second time, a little later in the log."""
     rows: Rows = []
     for i in ids:
-        rows.append((i, i * STEP_MS))
+        rows.append((i, time_of(i)))
         if i - REPEATED_AFTER in ids:
-            rows.append((i - REPEATED_AFTER, (i - REPEATED_AFTER) * STEP_MS))
+            rows.append((i - REPEATED_AFTER, time_of(i - REPEATED_AFTER)))
     return [rows]
 
 
 def _pairs(ids: range) -> list[Rows]:
     """The second topic lacks every third."""
-    return [[(i, i * STEP_MS) for i in ids], [(i, i * STEP_MS + 5) for i in ids if i % 3]]
+    return [[(i, time_of(i)) for i in ids], [(i, time_of(i) + 5) for i in ids if i % 3]]
 
 
 def _stateless(rows: DataFrame) -> DataFrame:
@@ -79,7 +85,7 @@ def _windowed(rows: DataFrame) -> DataFrame:
 def _window_sums(count: int) -> Counter[str]:
     found: dict[int, list[int]] = {}
     for i in range(count):
-        found.setdefault(i * STEP_MS // WINDOW_MS * WINDOW_MS, []).append(i)
+        found.setdefault(time_of(i) // WINDOW_MS * WINDOW_MS, []).append(i)
     return Counter(f"{start},{len(ids)},{sum(ids)}" for start, ids in found.items())
 
 
