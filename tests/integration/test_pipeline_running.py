@@ -7,14 +7,23 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from sqlalchemy import create_engine, text
+from sqlalchemy.pool import NullPool
 
 from tallystick import Admin, Consumer, Producer, TopicPartition
 from tallystick.admin.topics import NewTopic
 from tallystick.kernel.settings import BadConfig
 from tallystick.kernel.value import replace
 from tallystick.pipeline import Definition, Pipeline
-from tallystick.pipeline.definition import Broker, Output, Source, TopicSink, Transform
-from tallystick.pipeline.standing import Watch
+from tallystick.pipeline.definition import (
+    Broker,
+    OnMalformed,
+    Output,
+    Source,
+    TableSink,
+    TopicSink,
+    Transform,
+)
 from tallystick.testing import EmbeddedBroker, eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.server]
@@ -94,8 +103,8 @@ def test_stopped_in_a_batch_it_leaves_nothing_undecided_and_goes_on(
     made = definition(broker, tmp_path, "stopped")
     make_topics(made)
     send(broker.bootstrap_servers, "stopped.in", range(ROWS))
-    watch = Watch(made, made.outputs[0], client(broker))
     with Pipeline(made).start(spark=spark) as running:
+        watch = running.watch(made.outputs[0])
         eventually(lambda: (found := watch.look()) is not None and found.in_doubt > 0, deadline_s=60)
     left = watch.look()
     watch.close()
@@ -132,6 +141,30 @@ def test_a_pipeline_without_a_cluster_has_a_broker_of_its_own(spark: SparkSessio
         eventually(lambda: sum(each.rows for each in running.progress()) > 0, deadline_s=60)
         assert committed(servers, "out") == Counter(range(0, ROWS, 2))
     assert (tmp_path / "data").is_dir()
+
+
+def test_a_topic_and_a_table_are_decided_together_dead_letters_too(
+    spark: SparkSession, broker: EmbeddedBroker, tmp_path: Path
+) -> None:
+    engine = create_engine(f"sqlite:///{tmp_path}/rows.db", poolclass=NullPool)
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE evens (a INTEGER PRIMARY KEY)"))
+    plain = definition(broker, tmp_path, "both")
+    sinks = (TopicSink(topic="both.out"), TableSink(table="evens", database=str(engine.url)))
+    source = replace(plain.sources[0], malformed=OnMalformed.DEAD_LETTER, dead_letter="both.bad")
+    made = replace(plain, sources=(source,), outputs=(replace(plain.outputs[0], sinks=sinks),))
+    make_topics(made)
+    send(broker.bootstrap_servers, "both.in", range(ROWS))
+    with Producer(client(broker)) as producer:
+        producer.send("both.in", b'{"a": "no"}', partition=0)
+    with Pipeline(made).start(once=True, spark=spark) as running:
+        assert running.wait(timeout_s=120)
+    assert committed(broker.bootstrap_servers, "both.out") == Counter(range(0, ROWS, 2))
+    assert committed(broker.bootstrap_servers, "both.bad") == Counter(["no"])  # type: ignore[comparison-overlap]
+    with engine.connect() as connection:
+        assert [row.a for row in connection.execute(text("SELECT a FROM evens ORDER BY a"))] == [
+            *range(0, ROWS, 2)
+        ]
 
 
 def test_topics_that_are_missing_on_a_cluster_are_all_named(

@@ -35,7 +35,7 @@ from tallystick.pipeline.offering import mode_in_force
 from tallystick.pipeline.pipeline import Pipeline
 from tallystick.pipeline.progress import Progress
 from tallystick.pipeline.running import Running
-from tallystick.pipeline.standing import Decided, Watch
+from tallystick.pipeline.standing import Decided
 from tallystick.spark.deciding import NewCheckpoint
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -141,7 +141,7 @@ class _Shown:
 def _follow(started: Running, output: Output, stopped: Event) -> None:
     """Show each batch, until the queries end, one fails, or somebody wants them stopped."""
     outputs = started.definition.outputs
-    watches = {each.name: Watch(started.definition, each, started.client) for each in outputs}
+    watches = {each.name: started.watch(each) for each in outputs}
     shown, names = _Shown(), [each.name for each in outputs]
     with ExitStack() as stack:
         for watch in watches.values():

@@ -61,15 +61,11 @@ def _problems(definition: Definition, client: Mapping[str, str]) -> Iterator[str
             write_options(sink_options(definition, output, client), Query.STREAM)
         except BadConfig as exc:
             yield from _placed(str(exc), f"outputs.{output.name}")
-        yield from _unwritten(output)
+        databases = {sink.database for sink in output.sinks if isinstance(sink, TableSink)}
+        if len(databases) > 1:
+            yield f"outputs.{output.name}.sinks: tables in two databases; one decision is in one"
 
 
 def _placed(problems: str, path: str) -> Iterator[str]:
     for problem in problems.splitlines():
         yield problem if problem.startswith("kafka.") else f"{path}: {problem}"
-
-
-def _unwritten(output: Output) -> Iterator[str]:
-    for i, sink in enumerate(output.sinks):
-        if isinstance(sink, TableSink):
-            yield f"outputs.{output.name}.sinks[{i}].table: tables are not written yet, only topics"

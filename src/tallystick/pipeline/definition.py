@@ -161,6 +161,11 @@ class Output:
     sinks: tuple[Sink, ...]
     mode: OutputMode = OutputMode.APPEND
 
+    @property
+    def database(self) -> str | None:
+        """Of its tables; None where it has none. One output has one: its decision is a row there."""
+        return next((sink.database for sink in self.sinks if isinstance(sink, TableSink)), None)
+
 
 @frozen(kw_only=True)
 class Broker:

@@ -55,7 +55,7 @@ def records(spark: SparkSession, definition: Definition, output: Output) -> Data
     made = [_record(rows, sink, f"outputs.{output.name}.sinks[{i}]") for i, sink in topics]
     written = _inlined(rows, made)
     for source in dead_letters(definition, output):
-        written = written.unionByName(_dead(spark.table(malformed_view(source)), source))
+        written = written.unionByName(dead_letter_records(spark, source))
     return written
 
 
@@ -88,14 +88,14 @@ def _bytes(rows: DataFrame, expression: str, path: str) -> Column:
     return f.expr(expression).cast("binary")
 
 
-def _dead(malformed: DataFrame, source: Source) -> DataFrame:
-    """The record as it was, and in its headers where it was."""
+def dead_letter_records(spark: SparkSession, source: Source) -> DataFrame:
+    """The malformed values of a source as records: each as it was, and in its headers where it was."""
     headers = [
         f.struct(
             f.lit(f"tallystick.{name}").alias("key"), f.col(name).cast("string").cast("binary").alias("value")
         )
         for name in ("topic", "partition", "offset")
     ]
-    return malformed.select(
+    return spark.table(malformed_view(source)).select(
         f.lit(source.dead_letter).alias("topic"), "key", "value", f.array(*headers).alias("headers")
     )

@@ -24,11 +24,11 @@ from tallystick.pipeline.checkpoints import claim_checkpoints
 from tallystick.pipeline.clients import of_role
 from tallystick.pipeline.definition import Broker, Definition, Output
 from tallystick.pipeline.progress import Progress, progress_of
+from tallystick.pipeline.standing import Watch
 from tallystick.pipeline.topics import require_topics
 from tallystick.pipeline.views import make_views
-from tallystick.pipeline.writing import Start, start_query
+from tallystick.pipeline.writing import Start, start_query, station_of
 from tallystick.spark.data_source import register
-from tallystick.spark.recovery import resolve
 from tallystick.spark.session import spark_session
 
 _log = logging.getLogger("tallystick.pipeline")
@@ -36,7 +36,9 @@ _log = logging.getLogger("tallystick.pipeline")
 _BROKER: Final = {"flush.policy": "ack", "transaction.two.phase.commit.enable": "true"}
 _POLL_S: Final = 0.2
 # To end what a query left open, after it was stopped: a broker that is away must not hold up the end.
-_PATIENCE_MS: Final = "5000"
+_PATIENCE_MS: Final = 5000
+# A display must not hang on a broker that is away.
+_LOOK_MS: Final = 2000
 
 
 class Running:
@@ -126,15 +128,17 @@ class Running:
 
     def _settle(self, output: Output) -> None:
         """Nobody else ends what the tasks of the last batch have prepared, unless the query starts again."""
-        client = {
-            **of_role("producer", self.client),
-            "max.block.ms": _PATIENCE_MS,
-            "tallystick.modes": ",".join(self.definition.modes),
-        }
+        station = station_of(self._spark, self.definition, output, self.client, _PATIENCE_MS)
         try:
-            resolve(self.definition.prefix(output), client)
+            station.begin()
         except TallystickError as exc:
             _log.warning("%s: %s; the next start ends what is open", self.definition.prefix(output), exc)
+        finally:
+            station.close()
+
+    def watch(self, output: Output) -> Watch:
+        """Somebody who looks what is decided; the caller closes it."""
+        return Watch(station_of(self._spark, self.definition, output, self.client, _LOOK_MS))
 
     def __enter__(self) -> Self:
         return self

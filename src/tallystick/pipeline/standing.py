@@ -1,18 +1,10 @@
 """What is decided under a pipeline's prefixes, and what is not: asked of the cluster beside the queries."""
 
-from collections.abc import Mapping
-
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.value import frozen
-from tallystick.pipeline.clients import of_role
-from tallystick.pipeline.definition import Definition, Output
 from tallystick.spark.coordinator import Standing
 from tallystick.spark.deciding import Fate
-from tallystick.spark.sink_options import SinkOptions
 from tallystick.spark.station import Station
-
-# A display must not hang on a broker that is away.
-_PATIENCE_MS = "2000"
 
 
 @frozen(kw_only=True)
@@ -34,13 +26,8 @@ class Watch:
     """Looks at one output's prefix, again and again. Changes nothing there, but makes the topic of the
     decisions where it is missing. `close` ends its connections."""
 
-    def __init__(self, definition: Definition, output: Output, client: Mapping[str, str]) -> None:
-        options = SinkOptions(
-            prefix=definition.prefix(output),
-            client={**of_role("producer", client), "max.block.ms": _PATIENCE_MS},
-            modes=definition.modes,
-        )
-        self._station = Station(options)
+    def __init__(self, station: Station) -> None:
+        self._station = station
 
     def look(self) -> Decided | None:
         """How it stands; None when the cluster did not say."""

@@ -1,16 +1,29 @@
-"""One output as one Spark query: this is where it is decided which sink carries it."""
+"""One output as one Spark query: this is where it is decided which sink carries it.
+
+Topics alone go through the data source's sink, whose decisions are in a topic; with a table among the sinks a
+row of its database decides. Either way the next start finds out what was decided.
+"""
 
 from collections.abc import Mapping
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
 from pyspark.sql.streaming.query import StreamingQuery
 
+from tallystick import _lazy
 from tallystick.kernel.value import frozen
 from tallystick.pipeline.checkpoints import checkpoint_of
-from tallystick.pipeline.clients import sink_options
-from tallystick.pipeline.definition import Definition, Output
-from tallystick.pipeline.outputs import records
+from tallystick.pipeline.clients import of_role, sink_options
+from tallystick.pipeline.definition import Definition, Output, TableSink, TableWrite, TopicSink
+from tallystick.pipeline.outputs import dead_letter_records, dead_letters, records
+from tallystick.spark.combined_attempt import TABLE_STATION
 from tallystick.spark.deciding import NewCheckpoint
+from tallystick.spark.sink_options import SinkOptions
+from tallystick.spark.sinks import Sink, ToTable, Write, quoted, to_table, to_topic
+from tallystick.spark.station import Station
+from tallystick.spark.together import foreach_batch
+
+_DEAD = "_dead_letter"
 
 
 @frozen(kw_only=True)
@@ -34,15 +47,71 @@ def start_query(
         client: [kafka], or the address of the pipeline's own broker: `bootstrap.servers` among them.
     Raises: BadConfig with what Spark says of a key or a value.
     """
+    options = {**sink_options(definition, output, client), "onNewCheckpoint": how.on_new.value}
+    if output.database is None:
+        writer = records(spark, definition, output).writeStream.format("tallystick").options(**options)
+    else:
+        rows = _with_dead_letters(spark, definition, output)
+        sinks = _sinks(spark, definition, output)
+        together = foreach_batch(options, *sinks, database=output.database)
+        writer = rows.writeStream.foreachBatch(together)
     writer = (
-        records(spark, definition, output)
-        .writeStream.format("tallystick")
-        .queryName(definition.prefix(output))
+        writer.queryName(definition.prefix(output))
         .outputMode(output.mode.value)
-        .options(**sink_options(definition, output, client))
-        .option("onNewCheckpoint", how.on_new.value)
         .option("checkpointLocation", checkpoint_of(definition, output))
     )
     if how.once:
         return writer.trigger(availableNow=True).start()
     return writer.trigger(processingTime=definition.trigger or "0 seconds").start()
+
+
+def station_of(
+    spark: SparkSession, definition: Definition, output: Output, client: Mapping[str, str], patience_ms: int
+) -> Station:
+    """What the query of an output decides with, for whoever looks at it or ends what it left.
+
+    Args:
+        patience_ms: for each request; a cluster that is away must not hold up whoever looks.
+    """
+    options = SinkOptions(
+        prefix=definition.prefix(output),
+        client={**of_role("producer", client), "max.block.ms": str(patience_ms)},
+        modes=definition.modes,
+    )
+    if output.database is None:
+        return Station(options)
+    module = _lazy.load(TABLE_STATION)
+    tables = tuple(sink for sink in _sinks(spark, definition, output) if isinstance(sink, ToTable))
+    at_database = module.AtDatabase(where=module.opened(output.database), tables=tables)
+    found: Station = at_database(module.in_database(options))
+    return found
+
+
+def _sinks(spark: SparkSession, definition: Definition, output: Output) -> tuple[Sink, ...]:
+    """The sinks of an output with tables, and one for the dead letters that come with its rows."""
+    columns = spark.table(output.view).columns
+    alive = f"{_DEAD} IS NULL" if dead_letters(definition, output) else None
+    whole = f"to_json(struct({', '.join(map(quoted, columns))}), map('ignoreNullFields', 'false'))"
+    made: list[Sink] = []
+    for sink in output.sinks:
+        match sink:
+            case TopicSink():
+                made.append(to_topic(sink.topic, key=sink.key, value=sink.value or whole, where=alive))
+            case TableSink():
+                write: Write = "upsert" if sink.write is TableWrite.UPSERT else "append"
+                made.append(to_table(sink.table, columns=columns, write=write, keys=sink.keys, where=alive))
+    for source in dead_letters(definition, output):
+        dead = {name: f"{_DEAD}.{name}" for name in ("key", "value", "headers")}
+        made.append(
+            to_topic(str(source.dead_letter), **dead, where=f"{_DEAD}.topic = '{source.dead_letter}'")
+        )
+    return tuple(made)
+
+
+def _with_dead_letters(spark: SparkSession, definition: Definition, output: Output) -> DataFrame:
+    """The rows of the view, and the dead letters beside them, in a column of their own."""
+    rows = spark.table(output.view)
+    for source in dead_letters(definition, output):
+        dead = dead_letter_records(spark, source).select(f.struct("*").alias(_DEAD))
+        rows = rows.unionByName(dead, allowMissingColumns=True)
+    return rows
