@@ -120,13 +120,15 @@ class Station:
 
 Connect = Callable[[SinkOptions], Station]
 
+_KEYS: Final = ("prefix", "topic", "modes", "on_new", "decisions", "checkpoint")
 _STATIONS: Final[dict[tuple[object, ...], Station]] = {}
 
 
 def station(options: SinkOptions, make: Connect = Station) -> Station:
     """The station of this process for these options; made when it is first asked for."""
     client = tuple(sorted(options.client.items()))
-    key = (os.getpid(), make, options.prefix, options.modes, options.decisions, client)
+    # All that it reads: a worker outlives queries, and the next one may have another topic.
+    key = (os.getpid(), make, client, *(getattr(options, name) for name in _KEYS))
     found = _STATIONS.get(key)
     if found is None or not found.usable:
         found = _STATIONS[key] = make(options)
