@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from tests.support.spark_queries import Query
@@ -36,10 +37,13 @@ def query(broker: EmbeddedBroker) -> Iterator[Query]:
     made.close()
 
 
-def run(query: Query, *given: str) -> subprocess.CompletedProcess[str]:
+WITH_ARROW = WITHOUT_SPARK.replace('"pyarrow", "numpy"', "")
+
+
+def run(query: Query, *given: str, program: str = WITHOUT_SPARK) -> subprocess.CompletedProcess[str]:
     words = ["transactions", "resolve", *given, "--bootstrap-server", query.bootstrap, "--output", "json"]
     return subprocess.run(
-        [sys.executable, "-c", WITHOUT_SPARK, *words], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", program, *words], capture_output=True, text=True, timeout=60, check=False
     )
 
 
@@ -83,9 +87,24 @@ def test_what_is_in_no_decision_is_aborted(query: Query) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "given", [(), ("--retire", "--store", "sqlite://"), ("--prefix", "p", "--store", "sqlite://")]
+    "given",
+    [(), ("--retire", "--store", "sqlite://"), ("--prefix", "p", "--schema", "s")],
 )
 def test_it_is_told_one_place_to_look(query: Query, given: tuple[str, ...]) -> None:
     done = run(query, *given)
     assert done.returncode == 2
     assert "--prefix" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_query_that_writes_tables_is_asked_for_in_its_database(query: Query, tmp_path: Path) -> None:
+    """What a database decides is never looked for in the topic of decisions, where it would be missed."""
+    store = f"sqlite:///{tmp_path / 'rows.db'}"
+    (tmp_path / "rows.db").touch()
+    found = run(query, "--prefix", query.prefix, "--store", store, "--dry-run", program=WITH_ARROW)
+    assert (found.returncode, json.loads(found.stdout)[0]["Found"]) == (0, "no decision"), found.stderr
+    refused = run(query, "--prefix", query.prefix, "--store", store, "--dry-run")
+    assert (refused.returncode, "install tallystick[arrow,sql]" in refused.stderr) == (2, True)
+    done = run(query, "--prefix", f"{query.prefix}/database", "--dry-run")
+    assert done.returncode == 2
+    assert "for decisions in a database" in done.stderr

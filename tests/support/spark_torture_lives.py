@@ -203,7 +203,7 @@ class Torture:
             self.told.struck["lost commits/N"] += 1
 
     def new_checkpoint(self, choice: str) -> None:
-        """The checkpoint is deleted, and somebody says how to go on."""
+        """The checkpoint is deleted, and somebody says where to begin: anew, or behind the last decision."""
         client = {"bootstrap.servers": self.broker.bootstrap, "tallystick.modes": self.mode}
         resolve(self.prefix, client)
         decision = resolve(self.prefix, client, dry_run=True).decision
@@ -211,7 +211,7 @@ class Torture:
             return
         shutil.rmtree(self.checkpoint, ignore_errors=True)
         self.generation += 1
-        self.more = {"onNewCheckpoint": choice}
+        self.more = {"onNewCheckpoint": "restart"}
         if choice == "restart":
             self.starting = [self.earliest]
             self.expected = self.written()

@@ -1,10 +1,12 @@
 """`tallystick transactions resolve`: learn what was decided, and finish it in Kafka.
 
-What writers decided is in their database (`--store`), what a Spark query decided is in Kafka (`--prefix`).
+What writers decided is in their database (`--store`). What a Spark query decided (`--prefix`) is in Kafka, or
+in the database of its tables (`--prefix` and `--store`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 
 import typer
 
@@ -30,10 +32,14 @@ def resolve_command(
     context: typer.Context,
     *,
     store: Annotated[
-        str | None, typer.Option("--store", metavar="URL", help="SQLAlchemy's URL of the writers' database.")
+        str | None,
+        typer.Option("--store", metavar="URL", help="SQLAlchemy's URL of the database that decides."),
     ] = None,
     prefix: Annotated[
-        str | None, typer.Option("--prefix", help="A Spark query's transactional.id.prefix, without --store.")
+        str | None,
+        typer.Option(
+            "--prefix", help="A Spark query's transactional.id.prefix; with --store if it writes tables."
+        ),
     ] = None,
     retire: Annotated[
         bool, typer.Option("--retire", help="With --prefix: forget the query, accept what is lost.")
@@ -51,9 +57,11 @@ def resolve_command(
     at: Target = context.obj
     config = with_modes(settings_of("producer", at.config), mode or (), prepares=True)
     if prefix is not None:
-        if store or transactional_id or schema:
-            raise BadConfig("--prefix: a Spark query has no --store, --transactional-id or --schema")
-        raise typer.Exit(_resolve_query(at, config, prefix, retire=retire, dry_run=dry_run, yes=yes))
+        if transactional_id or schema:
+            raise BadConfig("--prefix: a Spark query has no --transactional-id or --schema")
+        if not dry_run:
+            confirm(f"Finish what {prefix!r} left, and fence the query if it is alive?", yes=yes)
+        raise typer.Exit(_resolve_query(at, config, prefix, store, retire=retire, dry_run=dry_run))
     if store is None or retire:
         raise BadConfig("--store URL or --prefix PREFIX: one is needed; --retire goes with --prefix")
     opened, close = open_store(store, schema)
@@ -76,15 +84,11 @@ def _ids_of(store: Store[Any]) -> list[str]:
 
 
 def _resolve_query(
-    at: Target, config: Mapping[str, object], prefix: str, *, retire: bool, dry_run: bool, yes: bool
+    at: Target, config: Mapping[str, object], prefix: str, store: str | None, *, retire: bool, dry_run: bool
 ) -> Exit:
-    if not dry_run:
-        confirm(f"Finish what {prefix!r} left, and fence the query if it is alive?", yes=yes)
     # Which ids are of two-phase commit follows from the modes.
     client = {name: str(value) for name, value in config.items() if name not in _OF_ONE_ID}
-    found: Standing = _lazy.load("tallystick.spark.recovery").resolve(
-        prefix, client, dry_run=dry_run, retire=retire
-    )
+    found: Standing = _query_resolver(store)(prefix, client, dry_run=dry_run, retire=retire)
     decision = found.decision
     first = {
         "TransactionalId": prefix,
@@ -100,6 +104,17 @@ def _resolve_query(
     others = [_query_row(name, "in no decision", "aborted", dry_run=dry_run) for name in found.undecided]
     at.show(_QUERY, [first, *decided, *others])
     return Exit.HANGING if dry_run and (decided or others) else Exit.DONE
+
+
+def _query_resolver(store: str | None) -> "Callable[..., Standing]":
+    """What knows the query's decisions: those in Kafka, or those in a database."""
+    if store is None:
+        return cast("Callable[..., Standing]", _lazy.load("tallystick.spark.recovery").resolve)
+    try:
+        resolve_rows = _lazy.load("tallystick.spark.table_station").resolve_rows
+    except ImportError as exc:
+        raise BadConfig(f"--store: {exc}; install tallystick[arrow,sql]") from exc
+    return partial(resolve_rows, database=store)
 
 
 def _query_row(name: str, found: str, result: str, *, dry_run: bool) -> Row:

@@ -73,7 +73,6 @@ class NewCheckpoint(Enum):
 
     REFUSE = "refuse"
     RESTART = "restart"
-    RESUME = "resume"
 
 
 def course(decided: Decided | None, batch: Batch, on_new: NewCheckpoint) -> Course | SinkError:
@@ -108,9 +107,9 @@ def stranger(decided: Decided | None, query_id: str, on_new: NewCheckpoint) -> U
         f"query {query_id} is new to this transactional.id.prefix: the last decision is batch "
         f"{decided.batch_id} of query {decided.query_id}. Its checkpoint was deleted or replaced, or another "
         "query has the prefix. Nothing was written. If the checkpoint is still there, use it. If not: "
-        "onNewCheckpoint=restart writes what this query reads, whatever was written before; "
-        "onNewCheckpoint=resume does so for a query whose source begins where the last decision ended "
-        "(`tallystick transactions resolve --prefix` shows its offsets)"
+        "onNewCheckpoint=restart writes what this query reads, whatever was written before. To go on where "
+        "the last decision ended, let its source begin there as well, with startingOffsets: "
+        "`tallystick transactions resolve --prefix ... --dry-run` shows the offsets"
     )
 
 

@@ -211,7 +211,7 @@ OPTIONS: Final = (
     ),
     Option(
         name="onNewCheckpoint",
-        values="`refuse`, `restart`, `resume`",
+        values="`refuse`, `restart`",
         default="`refuse`",
         sides=_SINK,
         queries=_STREAM,

@@ -21,11 +21,9 @@ from tallystick.spark.sink_options import TIMEOUT_MS, SinkOptions
 from tallystick.spark.sinks import ToTable
 from tallystick.spark.staging import Staged
 from tallystick.spark.station import Station
-from tallystick.spark.transactional_ids import prefix_problems
+from tallystick.spark.transactional_ids import IN_DATABASE, prefix_problems
 
 __all__ = ["AtDatabase", "TableStation", "engine_of", "in_database", "opened", "resolve_rows", "staged_of"]
-
-_IN_DATABASE: Final = "/database"
 
 Make = Callable[[SinkOptions, Database, tuple[ToTable, ...]], "TableStation"]
 
@@ -71,7 +69,7 @@ def staged_of(prefix: str, where: Database, tables: tuple[ToTable, ...]) -> tupl
 
 def in_database(options: SinkOptions) -> SinkOptions:
     """With another prefix, so that nobody who reads the topic of decisions ends what a database decided."""
-    return replace(options, prefix=options.prefix + _IN_DATABASE)
+    return replace(options, prefix=options.prefix + IN_DATABASE)
 
 
 def resolve_rows(

@@ -2,6 +2,7 @@
 
     P/coordinator           the driver's: it writes decisions, and whoever claims it last owns the prefix P
     P/w/<worker>/<number>   a task's: `worker` is drawn at random by a Python process and belongs to it alone
+    P/database/...          the same, where a database decides
 
 No task, attempt, stage or batch is in a name. A process runs one task at a time, so no two live attempts can
 have the same id, whatever Spark retries, speculates or repeats; and the ids of a batch are used again by a
@@ -22,6 +23,9 @@ WORKER_DIGITS: Final = 16
 _PREFIX: Final = re.compile(r"[A-Za-z0-9._-]+(?:/[A-Za-z0-9._-]+)*", re.ASCII)
 _WORKER: Final = re.compile(rf"(.+)/w/([0-9a-f]{{{WORKER_DIGITS}}})/(0|[1-9][0-9]{{0,8}})", re.ASCII)
 _COORDINATOR: Final = "/coordinator"
+
+IN_DATABASE: Final = "/database"
+"""Behind the prefix of a query whose decisions are in a database: nobody who reads the topic ends those."""
 
 
 @frozen
@@ -48,6 +52,8 @@ def prefix_problems(prefix: str) -> Iterator[str]:
         yield f"transactional.id.prefix: {len(prefix)} characters, and {PREFIX_LENGTH_MAX} are allowed"
     elif not _PREFIX.fullmatch(prefix):
         yield f"transactional.id.prefix: {prefix!r} is not letters, digits, `.`, `_`, `-`, `/` between them"
+    elif prefix.endswith(IN_DATABASE):
+        yield f"transactional.id.prefix: {IN_DATABASE!r} at its end is for decisions in a database"
 
 
 def coordinator_id(prefix: str) -> str:

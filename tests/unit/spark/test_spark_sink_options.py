@@ -15,14 +15,14 @@ def test_names_are_taken_in_any_case_and_spark_adds_some() -> None:
     given = {
         **LEAST,
         "Topic": "t",
-        "ONNEWCHECKPOINT": "resume",
+        "ONNEWCHECKPOINT": "restart",
         "checkpointlocation": "/c",
         "queryname": "x",
         "tallystick.modes": "2pc, resume",
         "kafka.compression.type": "lz4",
     }
     found = write_options(given, Query.STREAM)
-    assert (found.topic, found.on_new, found.checkpoint) == ("t", NewCheckpoint.RESUME, "/c")
+    assert (found.topic, found.on_new, found.checkpoint) == ("t", NewCheckpoint.RESTART, "/c")
     assert found.modes == ("2pc", "resume")
     assert found.client["compression.type"] == "lz4"
 
