@@ -69,15 +69,17 @@ def values(broker: EmbeddedBroker, topic: str, isolation: str = "read_committed"
 
 @contextmanager
 def interrupted() -> Iterator[None]:
-    """Ctrl-C, soon."""
+    """Ctrl-C, soon; also where the tests run in the background, which ignores it."""
     main = threading.main_thread().ident
     assert main is not None
     interrupt = threading.Timer(0.2, lambda: signal.pthread_kill(main, signal.SIGINT))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     interrupt.start()
     try:
         yield
     finally:
         interrupt.join()
+        signal.signal(signal.SIGINT, before)
 
 
 # ------------------------------------------------------------------------------------ records
