@@ -341,3 +341,13 @@ def test_foreach_batch_that_fails_leaves_nothing_open(place: Place) -> None:
         place.finish(broken.writeStream.foreachBatch(foreach_batch(place.options)))
     assert place.written() == Counter()
     assert place.open_transactions() == []
+
+
+def test_foreach_batch_decides_a_batch_that_has_no_tasks(place: Place) -> None:
+    """An empty frame may have no partition at all, and so no task to say so; the next batch follows it."""
+    write = foreach_batch(place.options, query_id="q")
+    nothing = place.spark.createDataFrame(place.spark.sparkContext.emptyRDD(), "value string")
+    assert nothing.rdd.getNumPartitions() == 0
+    write(nothing, 0)
+    write(place.spark.createDataFrame([("0-0",)], "value string"), 1)
+    assert place.written() == Counter([b"0-0"])

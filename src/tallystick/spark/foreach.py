@@ -57,7 +57,9 @@ def foreach_batch(
         task = _task(checked, lease, job, connect)
         votes: list[Vote | None] = []
         try:
-            votes = [decode_vote(bytes(row.vote)) for row in rows.mapInArrow(task, _VOTES).collect()]
+            found = rows.mapInArrow(task, _VOTES).collect()
+            # A batch without partitions has no task to say that it was empty.
+            votes = [decode_vote(bytes(row.vote)) for row in found] or [attempt(here, lease, job, ())]
             here.commit(votes)
         except BaseException:
             here.give_up(votes or [no_vote(lease)])
