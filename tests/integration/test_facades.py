@@ -1,6 +1,7 @@
 """Producer and Consumer as a program uses them: threads, forks, Ctrl-C, closing, brokers that go away."""
 
 import asyncio
+import inspect
 import re
 import signal
 import subprocess
@@ -26,6 +27,7 @@ from tallystick import (
     TopicPartition,
     errors,
 )
+from tallystick.client.blocking.thread import engine_thread
 from tallystick.testing import EmbeddedBroker, eventually
 
 pytestmark = pytest.mark.server
@@ -242,6 +244,22 @@ def test_an_interrupted_flush_ends_and_the_records_go_on(broker: EmbeddedBroker,
         assert not waiting.done()
         other.restart()
         assert waiting.result(60).offset == 1
+
+
+def test_what_is_interrupted_before_it_began_is_ended_as_well() -> None:
+    """Ctrl-C while the loop is busy: the coroutine is neither left unawaited nor waited for."""
+
+    async def work() -> None:
+        pass
+
+    engine, free, coroutine = engine_thread(), threading.Event(), work()
+    engine.soon(free.wait)
+    later = threading.Timer(0.5, free.set)
+    later.start()
+    with interrupted(), pytest.raises(KeyboardInterrupt):
+        engine.run(coroutine, 10.0, "work")
+    later.join()
+    eventually(lambda: inspect.getcoroutinestate(coroutine) == inspect.CORO_CLOSED, 5.0)
 
 
 def test_an_interrupted_commit_is_asked_again(topic: str) -> None:

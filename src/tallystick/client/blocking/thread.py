@@ -82,9 +82,15 @@ class _Call(Generic[T]):
             self.inbox.put(None)
 
     def cancel(self) -> None:
-        """On the loop, after `begin`."""
+        """On the loop, after `begin`: behind the first step, without which nobody awaits the coroutine."""
         if self.task is not None:
-            self.task.cancel()
+            asyncio.get_running_loop().call_soon(self.task.cancel)
+
+    def drop(self, coroutine: Coroutine[object, object, T]) -> None:
+        """On the loop, where nobody knows whether `begin` was asked for."""
+        if self.task is None:
+            coroutine.close()
+        self.cancel()
 
     def outcome(self, doing: str) -> T:
         """In the caller's thread, when it has ended."""
@@ -145,6 +151,9 @@ class EngineThread:
             raise Closed(f"{doing}: the engine thread has ended") from exc
         except ClientError:
             coroutine.close()
+            raise
+        except BaseException:  # Ctrl-C
+            self.soon(lambda: call.drop(coroutine))
             raise
         try:
             self._wait(call, limit_s)
