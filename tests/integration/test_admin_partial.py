@@ -183,7 +183,8 @@ def test_settings_of_a_broker_that_came_back_are_asked_of_it() -> None:
             told = DescribeConfigsResult(resource_type=ResourceType.BROKER, resource_name="2")
             second.scripts[ApiKey.DESCRIBE_CONFIGS] = lambda _: DescribeConfigsResponse(results=(told,))
             await admin.describe_cluster()
-            broker.scripts[ApiKey.METADATA] = lambda _: broker.metadata(second)
+            for either in (broker, second):
+                either.scripts[ApiKey.METADATA] = lambda _: broker.metadata(second)
             assert (await admin.describe_configs([resource])).one(resource) == {}
             nobody = ConfigResource(ResourceType.BROKER, "3")
             with pytest.raises(NotSupported, match="lists 1, 2"):

@@ -67,9 +67,9 @@ def rows_of(spark: SparkSession, view: str, select: str = "*") -> list[Row]:
 def test_a_row_has_the_fields_of_its_value_and_where_it_came_from(
     spark: SparkSession, broker: EmbeddedBroker
 ) -> None:
-    send(broker, "flights", b'{"flight": "UA1", "delay": 7, "more": []}', b"{}")
-    declare(spark, broker, FLIGHTS)
-    first, second = sorted(rows_of(spark, "flights"), key=lambda row: row._offset)
+    send(broker, "fields", b'{"flight": "UA1", "delay": 7, "more": []}', b"{}")
+    declare(spark, broker, Source(name="fields", topics=("fields",), schema=FLIGHTS.schema))
+    first, second = sorted(rows_of(spark, "fields"), key=lambda row: row._offset)
     assert first.asDict().keys() == {
         "flight",
         "delay",
@@ -79,7 +79,7 @@ def test_a_row_has_the_fields_of_its_value_and_where_it_came_from(
         "_offset",
         "_timestamp",
     }
-    assert (first.flight, first.delay, first._topic, first._offset) == ("UA1", 7, "flights", 0)
+    assert (first.flight, first.delay, first._topic, first._offset) == ("UA1", 7, "fields", 0)
     assert (second.flight, second.delay, bytes(second._key)) == (None, None, b"k")
 
 

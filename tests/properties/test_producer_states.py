@@ -103,8 +103,8 @@ class ProducerStateMachine(RuleBasedStateMachine):
     @rule(
         pid=PIDS,
         epoch=EPOCHS,
-        count=st.sampled_from([1, 2, 3, 2**30]),
-        shift=st.sampled_from([0, 0, 0, 0, 1, -1, -3, -(2**30)]),
+        count=st.sampled_from([1, 2, 3, 2**28]),  # the sequences of what is remembered do not meet
+        shift=st.sampled_from([0, 0, 0, 0, 1, -1, -3, -(2**28)]),
         transactional=st.booleans(),
         from_zero=st.booleans(),
     )

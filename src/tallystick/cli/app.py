@@ -46,7 +46,7 @@ def run() -> None:
 
 @app.command(add_help_option=False)
 def demo() -> None:
-    """336,776 flights through a pipeline while its parts are killed, and what came of them."""
+    """336,776 flights through a pipeline whose parts are killed."""
 
 
 @app.command(add_help_option=False)

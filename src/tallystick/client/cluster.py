@@ -21,9 +21,9 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextvars import Context, ContextVar
-from random import random, shuffle
 from typing import Final, TypeVar
 
+from tallystick.client.chance import noise, shuffle
 from tallystick.client.config import Address, ClientConfig
 from tallystick.client.connection import NO_FEATURES, BrokerVersions, Features
 from tallystick.client.coordinators import CoordinatorKind, Coordinators
@@ -314,7 +314,7 @@ class Cluster:
 
     async def _pause(self, failures: int, deadline: Deadline) -> None:
         wait_ms = backoff_ms(
-            failures, self.config.retry_backoff_ms, self.config.retry_backoff_max_ms, random()
+            failures, self.config.retry_backoff_ms, self.config.retry_backoff_max_ms, noise()
         )
         await asyncio.sleep(min(wait_ms, deadline.left_ms(self.now_ms())) / 1000)
 

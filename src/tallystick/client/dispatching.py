@@ -13,12 +13,12 @@ Sources: KIP-91 (delivery.timeout.ms), KIP-98, KIP-219 (throttling), KIP-360, KI
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
-from random import random
 from typing import Final
 from uuid import UUID
 
 from tallystick.client.accumulator import Accumulator, Batch, PartitionQueue
 from tallystick.client.batching import Signature, sealed
+from tallystick.client.chance import noise
 from tallystick.client.cluster import Cluster
 from tallystick.client.config import Address, ProducerConfig
 from tallystick.client.errors import BadAnswer, ClientError, TimedOut, refused
@@ -423,7 +423,7 @@ class Dispatcher:
             slot.not_before_ms = 0
             return
         client = self._config.client
-        wait_ms = backoff_ms(slot.failures, client.retry_backoff_ms, client.retry_backoff_max_ms, random())
+        wait_ms = backoff_ms(slot.failures, client.retry_backoff_ms, client.retry_backoff_max_ms, noise())
         slot.failures += 1
         slot.not_before_ms = self._clock.monotonic_ms() + wait_ms
         if error.remedy is Remedy.REFRESH:

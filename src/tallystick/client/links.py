@@ -6,8 +6,8 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextvars import Context
-from random import random
 
+from tallystick.client.chance import noise
 from tallystick.client.config import Address
 from tallystick.client.connection import BrokerVersions
 from tallystick.client.errors import Closed, Unreachable
@@ -100,7 +100,7 @@ class Link:
         config = self._terms.config
         if self._failures:
             wait_ms = backoff_ms(
-                self._failures - 1, config.reconnect_backoff_ms, config.reconnect_backoff_max_ms, random()
+                self._failures - 1, config.reconnect_backoff_ms, config.reconnect_backoff_max_ms, noise()
             )
             await asyncio.sleep(wait_ms / 1000)
         try:

@@ -17,11 +17,11 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from random import random
 from socket import SO_RCVBUF, SO_SNDBUF, SOL_SOCKET
 from typing import Final, cast
 
 import tallystick
+from tallystick.client.chance import noise
 from tallystick.client.config import Address, ClientConfig
 from tallystick.client.connection import Session, guess_protocol
 from tallystick.client.errors import (
@@ -467,7 +467,7 @@ async def connect(address: Address, terms: Terms, measures: Measures, failures: 
         failures,
         config.socket_connection_setup_timeout_ms,
         config.socket_connection_setup_timeout_max_ms,
-        random(),
+        noise(),
     )
     try:
         async with _limited(address, "to connect", "socket.connection.setup.timeout.ms", setup_ms):

@@ -16,10 +16,10 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
-from random import random
 from typing import Final, ParamSpec, TypeVar
 
 from tallystick.client.accumulator import Accumulator, Ambient, Limits
+from tallystick.client.chance import noise
 from tallystick.client.cluster import Cluster
 from tallystick.client.config import ProducerConfig
 from tallystick.client.delivery import Outcome
@@ -70,7 +70,7 @@ class ProducerEngine:
             Ambient(
                 now=time.time,
                 monotonic_ms=self._clock.monotonic_ms,
-                noise=random,
+                noise=noise,
                 lock=threading.Lock(),
                 wake=self.wake,
             ),

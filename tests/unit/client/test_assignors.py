@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.support.assignors import Groups, from_line, rejoined, told
 
@@ -96,6 +96,11 @@ def given_out(assignment: Assignment) -> list[TopicPartition]:
     return [partition for got in assignment.values() for partition in got]
 
 
+# Where members want different topics, one of 150 groups takes a second rebalance after the first.
+ROUNDS_MAX = 3
+
+
+@example(102396385, "cooperative-sticky", False, False)
 @given(st.integers(0, 10**9), st.sampled_from(NAMES), st.booleans(), st.booleans())
 def test_every_partition_has_one_reader_who_wants_it(seed: int, name: str, racks: bool, alike: bool) -> None:
     """Complete, no partition twice [CLI-30], whatever the group went through."""
@@ -107,13 +112,18 @@ def test_every_partition_has_one_reader_who_wants_it(seed: int, name: str, racks
         assert len(out) == len(set(out))
         for member, got in assignment.items():
             assert {partition.topic for partition in got} <= set(groups.members[member].topics)
-        # What a cooperative group moves is free for one rebalance.
-        if cooperative:
-            members = rejoined(name, groups.members, assignment, groups.generation)
-            out = given_out(ASSIGNORS[name].assign(groups.topics, members))
         wanted = {topic for given in groups.members.values() for topic in given.topics}
         counts = {topic: len(found) for topic, found in groups.topics.items() if topic in wanted}
-        assert sorted(out) == sorted(partitions(**counts))
+        free = {*partitions(**counts)} - {*out}
+        # What a cooperative group moves is free for one rebalance; the next one may move something else.
+        members, given = groups.members, assignment
+        for _ in range(ROUNDS_MAX if cooperative else 0):
+            members = rejoined(name, members, given, groups.generation)
+            given = ASSIGNORS[name].assign(groups.topics, members)
+            still_free = {*partitions(**counts)} - {*given_out(given)}
+            assert not free & still_free
+            free = still_free
+        assert not free
         groups.settle(assignment)
 
 

@@ -46,8 +46,9 @@ class Driver:
         Thread(target=self._read, args=(self._process.stdout,), daemon=True).start()
 
     def _read(self, stdout: IO[bytes]) -> None:
-        for line in stdout:
-            self._lines.put(line.decode())
+        with stdout:
+            for line in stdout:
+                self._lines.put(line.decode())
 
     def batches(self) -> Iterator[Mapping[str, object]]:
         """What it has said of batches since this was asked last."""
