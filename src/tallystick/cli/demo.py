@@ -19,7 +19,7 @@ from rich.text import Text
 
 from tallystick.cli.connecting import Exit, complain, run
 from tallystick.cli.interrupts import interruptible
-from tallystick.pipeline.demo.show import Crash, Outcome, Setting, Show
+from tallystick.pipeline.demo.show import Crash, Outcome, Setting, Show, crashes_on
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -38,7 +38,11 @@ def demo(
 ) -> None:
     """Show that nothing is lost and nothing is there twice, whatever is killed."""
     console = Console(highlight=False)
-    setting = Setting(master=master, rows=rows, crashes=crash or Setting().crashes)
+    possible = crashes_on(master)
+    for each in crash or ():
+        if each not in possible:
+            raise typer.BadParameter(f"there is no {each} to kill on {master}", param_hint="--crash")
+    setting = Setting(master=master, rows=rows, crashes=crash or possible)
     with interruptible(), _folder(work_dir) as folder:
         outcome = Show(folder, setting, _saying(console)).run()
         console.print(_verdict(outcome, folder, kept=work_dir is not None or not outcome.good))
@@ -60,12 +64,12 @@ def _saying(console: Console) -> Callable[[str], None]:
 
 def _verdict(outcome: Outcome, folder: Path, *, kept: bool) -> Panel:
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    table.add_column("topic")
+    table.add_column("")
     for column in ("expected", "found", "missing", "duplicated", "wrong"):
         table.add_column(column, justify="right")
     for each in outcome.verdicts:
         numbers = (each.expected, each.found, each.missing, each.duplicated, each.wrong)
-        table.add_row(each.topic, *(f"{number:,}" for number in numbers))
+        table.add_row(each.where, *(f"{number:,}" for number in numbers))
     said = Table.grid()
     said.add_row(table)
     said.add_row("")

@@ -37,7 +37,13 @@ def test_the_document_begins_with_a_pipeline() -> None:
 
 @pytest.mark.parametrize("file", sorted((ROOT / "examples").glob("*.toml")), ids=lambda file: file.name)
 def test_an_example_is_a_pipeline(file: Path) -> None:
-    check(parse(file.read_text(), str(file), variables("localhost:9092", "local[*]", 10)))
+    check(
+        parse(
+            file.read_text(),
+            str(file),
+            variables("localhost:9092", "postgresql://localhost/flights", "local[*]", 10),
+        )
+    )
 
 
 def test_the_demo_runs_what_the_example_shows() -> None:

