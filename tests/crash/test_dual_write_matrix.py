@@ -20,7 +20,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from dual_write_lives import Life, Lives, Strike
-from dual_write_stores import KINDS, Place, create, rows
+from dual_write_stores import KINDS, Place, create, leave, rows
 from servers import quick_place
 from tools import apache_kafka
 
@@ -69,7 +69,7 @@ def folder() -> Iterator[Path]:
 
 
 @pytest.fixture
-def place(kind: str, request: pytest.FixtureRequest, folder: Path) -> Place:
+def place(kind: str, request: pytest.FixtureRequest, folder: Path) -> Iterator[Place]:
     if kind == "rocksdb":
         made = Place(kind, str(folder / "rocks"))
     elif kind.startswith("sqlite"):
@@ -81,7 +81,8 @@ def place(kind: str, request: pytest.FixtureRequest, folder: Path) -> Place:
         server = request.getfixturevalue("mariadb" if kind.startswith("mysql") else "postgresql")
         made = Place(kind, server.url(server.new_database()))
     create(made)
-    return made
+    yield made
+    leave(made)
 
 
 class Shown:

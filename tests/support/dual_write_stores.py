@@ -5,10 +5,9 @@ are numbers, each in the table, family or path called `paid`.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import django
@@ -118,7 +117,7 @@ def rows(place: Place) -> list[int]:
             with closing(Rdict(place.where)) as database:
                 return [int(str(key)[5:]) for key in database.keys()]  # noqa: SIM118
         case "zookeeper":
-            return _reader(place)()
+            return _children(_session(place.where))
         case _:
             with closing_engine(place) as engine, engine.connect() as connection:
                 return list(connection.execute(text("SELECT n FROM paid ORDER BY n")).scalars())
@@ -152,17 +151,29 @@ def _connected(place: Place) -> Iterator[KazooClient]:
         client.close()
 
 
-@lru_cache
-def _reader(place: Place) -> Callable[[], list[int]]:
+_sessions: dict[str, KazooClient] = {}
+
+
+def _session(where: str) -> KazooClient:
     """One session for all that is read: to begin one takes as long as a life."""
-    client = KazooClient(place.where, timeout=60)
-    client.start()
+    client = _sessions.get(where)
+    if client is None:
+        client = _sessions[where] = KazooClient(where, timeout=60)
+        client.start()
+    return client
 
-    def read() -> list[int]:
-        client.sync("/paid")
-        return sorted(map(int, client.get_children("/paid")))
 
-    return read
+def _children(client: KazooClient) -> list[int]:
+    client.sync("/paid")
+    return sorted(map(int, client.get_children("/paid")))
+
+
+def leave(place: Place) -> None:
+    """End what `rows` keeps open of a place: a client goes on looking for its server when that is gone."""
+    client = _sessions.pop(place.where, None) if place.kind == "zookeeper" else None
+    if client is not None:
+        client.stop()
+        client.close()
 
 
 def _django(place: Place) -> Any:
