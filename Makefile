@@ -5,6 +5,8 @@ PYTHON ?= $(firstword $(shell command -v python3.11 python3.12 python3.13 python
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+# Test processes: a third one would compete with the brokers and Javas that the tests start.
+TWO    := -n logical --maxprocesses 2
 
 .DEFAULT_GOAL := help
 .PHONY: help run test check format lint types layers unit interop crash soak sim fuzz bench scripts-rewrite clean
@@ -20,16 +22,16 @@ $(READY): pyproject.toml constraints.txt setup.py src/tallystick/_native.c
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,demo]'
 	@touch $@
 
-run: $(READY) ## start the broker, send and read back 336,776 real records
-	@$(BIN)/python -m tools.run_flights
+run: $(READY) ## 336,776 flights through a Spark pipeline whose parts are killed: every row, exactly once
+	@$(BIN)/tallystick demo
 
 test: $(READY) ## everything a change must pass
 	@$(BIN)/python -m tools.gate
-	@HYPOTHESIS_PROFILE=full $(BIN)/python -m pytest
+	@HYPOTHESIS_PROFILE=full $(BIN)/python -m pytest $(TWO) --dist loadfile
 
 check: $(READY) ## the quick loop: format, lint, types, layers, unit tests (under a minute)
 	@$(BIN)/python -m tools.gate
-	@$(BIN)/python -m pytest -m "not slow and not server and not kafka and not mount" tests/unit tests/spec tests/scripts tests/properties tests/meta
+	@$(BIN)/python -m pytest $(TWO) -m "not slow and not server and not kafka and not mount" tests/unit tests/spec tests/scripts tests/properties tests/meta
 
 format: $(READY) ## rewrite the sources in the house format
 	@$(BIN)/ruff format .
