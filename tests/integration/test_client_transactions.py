@@ -20,7 +20,8 @@ from tallystick.client.offsets import GroupMetadata, OffsetAndMetadata
 from tallystick.client.prepared import PreparedTxnState
 from tallystick.client.transactions import Completion
 from tallystick.client.txn_producer import State
-from tallystick.kernel.ids import TopicPartition
+from tallystick.kernel.ids import Identity, TopicPartition
+from tallystick.protocol.messages.init_producer_id import InitProducerIdRequest
 from tallystick.testing import EmbeddedBroker, eventually
 
 pytestmark = pytest.mark.server
@@ -157,6 +158,34 @@ def test_the_earlier_client_is_fenced_by_recovery(broker: EmbeddedBroker, name: 
                     await one.txn.commit()
                 assert one.txn.machine.state is State.FATAL
                 assert await two.txn.complete(token) is Completion.COMMITTED
+
+    asyncio.run(run())
+    eventually(lambda: committed_values(broker, name, 0) == ["a"])
+
+
+def test_who_claims_the_id_between_two_requests_of_another_claim_keeps_it(
+    broker: EmbeddedBroker, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To abort what is open takes a second InitProducerId, which names the pair of the first (KIP-360)."""
+
+    async def run() -> None:
+        async with producer(broker.bootstrap_servers, name, TWO_PHASE) as gone:
+            token = await prepared(gone, name)
+        async with (
+            producer(broker.bootstrap_servers, name, TWO_PHASE) as slow,
+            producer(broker.bootstrap_servers, name, TWO_PHASE) as quick,
+        ):
+            ask = slow.txn._wire.init_producer_id
+
+            async def overtaken(request: InitProducerIdRequest) -> tuple[Identity, Identity | None]:
+                if not request.keep_prepared_txn:
+                    await quick.txn.init(keep_prepared_txn=True)
+                return await ask(request)
+
+            monkeypatch.setattr(slow.txn._wire, "init_producer_id", overtaken)
+            with pytest.raises(Fenced):
+                await slow.txn.init()
+            assert await quick.txn.complete(token) is Completion.COMMITTED
 
     asyncio.run(run())
     eventually(lambda: committed_values(broker, name, 0) == ["a"])

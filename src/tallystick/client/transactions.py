@@ -203,7 +203,7 @@ class TransactionManager:
         refusals: list[tuple[Mode, BrokerRefused]] = []
         while (mode := self._choose(offer, refusals)) is not Mode.RESUME:
             try:
-                await self._init_keeping(mode, keep, offer)
+                await self._init_keeping(mode, keep, offer, former)
             except BrokerRefused as exc:
                 if exc.api != "InitProducerId" or (mode, exc.code) not in REFUSALS:
                     raise
@@ -244,28 +244,31 @@ class TransactionManager:
         )
 
     async def _next_pair(self, former: Identity | None) -> Identity:
-        request = InitProducerIdRequest(
+        client, _ = await self._wire.init_producer_id(self._claim(former))
+        return client
+
+    def _claim(self, former: Identity | None) -> InitProducerIdRequest:
+        return InitProducerIdRequest(
             transactional_id=self.transactional_id,
             transaction_timeout_ms=self._timeout_ms,
             producer_id=-1 if former is None else former.producer_id,
             producer_epoch=-1 if former is None else former.epoch,
         )
-        client, _ = await self._wire.init_producer_id(request)
-        return client
 
-    async def _init_keeping(self, mode: Mode, keep: bool, offer: Offer) -> None:
-        """KIP-939. With `keep` false what is found open is aborted by a second request."""
+    async def _init_keeping(self, mode: Mode, keep: bool, offer: Offer, former: Identity | None) -> None:
+        """KIP-939. With `keep` false what is found open is aborted by a second request.
+
+        The second one names the pair of the first: whoever claimed the id in between keeps it, and we are
+        fenced.
+        """
         if keep and offer.describes:
             self._before_init = await self._evidence()
-        request = InitProducerIdRequest(
-            transactional_id=self.transactional_id,
-            transaction_timeout_ms=self._timeout_ms,
-            enable_2pc=mode is Mode.TWO_PHASE,
-            keep_prepared_txn=True,
-        )
-        client, kept = await self._wire.init_producer_id(request)
+        two_phase = mode is Mode.TWO_PHASE
+        keeping = replace(self._claim(former), enable_2pc=two_phase, keep_prepared_txn=True)
+        client, kept = await self._wire.init_producer_id(keeping)
         if kept is not None and not keep:
-            client, kept = await self._wire.init_producer_id(replace(request, keep_prepared_txn=False))
+            aborting = replace(self._claim(client), enable_2pc=two_phase)
+            client, kept = await self._wire.init_producer_id(aborting)
         self.machine = self.machine.initialised(
             client, kept=kept, version=offer.transaction_version, mode=mode, keep=keep
         )
