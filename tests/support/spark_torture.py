@@ -21,10 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import psutil
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
-from tallystick.client.blocking.producer import Producer
+from tallystick.client.blocking.producer import CLOSE_S, Producer
 from tallystick.client.cluster import Cluster
 from tallystick.client.errors import ClientError, TimedOut
 from tallystick.client.modes import Wish
@@ -48,6 +49,8 @@ _LIMIT_MS: Final = 20_000
 # A driver that stalls may find that its time was over long ago; nobody waits for ever.
 _STALL_S: Final = 120.0
 _STOP_S: Final = 5.0
+_EXECUTOR: Final = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
+_HOST: Final = "org.apache.spark.deploy.worker.Worker"
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,11 @@ class Fault:
     kill-broker          kill -9 of the broker; it is back when the effect goes on
     stop                 query.stop(), and some time for it to get through
     stall                until somebody says `go`: another driver lives meanwhile
+    kill-executor        kill -9 of the Java above a task; its Python is left to notice
+    kill-host            kill -9 of all there is on a task's host: Spark's worker, executor and Python
+    zombie               until `release` is passed, at a point where the attempt has a producer
+    release              the zombies go on, and this waits until they have come to their end
+    kill-database        kill -9 of the database; it is back when the effect goes on
     """
 
     point: str
@@ -94,6 +102,22 @@ class Folder:
             return (self.path / "struck").read_text().splitlines()
         return []
 
+    def lasting(self) -> list[int]:
+        """The processes of zombies that have not come to their end."""
+        named = [int(each.name.removeprefix("zombie-")) for each in self.path.glob("zombie-*[0-9]")]
+        return [pid for pid in named if psutil.pid_exists(pid)]
+
+    def attempt_ended(self) -> None:
+        """Of this process; a zombie's is noted."""
+        zombie = self.path / f"zombie-{os.getpid()}"
+        if zombie.exists():
+            self._note("zombie ended")
+            zombie.unlink()
+
+    def _note(self, what: str) -> None:
+        with (self.path / "struck").open("a") as struck:
+            struck.write(f"{what}\n")
+
     def pass_by(self, point: str) -> Fault | None:
         """The fault that is due here and now; nobody else is given it."""
         here = [fault for fault in self.faults if fault.point == point]
@@ -106,8 +130,7 @@ class Folder:
             counter.write(".")
             due = next((fault for fault in here if fault.nth == count), None)
             if due is not None:
-                with (self.path / "struck").open("a") as struck:
-                    struck.write(f"{due.kind} at {point}\n")
+                self._note(f"{due.kind} at {point}")
             return due
 
 
@@ -129,9 +152,23 @@ def strike(point: str) -> None:
                 with suppress(ProcessLookupError):
                     os.kill(int(pid), signal.SIGKILL)
             os.kill(os.getpid(), signal.SIGKILL)
-        case "kill-broker":
-            folder.say("kill-broker")
-            eventually(lambda: not folder.says("kill-broker"), _STALL_S)
+        case "kill-executor":
+            for java in _above(_EXECUTOR):
+                java.kill()
+        case "kill-host":
+            for java in _above(_HOST):
+                for each in (java, *java.children(recursive=True)):
+                    each.kill()
+        case _:
+            _wait(folder, fault.kind)
+
+
+def _wait(folder: Folder, kind: str) -> None:
+    """Until somebody else has done his part."""
+    match kind:
+        case "kill-broker" | "kill-database":
+            folder.say(kind)
+            eventually(lambda: not folder.says(kind), _STALL_S)
         case "stop":
             folder.say("stop")
             with suppress(TimeoutError):
@@ -139,6 +176,17 @@ def strike(point: str) -> None:
         case "stall":
             folder.say("stalled")
             eventually(lambda: folder.says("go"), _STALL_S)
+        case "zombie":
+            folder.say(f"zombie-{os.getpid()}")
+            eventually(lambda: folder.says("released"), _STALL_S)
+        case "release":
+            folder.say("released")
+            eventually(lambda: not folder.lasting(), _STALL_S)
+
+
+def _above(name: str) -> list[psutil.Process]:
+    """The processes that this one descends from and that run a class of this name."""
+    return [each for each in psutil.Process().parents() if any(name in word for word in each.cmdline())]
 
 
 class Effects:
@@ -199,6 +247,10 @@ class TorturedProducer(Producer):
         state = super().prepare_transaction()
         strike("prepare.after")
         return state
+
+    def close(self, timeout_s: float = CLOSE_S) -> None:
+        super().close(timeout_s)
+        Folder(Path(os.environ[FOLDER])).attempt_ended()
 
 
 class TorturedStation(Station):
