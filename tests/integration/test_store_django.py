@@ -13,10 +13,14 @@ from cutting_proxy import CuttingProxy
 from django.conf import settings
 from django.db import IntegrityError, connections, transaction
 from servers import PostgreSQL
+from sqlalchemy import Connection, create_engine, inspect, text
+from sqlalchemy.pool import NullPool
 
 from tallystick import PreparedTxnState
 from tallystick.dualwrite.errors import BadStore, CommitUnknown, Fenced, NotYours, UnsafeStore
+from tallystick.dualwrite.model import TABLE
 from tallystick.dualwrite.stores.django import DjangoStore
+from tallystick.dualwrite.stores.sql_table import Tables
 from tallystick.kernel.value import replace
 from tallystick.testing import eventually
 
@@ -71,6 +75,31 @@ def execute(statement: str, using: str = ALIAS) -> list[Any]:
     with connections[using].cursor() as cursor:
         cursor.execute(statement)
         return cursor.fetchall() if cursor.description else []
+
+
+def test_the_table_is_the_one_of_the_sql_store(store: DjangoStore, tmp_path: Path) -> None:
+    """So an SQL URL serves an operator, and a row may change from one store to the other."""
+    if connections[ALIAS].vendor == "postgresql":
+        url = f"postgresql+psycopg://postgres@127.0.0.1:{connections[ALIAS].settings_dict['PORT']}/"
+        url += str(connections[ALIAS].settings_dict["NAME"])
+    else:
+        url = f"sqlite:///{tmp_path / 'rows.db'}"
+    engine = create_engine(url, poolclass=NullPool)
+    with engine.begin() as connection:
+        of_django = _layout(connection)
+        connection.execute(text(f"DROP TABLE {TABLE}"))
+        Tables().create(connection)
+        assert _layout(connection) == of_django
+
+
+def _layout(connection: Connection) -> object:
+    found = inspect(connection)
+    columns = {
+        # PostgreSQL's manual, 8.3: without a length, character varying and text are the same.
+        each["name"]: (str(each["type"]).replace("VARCHAR COLLATE", "TEXT COLLATE"), each["nullable"])
+        for each in found.get_columns(TABLE)
+    }
+    return columns, found.get_pk_constraint(TABLE)["constrained_columns"]
 
 
 def test_rows_and_state_are_one_transaction(store: DjangoStore) -> None:

@@ -13,6 +13,7 @@ import typer
 from tallystick import _lazy
 from tallystick.cli.connecting import Exit, Target, complain, confirm, settings_of
 from tallystick.cli.modes import ModeName, with_modes
+from tallystick.cli.stores import open_store
 from tallystick.cli.tables import Row
 from tallystick.dualwrite.recovery import Verdict
 from tallystick.dualwrite.resolving import Resolved, resolve, told_of
@@ -33,7 +34,11 @@ def resolve_command(
     *,
     store: Annotated[
         str | None,
-        typer.Option("--store", metavar="URL", help="SQLAlchemy's URL of the database that decides."),
+        typer.Option(
+            "--store",
+            metavar="URL",
+            help="The database that decides: SQLAlchemy's URL, rocksdb:///FOLDER or zookeeper://HOSTS/ROOT.",
+        ),
     ] = None,
     prefix: Annotated[
         str | None,
@@ -64,14 +69,11 @@ def resolve_command(
         raise typer.Exit(_resolve_query(at, config, prefix, store, retire=retire, dry_run=dry_run))
     if store is None or retire:
         raise BadConfig("--store URL or --prefix PREFIX: one is needed; --retire goes with --prefix")
-    opened, close = open_store(store, schema)
-    try:
+    with open_store(store, schema) as opened:
         ids = transactional_id or _ids_of(opened)
         if not dry_run and ids:
             confirm(f"Finish {', '.join(ids)}, and fence the writers that are alive?", yes=yes)
         results = list(resolve(opened, config, ids, dry_run=dry_run))
-    finally:
-        close()
     at.show(_COLUMNS, [_row(each) for each in results])
     raise typer.Exit(_exit(results, dry_run=dry_run))
 
@@ -119,24 +121,6 @@ def _query_resolver(store: str | None) -> "Callable[..., Standing]":
 
 def _query_row(name: str, found: str, result: str, *, dry_run: bool) -> Row:
     return {"TransactionalId": name, "Found": found, "Result": "" if dry_run else result, "Offsets": ""}
-
-
-def open_store(url: str, schema: str | None = None) -> tuple[Store[Any], Callable[[], None]]:
-    """A store, and what closes it. Raises: BadConfig for a URL that is none."""
-    try:
-        create_engine = _lazy.load("sqlalchemy").create_engine
-        sql = _lazy.load("tallystick.dualwrite.stores.sql")
-    except ImportError as exc:
-        raise BadConfig(f"--store: {exc}; install tallystick[sql]") from exc
-    try:
-        engine = create_engine(url)
-    except Exception as exc:  # SQLAlchemy's, or of the driver that the URL names, which may have a password
-        raise BadConfig(f"--store: {type(exc).__name__}: {_without(url, str(exc))}") from exc
-    return sql.SqlStore(engine, schema=schema), engine.dispose
-
-
-def _without(url: str, told: str) -> str:
-    return " ".join(told.replace(url, "the URL").split())
 
 
 def _row(each: Resolved) -> Row:

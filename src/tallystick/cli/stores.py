@@ -1,0 +1,109 @@
+"""The store that `--store URL` names. Nothing is made: a mistyped URL must not become an empty database.
+
+postgresql+psycopg://me@host/shop   SQLAlchemy's URL; Django's rows are in the same table
+rocksdb:///var/lib/shop             the folder of a database, which no process may have open
+zookeeper://one:2181,two:2181/shop  hosts, and the root of the client; before them user:password@ for
+                                    digest authentication, behind them ?path= where the store has its own
+"""
+
+import logging
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
+
+from tallystick import _lazy
+from tallystick.dualwrite.errors import BadStore
+from tallystick.dualwrite.stores.base import Store
+from tallystick.kernel.settings import BadConfig
+
+CONNECT_S: Final = 15.0
+"""As kazoo's own, for a first connection."""
+
+# kazoo tells of each attempt to connect; what came of them is the one line that matters.
+_ATTEMPTS: Final = logging.getLogger("tallystick.cli.zookeeper")
+_ATTEMPTS.addHandler(logging.NullHandler())
+
+
+@contextmanager
+def open_store(url: str, schema: str | None = None) -> Iterator[Store[Any]]:
+    """Raises: BadConfig for a URL that is none, or lacks its library; BadStore where none can be opened."""
+    opener = {"rocksdb": _rocksdb, "zookeeper": _zookeeper}.get(url.partition(":")[0])
+    if opener is None:
+        with _sql(url, schema) as sql:
+            yield sql
+        return
+    if schema is not None:
+        raise BadConfig("--schema: only an SQL database has one")
+    with opener(urlsplit(url)) as store:
+        yield store
+
+
+def _library(name: str, extra: str) -> Any:
+    try:
+        return _lazy.load(name)
+    except ImportError as exc:
+        raise BadConfig(f"--store: {exc}; install tallystick[{extra}]") from exc
+
+
+@contextmanager
+def _sql(url: str, schema: str | None) -> Iterator[Store[Any]]:
+    create_engine = _library("sqlalchemy", "sql").create_engine
+    store = _library("tallystick.dualwrite.stores.sql", "sql").SqlStore
+    try:
+        engine = create_engine(url)
+    except Exception as exc:  # SQLAlchemy's, or of the driver that the URL names, which may have a password
+        told = " ".join(str(exc).replace(url, "the URL").split())
+        raise BadConfig(f"--store: {type(exc).__name__}: {told}") from exc
+    try:
+        yield store(engine, schema=schema)
+    finally:
+        engine.dispose()
+
+
+@contextmanager
+def _rocksdb(url: SplitResult) -> Iterator[Store[Any]]:
+    folder = Path(unquote(url.path))
+    if url.netloc or url.query or not folder.is_absolute():
+        raise BadConfig("--store: rocksdb:/// and then the folder of the database")
+    store = _library("tallystick.dualwrite.stores.rocksdb", "rocksdb").RocksStore
+    open_database = _library("rocksdict", "rocksdb").Rdict
+    if not (folder / "CURRENT").is_file():
+        raise BadStore(f"--store: {folder} is no RocksDB database")
+    try:
+        database = open_database(str(folder))
+    except Exception as exc:  # rocksdict has no classes of its own for these
+        if any(told in str(exc) for told in ("While lock file", "lock hold by")):
+            raise BadStore(
+                f"--store: a process that is alive has {folder} open, and RocksDB lets in one: it finishes "
+                "its ids itself when it recovers; or stop it, and try again"
+            ) from exc
+        raise BadStore(f"--store: {folder} cannot be opened: {exc}") from exc
+    with closing(database), closing(store(database)) as opened:
+        yield opened
+
+
+@contextmanager
+def _zookeeper(url: SplitResult) -> Iterator[Store[Any]]:
+    credentials, _, hosts = url.netloc.rpartition("@")
+    asked = parse_qs(url.query)
+    if not hosts or asked.keys() - {"path"}:
+        raise BadConfig("--store: zookeeper://HOST:PORT,HOST:PORT/ROOT, and ?path=PATH if the store has one")
+    store = _library("tallystick.dualwrite.stores.zookeeper", "zookeeper").ZooKeeperStore
+    kazoo = _library("kazoo.client", "zookeeper").KazooClient
+    digest = [("digest", unquote(credentials))] if credentials else None
+    try:
+        client = kazoo(hosts + url.path.rstrip("/"), auth_data=digest, logger=_ATTEMPTS)
+    except ValueError as exc:
+        raise BadConfig(f"--store: zookeeper://: {exc}") from exc
+    try:
+        client.start(CONNECT_S)
+    except Exception as exc:  # of kazoo's handler, which is the client's choice
+        client.close()
+        raise BadStore(f"--store: no ZooKeeper of {hosts} answers: {type(exc).__name__}: {exc}") from exc
+    try:
+        yield store(client, *asked.get("path", [])[-1:])
+    finally:
+        client.stop()
+        client.close()
