@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.server]
 def test_flights_arrive_once_although_broker_and_driver_are_killed(tmp_path: Path) -> None:
     """[PIP-1]"""
     said: list[str] = []
-    setting = Setting(rows=3000, crashes=(Crash.BROKER, Crash.DRIVER))
+    setting = Setting(master="local[2, 4]", rows=3000, crashes=(Crash.BROKER, Crash.DRIVER))
     outcome = Show(tmp_path, setting, said.append).run()
     assert outcome.good, "\n".join(said)
     assert tuple(outcome.survived) == setting.crashes

@@ -70,27 +70,26 @@ def _verdict(outcome: Outcome, folder: Path, *, kept: bool) -> Panel:
     for each in outcome.verdicts:
         numbers = (each.expected, each.found, each.missing, each.duplicated, each.wrong)
         table.add_row(each.where, *(f"{number:,}" for number in numbers))
+    facts = Table.grid(padding=(0, 3, 0, 0))
+    facts.add_row("crashes survived", f"{len(outcome.survived)}: {', '.join(outcome.survived) or 'none'}")
+    facts.add_row("drivers that failed", f"{outcome.failures}{', started again' if outcome.failures else ''}")
+    resolved = outcome.in_doubt - outcome.left
+    facts.add_row(
+        "transactions in doubt", f"{outcome.in_doubt}, {resolved} resolved, {outcome.left} still open"
+    )
+    facts.add_row("seconds in all", f"{outcome.seconds:.0f}")
+    facts.add_row("look further", _further(folder, kept))
     said = Table.grid()
     said.add_row(table)
     said.add_row("")
-    crashes = ", ".join(outcome.survived) or "none"
-    said.add_row(
-        f"crashes survived: {len(outcome.survived)} ({crashes}); restarts after an error: {outcome.failures}"
-    )
-    resolved = outcome.in_doubt - outcome.left
-    said.add_row(
-        f"transactions in doubt after a crash: {outcome.in_doubt}; "
-        f"resolved: {resolved}; still open: {outcome.left}"
-    )
-    said.add_row(f"{outcome.seconds:.0f} s in all; {_further(folder, kept)}")
+    said.add_row(facts)
     good = outcome.good
     title = "every row, exactly once" if good else "NOT exactly once"
     return Panel(said, title=title, border_style="green" if good else "red", expand=False)
 
 
 def _further(folder: Path, kept: bool) -> str:
-    where = f"{folder}/flights.toml and pipeline.log" if kept else "--work-dir DIR keeps the files"
-    return f"{where}; docs/pipeline.md, docs/spark.md"
+    return f"{folder}/flights.toml, pipeline.log" if kept else "docs/pipeline.md; --work-dir keeps the files"
 
 
 @contextmanager
