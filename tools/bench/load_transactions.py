@@ -1,22 +1,26 @@
-"""Transactions of one message through librdkafka: `python -m tools.bench.load_transactions JSON` prints JSON.
+"""Transactions of one message from Python: `python -m tools.bench.load_transactions JSON` prints JSON.
 
-One thread a producer; the client library releases the interpreter while it waits for the broker.
+Through librdkafka or our own client, with one thread a producer.
 """
 
 import json
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import Final, TypedDict
 
-from confluent_kafka import Producer
+from confluent_kafka import Producer as ConfluentProducer
+
+from tallystick import Producer
 
 START_SECONDS_MAX: Final = 60.0
 
 
 class TransactionLoad(TypedDict):
-    """What to commit, and for how long."""
+    """What to commit, through which client, and for how long."""
 
+    client: str
     bootstrap: str
     topic: str
     partitions: int
@@ -40,35 +44,59 @@ class Worker(threading.Thread):
 
     def run(self) -> None:
         try:
-            self._commit_until_time_is_up(self._producer())
+            commit = ours if self._load["client"] == "tallystick" else librdkafkas
+            self._commit_until_time_is_up(commit(self._load, self._number))
         except BaseException as exc:
             self.failure = exc
             self._together.abort()
 
-    def _producer(self) -> Producer:
-        producer = Producer(
-            {
-                "bootstrap.servers": self._load["bootstrap"],
-                "transactional.id": f"{self._load['topic']}-{self._number}",
-                "linger.ms": 0,
-            }
-        )
-        producer.init_transactions(START_SECONDS_MAX)
-        return producer
-
-    def _commit_until_time_is_up(self, producer: Producer) -> None:
+    def _commit_until_time_is_up(self, commit: Callable[[], None]) -> None:
         load, clock = self._load, time.perf_counter
-        topic, partition, value = load["topic"], self._number % load["partitions"], bytes(load["size"])
         self._together.wait(START_SECONDS_MAX)
         counted_from = clock() + load["warm_up_s"]
         ends = counted_from + load["seconds"]
         while (begun := clock()) < ends:
-            producer.begin_transaction()
-            producer.produce(topic, value, partition=partition)
-            producer.commit_transaction(START_SECONDS_MAX)
+            commit()
             self.committed += 1
             if begun >= counted_from and (done := clock()) < ends:
                 self.taken_ms.append((done - begun) * 1000)
+
+
+def librdkafkas(load: TransactionLoad, number: int) -> Callable[[], None]:
+    """One transaction of confluent-kafka a call."""
+    producer = ConfluentProducer(settings(load, number))
+    producer.init_transactions(START_SECONDS_MAX)
+    topic, partition, value = load["topic"], number % load["partitions"], bytes(load["size"])
+
+    def commit() -> None:
+        producer.begin_transaction()
+        producer.produce(topic, value, partition=partition)
+        producer.commit_transaction(START_SECONDS_MAX)
+
+    return commit
+
+
+def ours(load: TransactionLoad, number: int) -> Callable[[], None]:
+    """One transaction of our client a call."""
+    producer = Producer(settings(load, number))
+    producer.init_transactions()
+    topic, partition, value = load["topic"], number % load["partitions"], bytes(load["size"])
+
+    def commit() -> None:
+        producer.begin_transaction()
+        producer.send(topic, value, partition=partition)
+        producer.commit_transaction()
+
+    return commit
+
+
+def settings(load: TransactionLoad, number: int) -> dict[str, str | int]:
+    """The same for both."""
+    return {
+        "bootstrap.servers": load["bootstrap"],
+        "transactional.id": f"{load['topic']}-{number}",
+        "linger.ms": 0,
+    }
 
 
 def main() -> None:

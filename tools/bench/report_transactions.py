@@ -6,13 +6,25 @@ from typing import Final
 
 from tools.bench.brokers import KAFKA, NAMES, OURS
 from tools.bench.report import machine, mark, put, settings, table
-from tools.bench.rows import Durability
-from tools.bench.transactions import MESSAGE_BYTES, OPEN_PARTITIONS, PARTITIONS, ROWS, TxnResults, TxnRow
+from tools.bench.rows import OS, Durability
+from tools.bench.transactions import (
+    LIBRDKAFKA,
+    MESSAGE_BYTES,
+    OPEN_PARTITIONS,
+    PARTITIONS,
+    PYTHON,
+    ROWS,
+    TxnResults,
+    TxnRow,
+)
 
 BEGIN: Final = "<!-- transactions: begin (written by `make bench`) -->"
 END: Final = "<!-- transactions: end -->"
 
 SEQUENTIAL_RATIO_MIN: Final = 1.0
+# Of our client on our broker under `os`.
+PYTHON_COMMITS_MIN: Final = 10_000
+PYTHON_RATIO_MIN: Final = 5.0
 SEQUENTIAL_P99_RATIO_MAX: Final = 1.0
 CONCURRENT_RATIO_MIN: Final = 1.5
 RESTART_S_MAX: Final = 3.0
@@ -54,6 +66,20 @@ def _line(results: TxnResults, durability: str, row: TxnRow) -> list[str]:
     ]
 
 
+def from_python(results: TxnResults) -> str:
+    """Our client beside confluent-kafka, on our broker, one transaction after another."""
+    ours, theirs = (
+        results.median((OS.name, TxnRow(client=client, producers=1), OURS), "per_s")
+        for client in (PYTHON, LIBRDKAFKA)
+    )
+    enough = "" if ours >= PYTHON_COMMITS_MIN else ", missed"
+    return (
+        f"From Python, one after another, on tallystick under `{OS.name}`: our client {ours:,.0f}/s "
+        f"(goal {PYTHON_COMMITS_MIN:,}/s{enough}), confluent-kafka {theirs:,.0f}/s: "
+        f"{mark(ours / theirs, PYTHON_RATIO_MIN, at_least=True)}."
+    )
+
+
 def many(results: TxnResults) -> str:
     """Open transactions and transactional ids in number."""
     held, restarts = results.open, results.restarts
@@ -93,5 +119,5 @@ def write(results: TxnResults, durabilities: Sequence[Durability]) -> str:
     """Put the tables into the page; what was put there."""
     parts = [f"{machine()}\n\nCommand: `{results.command}`"]
     parts += [commits(results, durability) for durability in durabilities]
-    parts.append(many(results))
+    parts += [from_python(results), many(results)]
     return put("\n\n".join(parts), BEGIN, END)

@@ -14,6 +14,7 @@ from confluent_kafka import Consumer, TopicPartition
 from rich.console import Console
 from tools.apache_kafka import java
 from tools.bench.brokers import KAFKA, NAMES, OURS, RUN_SECONDS_MAX, create_topic, delete_topic, fresh
+from tools.bench.load_transactions import TransactionLoad
 from tools.bench.rows import OS, Durability, shuffled
 from tools.bench.transactional_ids import OpenTransactions, Restart, open_transactions, restart
 from tools.broker_process import BrokerProcess
@@ -22,6 +23,7 @@ from tallystick.testing import eventually
 
 LIBRDKAFKA: Final = "librdkafka"
 JAVA: Final = "Java client"
+PYTHON: Final = "tallystick"
 CLIENTS: Final = (LIBRDKAFKA, JAVA)
 PRODUCERS: Final = (1, 16, 64)
 PARTITIONS: Final = 16
@@ -46,8 +48,9 @@ class TxnRow:
         return f"{self.client}, {many}"
 
 
-ROWS: Final = tuple(
-    TxnRow(client=client, producers=producers) for producers in PRODUCERS for client in CLIENTS
+ROWS: Final = (
+    TxnRow(client=PYTHON, producers=1),
+    *(TxnRow(client=client, producers=producers) for producers in PRODUCERS for client in CLIENTS),
 )
 
 
@@ -158,7 +161,8 @@ def command(process: BrokerProcess, topic: str, row: TxnRow, scale: Scale) -> li
     if row.client == JAVA:
         arguments = map(str, (PARTITIONS, row.producers, scale.warm_up_s, scale.seconds, MESSAGE_BYTES))
         return java(str(_SOURCE), process.bootstrap, topic, *arguments, heap_mb=512, jvm=_CLIENT_JVM)
-    load = {
+    load: TransactionLoad = {
+        "client": row.client,
         "bootstrap": process.bootstrap,
         "topic": topic,
         "partitions": PARTITIONS,
