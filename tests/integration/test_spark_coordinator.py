@@ -214,7 +214,26 @@ def test_a_missing_topic_that_cannot_be_made_is_named_with_the_command(query: Qu
         admin.create_topics([NewTopic(name="made.before", partitions=1)]).all()
     client = {"bootstrap.servers": query.bootstrap}
     with pytest.raises(NoDecisionTopic, match=r"made_before.* is missing .*tallystick topics create made_"):
-        resolve(query.prefix, client, dry_run=True, decisions="made_before")
+        resolve(query.prefix, client, decisions="made_before")
+
+
+def test_who_looks_makes_no_topic(query: Query) -> None:
+    """And finds nothing, which is not an error."""
+    client = {"bootstrap.servers": query.bootstrap}
+    found = resolve(query.prefix, client, dry_run=True, decisions="nobody.decided.here")
+    assert (found.decision, found.undecided) == (None, ())
+    with Admin(client) as admin:
+        assert "nobody.decided.here" not in admin.list_topics()
+
+
+def test_a_topic_that_takes_no_decision_is_refused(query: Query) -> None:
+    """Every produce to it would fail, the first one after all tasks have written."""
+    config = {"cleanup.policy": "compact", "min.insync.replicas": "2"}
+    with Admin({"bootstrap.servers": query.bootstrap}) as admin:
+        admin.create_topics([NewTopic(name="unwritable", partitions=1, config=config)]).all()
+    client = {"bootstrap.servers": query.bootstrap}
+    with pytest.raises(NoDecisionTopic, match=r"has 1 replicas and min\.insync\.replicas=2"):
+        resolve(query.prefix, client, dry_run=True, decisions="unwritable")
 
 
 def test_the_pair_of_the_coordinator_is_never_two_phase(query: Query) -> None:

@@ -191,6 +191,9 @@ class ToyLog:
     def __init__(self, cluster: ToyCluster, prefix: str) -> None:
         self._cluster, self._prefix, self._name = cluster, prefix, coordinator_id(prefix)
 
+    async def open(self) -> None:
+        pass
+
     async def read(self) -> Known:
         await self._cluster.effect()
         data = self._cluster.decisions.get(self._prefix)

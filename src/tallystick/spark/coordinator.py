@@ -83,6 +83,7 @@ class Coordinator:
             write_id: of a batch write that has a name.
         Raises: DecisionBroken; what asking the cluster ends with.
         """
+        await self._decisions.open()
         held, transaction_version = await self._participants.claim()
         known = await self._decisions.read()
         if known.decision is not None and not known.done:

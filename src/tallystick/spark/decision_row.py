@@ -81,7 +81,7 @@ class DecisionRow:
 
         Order: waits for a decision on its way; when this returns True it is in the row or will never be.
         """
-        self._make()
+        self.make()
         for each in self._staged:
             each.create()
         transaction = self._store.begin()
@@ -109,7 +109,8 @@ class DecisionRow:
 
     def read(self) -> Known:
         """Raises: BadCommittable, BadStore."""
-        self._make()
+        if not self._made and not inspect(self._engine).has_table(TABLE):
+            return Known()
         with self._engine.connect() as connection:
             row = connection.execute(select(_TABLE).where(_TABLE.c.prefix == self.prefix)).mappings().first()
         if row is None:
@@ -173,7 +174,7 @@ class DecisionRow:
         with self._engine.begin() as connection:
             connection.execute(update(_TABLE).where(*mine).values(done=1))
 
-    def _make(self) -> None:
+    def make(self) -> None:
         """The table, where it is not there; once. Raises: BadStore for one of another version."""
         if self._made:
             return
@@ -198,6 +199,9 @@ class RowLog:
     def moving(self, nonce: str, moves: Moves) -> None:
         """What the decision with this nonce, the lease's, will move."""
         self._moving = (nonce, moves)
+
+    async def open(self) -> None:
+        await asyncio.to_thread(self._row.make)
 
     async def read(self) -> Known:
         return await asyncio.to_thread(self._row.read)

@@ -6,6 +6,7 @@ There is no InitProducerId before it, so a driver whose lease is no longer the l
 """
 
 import logging
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from tallystick.admin import configs, topics
@@ -60,6 +61,40 @@ _JOINS_BY_ITSELF: Final = 12
 _BY_NAME_FETCH: Final = 12
 """From 13 on topics go by id (KIP-516)."""
 
+_LOOKED_AT: Final = ("cleanup.policy", "min.insync.replicas", "unclean.leader.election.enable")
+
+
+def unfit(topic: str, found: Mapping[str, str | None], replicas: int) -> NoDecisionTopic | None:
+    """Would decisions be deleted, or never be written?"""
+    policy, least = found.get("cleanup.policy"), found.get("min.insync.replicas")
+    change = f"tallystick configs alter --entity-type topics --entity-name {topic} --add-config"
+    if policy not in (None, "compact"):
+        return NoDecisionTopic(
+            f"the topic of decisions, {topic!r}, has cleanup.policy={policy}: decisions would be deleted "
+            "while they are needed. Nothing was begun. Name another one with decisions.topic, which is made; "
+            f"or, if nothing else is in this one: {change} cleanup.policy=compact"
+        )
+    if replicas and least is not None and int(least) > replicas:
+        return NoDecisionTopic(
+            f"the topic of decisions, {topic!r}, has {replicas} replicas and min.insync.replicas={least}: no "
+            f"decision could be written. Nothing was begun. Add replicas, or: {change} "
+            f"min.insync.replicas={replicas}"
+        )
+    return None
+
+
+def worries(found: Mapping[str, str | None], replicas: int, brokers: int) -> Iterator[str]:
+    """How a decision may be lost that was acknowledged; the cluster's owner may know better."""
+    if replicas == 1 and brokers > 1:
+        yield f"has one replica on {brokers} brokers: decisions are lost with that broker's disk"
+    if replicas > 1 and found.get("min.insync.replicas") == "1":
+        yield (
+            f"has min.insync.replicas=1: with one of its {replicas} replicas in sync, a decision is lost "
+            "with that broker's disk; 2 is what Kafka's own transaction log has"
+        )
+    if found.get("unclean.leader.election.enable") == "true":
+        yield "has unclean.leader.election.enable=true: an election may take decisions back"
+
 
 class DecisionTopic:
     """The decisions of one prefix. On one loop; the cluster is the caller's."""
@@ -77,10 +112,11 @@ class DecisionTopic:
     # ---------------------------------------------------------------------------- reading
 
     async def read(self) -> Known:
-        await self._open()
+        if not await self._found():
+            return Known()
         # Not the high watermark of a fetch: a new leader's may lie behind what its predecessor acknowledged,
         # and ListOffsets is not answered until it does not (KIP-207).
-        asker = Asker(self._cluster, self._cluster.deadline("max.block.ms", self._limit_ms))
+        asker = self._asker()
         end = (await topics.list_offsets(asker, {self._at: LATEST}, read_committed=False)).one(self._at)
         end_offset = 0 if end is None else end.offset
         if end_offset < self._fold.next_offset:
@@ -117,18 +153,24 @@ class DecisionTopic:
         if self._fold.next_offset == before:
             raise refused("Fetch", self._at, ErrorCode.OFFSET_NOT_AVAILABLE)
 
-    async def _open(self) -> None:
-        """Find the topic, or make it; once."""
-        if self._opened:
-            return
-        asker = Asker(self._cluster, self._cluster.deadline("max.block.ms", self._limit_ms))
-        # A broker that is restarting is no reason to end a query.
-        info = await self._cluster.retrying("Metadata", self._at, self._look, asker.deadline)
-        if info is None:
-            await self._create(asker)
-        else:
-            await self._check(asker, len(info.partitions))
-        self._opened = True
+    async def open(self) -> None:
+        if not await self._found():
+            await self._create(self._asker())
+            await self._found()
+
+    async def _found(self) -> bool:
+        """Is the topic there, and fit for it? Looks until it is. Raises: NoDecisionTopic."""
+        if not self._opened:
+            asker = self._asker()
+            # A broker that is restarting is no reason to end a query.
+            info = await self._cluster.retrying("Metadata", self._at, self._look, asker.deadline)
+            if info is not None:
+                await self._check(asker, info)
+                self._opened = True
+        return self._opened
+
+    def _asker(self) -> Asker:
+        return Asker(self._cluster, self._cluster.deadline("max.block.ms", self._limit_ms))
 
     async def _look(self) -> TopicInfo | None:
         try:
@@ -154,20 +196,20 @@ class DecisionTopic:
         settings = " ".join(f"--config {name}={value}" for name, value in TOPIC_CONFIG.items())
         return f"tallystick topics create {self._at.topic} --partitions 1 {settings}"
 
-    async def _check(self, asker: Asker, partitions: int) -> None:
-        """A topic that forgets decisions, or spreads them, must not be used. Raises: NoDecisionTopic."""
-        at = ConfigResource(ResourceType.TOPIC, self._at.topic)
-        answer = await configs.describe(asker, (at,), ("cleanup.policy",))
-        found = answer.found.get(at, {}).get("cleanup.policy")
-        if found is None:
+    async def _check(self, asker: Asker, info: TopicInfo) -> None:
+        """A topic that forgets decisions, or takes none, must not be used. Raises: NoDecisionTopic."""
+        at = ConfigResource(ResourceType.TOPIC, info.name)
+        answer = await configs.describe(asker, (at,), _LOOKED_AT)
+        if at not in answer.found:
             _log.warning("%s: whether it is compacted cannot be seen: %s", at.name, answer.failures.get(at))
-        elif found.value != "compact":
-            raise NoDecisionTopic(
-                f"the topic of decisions, {at.name!r}, has cleanup.policy={found.value}: decisions would be "
-                "deleted while they are needed. Nothing was begun. Set it to compact"
-            )
-        if partitions != 1:
-            _log.warning("%s has %d partitions; decisions are in partition 0", at.name, partitions)
+        found = {name: each.value for name, each in answer.found.get(at, {}).items()}
+        replicas = len(info.partitions[0].replicas)
+        if (refusal := unfit(info.name, found, replicas)) is not None:
+            raise refusal
+        for worry in worries(found, replicas, len(self._cluster.image.nodes)):
+            _log.warning("the topic of decisions, %r, %s", info.name, worry)
+        if len(info.partitions) != 1:
+            _log.warning("%s has %d partitions; decisions are in partition 0", at.name, len(info.partitions))
 
     # ---------------------------------------------------------------------------- writing
 
@@ -192,7 +234,7 @@ class DecisionTopic:
 
     async def _decide(self, value: bytes | None, held: Identity, transaction_version: int) -> None:
         """One record, in a transaction under exactly this pair: it is the only one this pair ever has."""
-        await self._open()
+        await self.open()
         wire = TxnWire(self._cluster, self._name, self._options.coordinator_timeout_ms)
         try:
             if transaction_version < EPOCH_BUMP_VERSION:

@@ -54,8 +54,11 @@ class Participants(Protocol):
 class DecisionLog(Protocol):
     """The decisions of one prefix, durably."""
 
+    async def open(self) -> None:
+        """Make the place that keeps them, where there is none. Raises: NoDecisionTopic, BadStore."""
+
     async def read(self) -> Known:
-        """What is decided. Complete if it is asked after a claim."""
+        """What is decided. Complete if it is asked after a claim. Makes nothing."""
 
     async def append(self, decision: Decision, held: Identity, transaction_version: int) -> None:
         """Record a decision under the pair `held`: the commit point.
