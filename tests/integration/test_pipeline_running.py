@@ -1,6 +1,7 @@
 """A pipeline in a real Spark on our broker: from a file or from Python, to its end, again, and stopped."""
 
 import json
+import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -24,6 +25,7 @@ from tallystick.pipeline.definition import (
     TopicSink,
     Transform,
 )
+from tallystick.spark.deciding import NewCheckpoint
 from tallystick.testing import EmbeddedBroker, eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.server]
@@ -165,6 +167,29 @@ def test_a_topic_and_a_table_are_decided_together_dead_letters_too(
         assert [row.a for row in connection.execute(text("SELECT a FROM evens ORDER BY a"))] == [
             *range(0, ROWS, 2)
         ]
+
+
+def test_deleted_checkpoints_are_resumed_each_output_where_it_ended(
+    spark: SparkSession, broker: EmbeddedBroker, tmp_path: Path
+) -> None:
+    """[SPK-27] One output's decisions are in a topic, the other one's in a database."""
+    engine = create_engine(f"sqlite:///{tmp_path}/rows.db", poolclass=NullPool)
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE evens (a INTEGER)"))
+    plain = definition(broker, tmp_path, "resumed")
+    table = TableSink(table="evens", database=str(engine.url))
+    outputs = (*plain.outputs, Output(name="rows", view="evens", sinks=(table,)))
+    made = replace(plain, outputs=outputs)
+    make_topics(made)
+    for numbers in (range(ROWS), range(ROWS, 2 * ROWS)):
+        send(broker.bootstrap_servers, "resumed.in", numbers)
+        shutil.rmtree(tmp_path / "state", ignore_errors=True)
+        with Pipeline(made).start(once=True, on_new=NewCheckpoint.RESUME, spark=spark) as running:
+            assert running.wait(timeout_s=120)
+    assert committed(broker.bootstrap_servers, "resumed.out") == Counter(range(0, 2 * ROWS, 2))
+    with engine.connect() as connection:
+        found = [row.a for row in connection.execute(text("SELECT a FROM evens ORDER BY a"))]
+    assert found == [*range(0, 2 * ROWS, 2)]
 
 
 def test_topics_that_are_missing_on_a_cluster_are_all_named(

@@ -13,7 +13,7 @@ from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from tallystick import Admin, Consumer, TopicPartition
+from tallystick import Admin, Consumer, Producer, TopicPartition
 from tallystick.admin.topics import NewTopic
 from tallystick.client.cluster import Cluster
 from tallystick.client.errors import ClientError, TimedOut
@@ -225,9 +225,124 @@ def test_another_checkpoint_is_refused_until_somebody_chooses(place: Place) -> N
     place.checkpoint = place.folder / "new"
     with pytest.raises(StreamingQueryException, match="onNewCheckpoint=restart"):
         place.run()
+    with pytest.raises(StreamingQueryException, match="places that they did not tell"):
+        place.run(onNewCheckpoint="resume")
     assert place.written() == rows_of(0)
     place.run(onNewCheckpoint="restart")
     assert place.written() == rows_of(0, 0)
+
+
+# ----------------------------------------------------------------------------- a deleted checkpoint
+
+
+class Records:
+    """Records of a topic as the input of a place, in a query that may be resumed."""
+
+    def __init__(self, place: Place) -> None:
+        self.place, self.topic = place, f"{place.topic}.in"
+        with Admin(place.client) as admin:
+            admin.create_topics([NewTopic(name=self.topic, partitions=2)]).all()
+
+    def add(self, batch: int) -> None:
+        with Producer(self.place.client) as producer:
+            for row in range(ROWS):
+                producer.send(self.topic, b"%d-%d" % (batch, row), partition=row % 2)
+
+    def frame(self, **more: str) -> DataFrame:
+        options = {
+            "kafka.bootstrap.servers": self.place.client["bootstrap.servers"],
+            "subscribe": self.topic,
+            "startingOffsets": "earliest",
+            **more,
+        }
+        return self.place.spark.readStream.format("tallystick").options(**options).load().select("value")
+
+    def run(self, checkpoint: str, source: Mapping[str, str] | None = None) -> None:
+        """All that is there, on this checkpoint, resuming."""
+        self.place.checkpoint = self.place.folder / checkpoint
+        told = self.resuming() if source is None else source
+        self.place.run(self.frame(**told), onNewCheckpoint="resume")
+
+    def resuming(self) -> dict[str, str]:
+        prefix = self.place.options["transactional.id.prefix"]
+        return {"resume.from.prefix": prefix, "checkpointLocation": f"file:{self.place.checkpoint}"}
+
+
+def test_a_deleted_checkpoint_is_resumed(place: Place) -> None:
+    """[SPK-27] Every row once, over two checkpoints that are gone; the first start has nothing to resume."""
+    records = Records(place)
+    records.add(0)
+    records.run("a")
+    records.add(1)
+    records.run("a")
+    records.add(2)
+    records.run("b")
+    records.add(3)
+    records.run("c")
+    records.run("c")
+    assert place.written() == rows_of(0, 1, 2, 3)
+
+
+def test_a_query_that_resumes_may_die_in_its_first_batch(place: Place) -> None:
+    """[SPK-3] [SPK-27] Decided, and Spark does not know: it begins the batch again where it began it."""
+    records = Records(place)
+    records.add(0)
+    records.run("a")
+    records.add(1)
+    records.run("b")
+    place.lose_commit(0)
+    records.add(2)
+    records.run("b")
+    assert place.written() == rows_of(0, 1, 2)
+
+
+def test_a_first_batch_begins_where_it_began(place: Place) -> None:
+    """[SPK-3] `latest` is another place by the time that the batch comes again."""
+    records = Records(place)
+    records.add(0)
+    told = {"startingOffsets": "latest", "checkpointLocation": str(place.checkpoint)}
+    place.run(records.frame(**told))
+    place.lose_commit(0)
+    records.add(1)
+    place.run(records.frame(**told))
+    records.add(2)
+    place.run(records.frame(**told))
+    assert place.written() == rows_of(1, 2)
+
+
+def test_what_begins_elsewhere_does_not_resume(place: Place) -> None:
+    """[SPK-27] A source that is not told, one that begins at other offsets, a state that is gone."""
+    records = Records(place)
+    records.add(0)
+    records.run("a")
+    records.add(1)
+    with pytest.raises(StreamingQueryException, match="places that they did not tell"):
+        records.run("b", source={})
+    place.checkpoint = place.folder / "c"
+    with pytest.raises(StreamingQueryException, match=r"began at \{.*: 0"):
+        records.run("c", source={"checkpointLocation": str(place.checkpoint)})
+    place.checkpoint = place.folder / "d"
+    distinct = records.frame(**records.resuming()).dropDuplicates(["value"])
+    with pytest.raises(StreamingQueryException, match="was in its checkpoint"):
+        place.run(distinct, onNewCheckpoint="resume")
+    assert place.written() == rows_of(0)
+    records.run("e")
+    assert place.written() == rows_of(0, 1)
+
+
+def test_foreach_batch_resumes_as_well(place: Place) -> None:
+    """[SPK-27] It is not told the checkpoint by Spark, so the options say it."""
+    records = Records(place)
+    for batch, name in enumerate(("a", "a", "b")):
+        records.add(batch)
+        place.checkpoint = place.folder / name
+        options = {
+            **place.options,
+            "onNewCheckpoint": "resume",
+            "checkpointLocation": str(place.checkpoint),
+        }
+        place.finish(records.frame(**records.resuming()).writeStream.foreachBatch(foreach_batch(options)))
+    assert place.written() == rows_of(0, 1, 2)
 
 
 def hold_back(folder: str) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:

@@ -1,5 +1,6 @@
 """Spark's sink on a toy cluster: drivers, tasks and zombies stopped at every effect, and every row once."""
 
+import json
 from collections import Counter
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
@@ -18,8 +19,8 @@ from tallystick.kernel.clock import Clock
 from tallystick.kernel.errors import InDoubt
 from tallystick.spark.committable import Batch, Lease, Participant, Tally, Vote
 from tallystick.spark.coordinator import Coordinator
-from tallystick.spark.deciding import Course, NewCheckpoint, course
-from tallystick.spark.sink_errors import CheckpointsDiffer, PrefixTaken, SinkError
+from tallystick.spark.deciding import Beginning, Course, NewCheckpoint, course
+from tallystick.spark.sink_errors import CheckpointsDiffer, PrefixTaken, SinkError, UnknownCheckpoint
 from tallystick.spark.worker_ids import WorkerIds
 from tallystick.testing import FakeClock
 
@@ -64,6 +65,9 @@ class Query:
     scheduler: Scheduler | None = None
     fault_chance: float = 0.0
     until: int = BATCHES
+    query_id: str = QUERY
+    on_new: NewCheckpoint = NewCheckpoint.REFUSE
+    resuming: Beginning | None = None
     clock: Clock = field(default_factory=FakeClock)
 
     def __post_init__(self) -> None:
@@ -83,12 +87,12 @@ class Query:
             pass
 
     async def batch(self, number: int, rows: range) -> None:
-        lease = await self.coordinator().begin()
+        lease = await self.coordinator().begin(resuming=self.resuming)
         votes: list[Vote | None] = []
         try:
             votes = await self.tasks(lease, number, list(rows))
             self.time_some_out(votes)
-            await self.coordinator().commit(votes)
+            await self.coordinator().commit(votes, f'{{"a":{{"0":{rows.stop}}}}}')
         except FAILURES:
             if self.random.random() < 0.5:
                 votes = [vote if self.random.random() < 0.7 else None for vote in votes]
@@ -137,8 +141,8 @@ class Query:
 
     async def attempt(self, lease: Lease, number: int, rows: list[int], ids: WorkerIds) -> Vote:
         """What `attempt.Attempt` does, effect by effect."""
-        job = Batch(QUERY, number)
-        way = course(lease.decided, job, NewCheckpoint.REFUSE)
+        job = Batch(self.query_id, number)
+        way = course(lease.decided, job, self.on_new)
         if isinstance(way, SinkError):
             raise way
         participant = None
@@ -267,6 +271,75 @@ def test_a_batch_before_the_last_decided_one_is_skipped() -> None:
     run_alone(Query(cluster, lagging, Random(2), until=2).run())
     assert lagging.committed == 1
     assert cluster.committed == Counter(range(8))
+
+
+# ------------------------------------------------------------------------------------- a deleted checkpoint
+
+
+class Source:
+    """Of a query on a new checkpoint: it begins where the last decision ended, and keeps that."""
+
+    def __init__(self, cluster: ToyCluster, name: str) -> None:
+        self._cluster, self._name = cluster, name
+        self.checkpoint = Checkpoint()
+        self._start: int | None = None
+
+    def start(self) -> int:
+        if self._start is None:
+            last = run_alone(ToyLog(self._cluster, PREFIX).read()).decision
+            self._start = 0 if last is None else json.loads(last.offsets)["a"]["0"]
+        return self._start
+
+    def query(self, random: Random, until: int) -> Query:
+        """One run: its first batch begins where it did before."""
+        start = self.start()
+        self.checkpoint.planned.setdefault(0, range(start, start + 3))
+        beginning = Beginning(query_id=self._name, starts=(f'{{"a": {{"0": {start}}}}}',), sources=1)
+        return Query(
+            self._cluster,
+            self.checkpoint,
+            random,
+            until=until,
+            query_id=self._name,
+            on_new=NewCheckpoint.RESUME,
+            resuming=beginning,
+        )
+
+
+def resumed_and_crashed(effects: int) -> tuple[ToyCluster, Source, Random]:
+    """Two batches of one query, then another one on a new checkpoint, gone after so many steps."""
+    cluster, random = ToyCluster(), Random(7)
+    run_alone(Query(cluster, Checkpoint({0: range(4), 1: range(4, 9)}), random, until=2).run())
+    source = Source(cluster, "new")
+    run = source.query(random, until=2).run()
+    ended = advance(run, effects)
+    if not ended:
+        run.close()
+    return cluster, source, random
+
+
+@pytest.mark.parametrize("effects", range(80))
+def test_a_query_that_resumes_costs_no_row_and_doubles_none(effects: int) -> None:
+    """[SPK-27] [SPK-3] Whenever it crashes: before its first batch is decided, and after it."""
+    cluster, source, random = resumed_and_crashed(effects)
+    for _ in range(3):
+        run_alone(source.query(random, until=3).run())
+    assert source.checkpoint.committed == 2
+    assert cluster.committed == Counter(range(source.checkpoint.planned[2].stop))
+    assert cluster.open_ids() == []
+
+
+def test_a_query_resumes_where_the_last_decision_is_once_the_prefix_is_claimed() -> None:
+    """[SPK-27] The old query decides one more batch after the new one's source has looked."""
+    cluster, random = ToyCluster(), Random(7)
+    checkpoint = Checkpoint({0: range(4), 1: range(4, 9)})
+    run_alone(Query(cluster, checkpoint, random, until=1).run())
+    source = Source(cluster, "new")
+    late = source.query(random, until=2)
+    run_alone(Query(cluster, checkpoint, random, until=2).run())
+    with pytest.raises(UnknownCheckpoint, match=r"ended at \{.a.:\{.0.:9\}\}"):
+        run_alone(late.batch(0, range(4, 7)))
+    assert cluster.committed == Counter(range(9))
 
 
 # --------------------------------------------------------------------------------------- what stops a query

@@ -23,6 +23,7 @@ from tallystick.spark import sink
 from tallystick.spark.committable import Decision, Lease, Participant, Vote
 from tallystick.spark.data_source import KafkaDataSource
 from tallystick.spark.decision_fold import Known
+from tallystick.spark.deciding import Beginning
 from tallystick.spark.decisions import DecisionTopic
 from tallystick.spark.participants import ClusterParticipants
 from tallystick.spark.ports import DecisionLog, Participants
@@ -112,9 +113,15 @@ class TimedStation(Station):
     def producer_of(self, name: WorkerId) -> Producer:
         return TimedProducer(self.options.of_worker(str(name)))
 
-    def begin(self, *, write_id: str | None = None, query_id: str | None = None) -> Lease:
+    def begin(
+        self,
+        *,
+        write_id: str | None = None,
+        query_id: str | None = None,
+        resuming: Beginning | None = None,
+    ) -> Lease:
         with part("begin"):
-            return super().begin(write_id=write_id, query_id=query_id)
+            return super().begin(write_id=write_id, query_id=query_id, resuming=resuming)
 
     def commit(self, votes: Iterable[Vote | None], offsets: str | None = None) -> Decision | None:
         with part("commit"):

@@ -27,8 +27,9 @@ from tallystick.pipeline.progress import Progress, progress_of
 from tallystick.pipeline.standing import Watch
 from tallystick.pipeline.topics import require_topics
 from tallystick.pipeline.views import make_views
-from tallystick.pipeline.writing import Start, start_query, station_of
+from tallystick.pipeline.writing import Start, resume_options, start_query, station_of
 from tallystick.spark.data_source import register
+from tallystick.spark.deciding import NewCheckpoint
 from tallystick.spark.session import spark_session
 
 _log = logging.getLogger("tallystick.pipeline")
@@ -61,6 +62,8 @@ class Running:
             make_views(self._spark, definition, self.client)
             stack.callback(self._stop_queries)
             for output in definition.outputs:
+                if how.on_new is NewCheckpoint.RESUME:  # each where its own decisions ended
+                    make_views(self._spark, definition, self.client, resume_options(definition, output))
                 query = start_query(self._spark, definition, output, self.client, how)
                 self.queries[output.name] = query
             self._owned = stack.pop_all()

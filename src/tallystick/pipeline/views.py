@@ -7,6 +7,7 @@ it stops the query, or it is a row of the view `NAME_malformed`, for the dead-le
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Final
 
 from py4j.protocol import Py4JJavaError
@@ -29,15 +30,21 @@ def malformed_view(source: Source) -> str:
     return f"{source.name}_malformed"
 
 
-def make_views(spark: SparkSession, definition: Definition, client: Mapping[str, str]) -> None:
+def make_views(
+    spark: SparkSession,
+    definition: Definition,
+    client: Mapping[str, str],
+    more: Mapping[str, str] = MappingProxyType({}),
+) -> None:
     """Declare every view; no record is read yet.
 
     Args:
         client: settings of the consumers, `bootstrap.servers` among them.
+        more: options of every source.
     Raises: BadConfig with what Spark says of a schema or a SELECT, and the path of its key.
     """
     for source in definition.sources:
-        _declare_source(spark, source, client)
+        _declare_source(spark, source, {**source_options(source, client), **more})
     for lookup in definition.lookups:
         _declare(lookup.name, f"lookups.{lookup.name}", partial(_lookup, spark, lookup))
     for i, transform in enumerate(definition.transforms):
@@ -71,8 +78,8 @@ def _lookup(spark: SparkSession, lookup: Lookup) -> DataFrame:
     return reader.load(lookup.path) if lookup.path is not None else reader.load()
 
 
-def _declare_source(spark: SparkSession, source: Source, client: Mapping[str, str]) -> None:
-    reader = spark.readStream.format("tallystick").options(**source_options(source, client))
+def _declare_source(spark: SparkSession, source: Source, options: Mapping[str, str]) -> None:
+    reader = spark.readStream.format("tallystick").options(**options)
     records, path = reader.load(), f"sources.{source.name}"
     _declare(source.name, path, lambda: _watermarked(_rows(records, source), source))
     if source.malformed is OnMalformed.DEAD_LETTER:

@@ -47,7 +47,11 @@ def start_query(
         client: [kafka], or the address of the pipeline's own broker: `bootstrap.servers` among them.
     Raises: BadConfig with what Spark says of a key or a value.
     """
-    options = {**sink_options(definition, output, client), "onNewCheckpoint": how.on_new.value}
+    options = {
+        **sink_options(definition, output, client),
+        "onNewCheckpoint": how.on_new.value,
+        "checkpointLocation": checkpoint_of(definition, output),
+    }
     if output.database is None:
         writer = records(spark, definition, output).writeStream.format("tallystick").options(**options)
     else:
@@ -58,11 +62,21 @@ def start_query(
     writer = (
         writer.queryName(definition.prefix(output))
         .outputMode(output.mode.value)
-        .option("checkpointLocation", checkpoint_of(definition, output))
+        .option("checkpointLocation", options["checkpointLocation"])
     )
     if how.once:
         return writer.trigger(availableNow=True).start()
     return writer.trigger(processingTime=definition.trigger or "0 seconds").start()
+
+
+def resume_options(definition: Definition, output: Output) -> dict[str, str]:
+    """What sources are told, to begin where the last decision of an output ended."""
+    where = {} if output.database is None else {"resume.from.database": output.database}
+    return {
+        **where,
+        "resume.from.prefix": definition.prefix(output),
+        "checkpointLocation": checkpoint_of(definition, output),
+    }
 
 
 def station_of(

@@ -22,6 +22,7 @@ from tallystick.kernel.value import frozen
 from tallystick.spark.committable import Decision, Lease, Participant, Vote
 from tallystick.spark.deciding import (
     Ballot,
+    Beginning,
     Fate,
     broken,
     count,
@@ -29,6 +30,7 @@ from tallystick.spark.deciding import (
     next_decision,
     orphans,
     replayed,
+    resumed,
     unsound,
 )
 from tallystick.spark.ports import DecisionLog, Participants
@@ -76,12 +78,13 @@ class Coordinator:
         self._clock = clock or SystemClock()
         self._nonce = nonces or (lambda: token_hex(NONCE_BYTES))
 
-    async def begin(self, write_id: str | None = None) -> Lease:
+    async def begin(self, write_id: str | None = None, resuming: Beginning | None = None) -> Lease:
         """Take the prefix, finish what was decided, end what was not; the lease for a batch.
 
         Args:
             write_id: of a batch write that has a name.
-        Raises: DecisionBroken; what asking the cluster ends with.
+            resuming: of a query that may follow another one, if it begins where that one ended.
+        Raises: DecisionBroken, UnknownCheckpoint; what asking the cluster ends with.
         """
         await self._decisions.open()
         held, transaction_version = await self._participants.claim()
@@ -90,11 +93,12 @@ class Coordinator:
             await self._roll_forward(known.decision)
         await self._sweep()
         last = known.decision
+        decided = _or_raise(resumed(last, resuming))
         return Lease(
             nonce=self._nonce(),
             coordinator=held,
             transaction_version=transaction_version,
-            decided=None if last is None else last.summary,
+            decided=decided,
             repeats=last is not None and write_id in {each.name for each in last.writes},
         )
 

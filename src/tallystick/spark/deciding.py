@@ -23,6 +23,7 @@ Refusals are values of `sink_errors`; the shells raise them.
 Source: docs/adr/0170 to 0173.
 """
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Final
@@ -73,6 +74,22 @@ class NewCheckpoint(Enum):
 
     REFUSE = "refuse"
     RESTART = "restart"
+    RESUME = "resume"
+
+
+@frozen(kw_only=True)
+class Beginning:
+    """What the checkpoint of a query tells of its beginning, where the driver can read it.
+
+    starts       where its sources began, as JSON; those that have told, each place once
+    sources      how many there are
+    keeps_state  some of its operators keep state
+    """
+
+    query_id: str
+    starts: tuple[str, ...] = ()
+    sources: int = 0
+    keeps_state: bool = False
 
 
 def course(decided: Decided | None, batch: Batch, on_new: NewCheckpoint) -> Course | SinkError:
@@ -80,18 +97,20 @@ def course(decided: Decided | None, batch: Batch, on_new: NewCheckpoint) -> Cour
 
     `<=` and not `==`: a driver that lags behind repeats batches before the last decided one.
     """
-    if decided is None or decided.query_id is None or decided.batch_id is None:
+    if decided is None or decided.query_id is None:
         return Course.WRITE
     if decided.query_id != batch.query_id:
         return stranger(decided, batch.query_id, on_new) or Course.WRITE
-    if batch.batch_id <= decided.batch_id:
+    last = -1 if decided.batch_id is None else decided.batch_id
+    if batch.batch_id <= last:
         return Course.SKIP
-    if batch.batch_id == decided.batch_id + 1:
+    if batch.batch_id == last + 1:
         return Course.WRITE
     return CheckpointsDiffer(
         f"checkpoint and decisions differ: {batch} follows no decided batch: the last one decided is "
-        f"{decided.batch_id}. Batches in between were committed without this sink, or decisions were lost. "
-        "Nothing was written. Find out which; to go on from here, give the sink a new transactional.id.prefix"
+        f"{'none' if last < 0 else last}. Batches in between were committed without this sink, or decisions "
+        "were lost. Nothing was written. Find out which; to go on from here, give the sink a new "
+        "transactional.id.prefix"
     )
 
 
@@ -101,16 +120,69 @@ def stranger(decided: Decided | None, query_id: str, on_new: NewCheckpoint) -> U
     Asked in a task, which knows its query for sure; and by a driver that can find out, before it claims the
     prefix: a mistyped one is then no harm to the query that has it.
     """
-    if decided is None or decided.query_id in (None, query_id) or on_new is not NewCheckpoint.REFUSE:
+    if decided is None or decided.query_id in (None, query_id) or on_new is NewCheckpoint.RESTART:
         return None
-    return UnknownCheckpoint(
+    known = (
         f"query {query_id} is new to this transactional.id.prefix: the last decision is batch "
-        f"{decided.batch_id} of query {decided.query_id}. Its checkpoint was deleted or replaced, or another "
-        "query has the prefix. Nothing was written. If the checkpoint is still there, use it. If not: "
-        "onNewCheckpoint=restart writes what this query reads, whatever was written before. To go on where "
-        "the last decision ended, let its source begin there as well, with startingOffsets: "
-        "`tallystick transactions resolve --prefix ... --dry-run` shows the offsets"
+        f"{decided.batch_id} of query {decided.query_id}."
     )
+    if on_new is NewCheckpoint.RESUME:  # the driver would have told the tasks otherwise: `resumed`
+        return UnknownCheckpoint(
+            f"{known} Nothing was written. onNewCheckpoint=resume looks into the checkpoint, and the driver "
+            "cannot: it must be a folder of the driver's host, given as the option checkpointLocation. "
+            "Without one, give the source startingOffsets and the sink onNewCheckpoint=restart: "
+            "`tallystick transactions resolve --prefix ... --dry-run` shows the offsets"
+        )
+    return UnknownCheckpoint(
+        f"{known} Its checkpoint was deleted or replaced, or another query has the prefix. Nothing was "
+        "written. If the checkpoint is still there, use it. If not: onNewCheckpoint=resume goes on where the "
+        "last decision ended, and needs the sources' options resume.from.prefix and checkpointLocation; "
+        "onNewCheckpoint=restart writes what this query reads, whatever was written before. `tallystick "
+        "transactions resolve --prefix ... --dry-run` shows the offsets of the last decision"
+    )
+
+
+def resumed(last: Decision | None, beginning: Beginning | None) -> Decided | UnknownCheckpoint | None:
+    """What the tasks are told was decided before, under `onNewCheckpoint=resume` [SPK-27].
+
+    A new query follows the old one if its sources begin where that one's last decision ended, all of them:
+    then none of its batches is decided yet, and the first one is the next.
+
+    Args:
+        beginning: of the query, where the driver can see it; else its tasks stop it.
+    """
+    if last is None or beginning is None or last.query_id in (None, beginning.query_id):
+        return None if last is None else last.summary
+    kept = (last.offsets or "").splitlines()
+    at = f"batch {last.batch_id} of query {last.query_id}"
+    if not kept:
+        why = f"the offsets of {at} were not kept: its checkpoint was no folder that its driver could read"
+    elif beginning.keeps_state:
+        why = f"the state of query {last.query_id} was in its checkpoint, and this query would begin without"
+    elif beginning.sources != len(kept) or _places(beginning.starts) != _places(kept):
+        began = " and ".join(beginning.starts) or "places that they did not tell"
+        why = (
+            f"{at} ended at {' and '.join(kept)}; the {beginning.sources} sources of this query began at "
+            f"{began}. Give each the options resume.from.prefix and checkpointLocation"
+        )
+    else:
+        return Decided(nonce=last.nonce, query_id=beginning.query_id, batch_id=None)
+    return UnknownCheckpoint(
+        f"query {beginning.query_id} cannot resume query {last.query_id}: {why}. Nothing was written. Begin "
+        "with another checkpoint when that is mended, or choose onNewCheckpoint=restart, which does not look"
+    )
+
+
+def _places(offsets: Iterable[str]) -> set[str]:
+    """Offsets of sources in one form, whoever wrote the JSON; what is none stands for itself."""
+    return {_place(each) for each in offsets}
+
+
+def _place(text: str) -> str:
+    try:
+        return json.dumps(json.loads(text), sort_keys=True)
+    except ValueError:
+        return text
 
 
 # ------------------------------------------------------------------------------- the votes

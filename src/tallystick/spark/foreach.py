@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from tallystick.kernel.settings import BadConfig
 from tallystick.spark.attempt import attempt
+from tallystick.spark.checkpoint import offsets_after, resuming
 from tallystick.spark.committable import Batch, Lease, Vote, decode_vote, encode_vote, no_vote
 from tallystick.spark.option_table import Query
 from tallystick.spark.sink import checked_options
@@ -53,14 +54,14 @@ def foreach_batch(
         checked = checked_options(options, rows.schema, Query.STREAM)
         here = connect(checked)
         job = Batch(query_of(frame, query_id), batch_id)
-        lease = here.begin(query_id=job.query_id)
+        lease = here.begin(query_id=job.query_id, resuming=resuming(checked, job.query_id))
         task = _task(checked, lease, job, connect)
         votes: list[Vote | None] = []
         try:
             found = rows.mapInArrow(task, _VOTES).collect()
             # A batch without partitions has no task to say that it was empty.
             votes = [decode_vote(bytes(row.vote)) for row in found] or [attempt(here, lease, job, ())]
-            here.commit(votes)
+            here.commit(votes, offsets_after(checked.checkpoint, batch_id))
         except BaseException:
             here.give_up(votes or [no_vote(lease)])
             raise

@@ -9,6 +9,7 @@ from typing import Final
 from tallystick.kernel.value import frozen
 
 PREFIX: Final = "kafka."
+DECISIONS_TOPIC: Final = "__tallystick_decisions"
 
 
 class Standing(Enum):
@@ -181,6 +182,28 @@ OPTIONS: Final = (
         default="`read_committed`",
         doc="Differs from Spark's own source, whose default shows records of aborted and open transactions.",
     ),
+    Option(
+        name="checkpointLocation",
+        values="folder",
+        sides=(Side.SOURCE, Side.SINK),
+        queries=_STREAM,
+        doc="The query's own, where it is a folder of the driver's host. A source keeps in it where it "
+        "began, so that a first batch that is repeated begins there again. Spark tells it to a sink, and "
+        "not to a source or to `foreach_batch`.",
+    ),
+    Option(
+        name="resume.from.prefix",
+        values="name",
+        queries=_STREAM,
+        doc="A new query begins where the last decision under the sink's `transactional.id.prefix` ended, if "
+        "there is one; else as `startingOffsets` says. Needs `checkpointLocation`.",
+    ),
+    Option(
+        name="resume.from.database",
+        values="URL",
+        queries=_STREAM,
+        doc="The `database` of `foreach_batch`, if that has the decisions.",
+    ),
     _idle("fetchOffset.numRetries", "Tried again until `kafka.default.api.timeout.ms` is over."),
     _idle("fetchOffset.retryIntervalMs", "See `kafka.retry.backoff.ms`."),
     _idle("groupIdPrefix", "No consumer group is used."),
@@ -211,11 +234,12 @@ OPTIONS: Final = (
     ),
     Option(
         name="onNewCheckpoint",
-        values="`refuse`, `restart`",
+        values="`refuse`, `restart`, `resume`",
         default="`refuse`",
         sides=_SINK,
         queries=_STREAM,
-        doc="What to do where the prefix has decisions of another query: its checkpoint is gone.",
+        doc="What to do where the prefix has decisions of another query, whose checkpoint is gone: stop; "
+        "write what is read; or go on where that one ended, and stop if the sources begin elsewhere.",
     ),
     Option(
         name="write.id",
@@ -227,8 +251,8 @@ OPTIONS: Final = (
     Option(
         name="decisions.topic",
         values="name",
-        default="`__tallystick_decisions`",
-        sides=_SINK,
+        default=f"`{DECISIONS_TOPIC}`",
+        sides=(Side.SOURCE, Side.SINK),
         doc="Where decisions are kept: one compacted topic for all queries of a cluster, made when missing.",
     ),
     _refused(

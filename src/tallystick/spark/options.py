@@ -18,7 +18,8 @@ from tallystick.client.config import ConsumerConfig
 from tallystick.kernel.ids import INT32_MAX, INT64_MAX, TopicPartition
 from tallystick.kernel.settings import BadConfig
 from tallystick.kernel.value import frozen
-from tallystick.spark.option_table import OPTIONS, PREFIX, Option, Query, Side, Standing
+from tallystick.spark.option_table import DECISIONS_TOPIC, OPTIONS, PREFIX, Option, Query, Side, Standing
+from tallystick.spark.transactional_ids import prefix_problems
 
 _READ_COMMITTED: Final = "read_committed"
 
@@ -85,11 +86,27 @@ Place = Edge | AtOffsets | AtTimes | AtTime
 
 
 @frozen(kw_only=True)
+class Resume:
+    """Whose last decision says where to begin.
+
+    prefix     of the sink, as it was given
+    decisions  the topic of the decisions, in the cluster that is read
+    database   where the decisions are instead, as a URL
+    """
+
+    prefix: str
+    decisions: str = DECISIONS_TOPIC
+    database: str | None = None
+
+
+@frozen(kw_only=True)
 class SourceOptions:
     """What a query reads, and how.
 
     latest_if_no_match   a start by time that no record has is the end of the log, not an error
     client               settings of a consumer, by Kafka's names
+    checkpoint           the query's, where the source is told, to keep its start there
+    resume               begin where a sink's last decision ended, if there is one
     """
 
     topics: Topics
@@ -105,6 +122,8 @@ class SourceOptions:
     max_trigger_delay_ms: int = 900_000
     min_partitions: int | None = None
     max_records_per_partition: int | None = None
+    checkpoint: str | None = None
+    resume: Resume | None = None
 
     @property
     def read_committed(self) -> bool:
@@ -129,11 +148,13 @@ def read_options(given: Mapping[str, str], query: Query | None = None) -> Source
     start = _place(values, "starting", Edge.LATEST if query is Query.STREAM else Edge.EARLIEST)
     end = _place(values, "ending", Edge.LATEST)
     problems += _crossed(values)
+    resume = _resume(texts, problems)
     if query is Query.BATCH:
         problems += _batch_problems(start, end)
     if problems or topics is None:
         raise BadConfig("\n".join(problems))
     named = {field: values[name] for name, field in _FIELDS.items() if name in values}
+    named["resume"] = resume
     return SourceOptions(topics=topics, starting=start, ending=end, client=client, **named)  # type: ignore[arg-type]
 
 
@@ -218,6 +239,23 @@ def _crossed(values: Mapping[str, object]) -> Iterator[str]:
     least, most = values.get("minoffsetspertrigger"), values.get("maxoffsetspertrigger")
     if isinstance(least, int) and isinstance(most, int) and least > most:
         yield f"minOffsetsPerTrigger: {least} is above maxOffsetsPerTrigger {most}"
+
+
+def _resume(texts: Mapping[str, str], problems: list[str]) -> Resume | None:
+    prefix = texts.get("resume.from.prefix")
+    if not prefix:
+        for name in ("resume.from.database", "decisions.topic"):
+            if name in texts:
+                problems.append(f"{name}: is for resume.from.prefix, which is not given")
+        return None
+    problems += [line.replace("transactional.id", "resume.from", 1) for line in prefix_problems(prefix)]
+    if "checkpointlocation" not in texts:
+        problems.append("resume.from.prefix: checkpointLocation must be given as well, the query's own")
+    return Resume(
+        prefix=prefix,
+        decisions=texts.get("decisions.topic") or DECISIONS_TOPIC,
+        database=texts.get("resume.from.database"),
+    )
 
 
 def _batch_problems(start: Place, end: Place) -> Iterator[str]:
@@ -385,6 +423,7 @@ _READERS: Final[Mapping[str, Callable[[str], object]]] = {
     "maxtriggerdelay": _duration_ms,
     "minpartitions": _number(1, INT32_MAX),
     "maxrecordsperpartition": _COUNT,
+    "checkpointlocation": str,
 }
 
 _FIELDS: Final = {
@@ -397,4 +436,5 @@ _FIELDS: Final = {
     "maxtriggerdelay": "max_trigger_delay_ms",
     "minpartitions": "min_partitions",
     "maxrecordsperpartition": "max_records_per_partition",
+    "checkpointlocation": "checkpoint",
 }

@@ -9,12 +9,14 @@ A query that is alive is fenced by that, and stops. Under two-phase commit nothi
 from collections.abc import Mapping
 
 from tallystick.kernel.settings import BadConfig
+from tallystick.spark.committable import Decision
 from tallystick.spark.coordinator import Standing
-from tallystick.spark.sink_options import DECISIONS_TOPIC, SinkOptions
+from tallystick.spark.option_table import DECISIONS_TOPIC
+from tallystick.spark.sink_options import SinkOptions
 from tallystick.spark.station import Station
 from tallystick.spark.transactional_ids import prefix_problems
 
-__all__ = ["Standing", "resolve"]
+__all__ = ["Standing", "last_decision", "resolve"]
 
 
 def resolve(
@@ -36,12 +38,31 @@ def resolve(
     Returns: what was found, before anything was done.
     Raises: BadConfig; DecisionBroken without `retire`; NoDecisionTopic; a client's errors.
     """
+    return settle(Station(options_of(prefix, client, decisions)), dry_run=dry_run, retire=retire)
+
+
+def last_decision(
+    prefix: str, client: Mapping[str, str], *, decisions: str = DECISIONS_TOPIC
+) -> Decision | None:
+    """The last decision under a prefix, for who begins where it ended. Raises: as `resolve`."""
+    return look(Station(options_of(prefix, client, decisions)))
+
+
+def options_of(prefix: str, client: Mapping[str, str], decisions: str = DECISIONS_TOPIC) -> SinkOptions:
+    """Of a prefix and the client of its query. Raises: BadConfig."""
     if problems := list(prefix_problems(prefix)):
         raise BadConfig("\n".join(problems))
     own = dict(client)
     modes = tuple(each.strip() for each in own.pop("tallystick.modes", "2pc").split(","))
-    options = SinkOptions(prefix=prefix, client=own, modes=modes, decisions=decisions)
-    return settle(Station(options), dry_run=dry_run, retire=retire)
+    return SinkOptions(prefix=prefix, client=own, modes=modes, decisions=decisions)
+
+
+def look(station: Station) -> Decision | None:
+    """What `station` knows as decided; it is closed behind it."""
+    try:
+        return station.run(station.decisions.read(), "look").decision
+    finally:
+        station.close()
 
 
 def settle(station: Station, *, dry_run: bool, retire: bool) -> Standing:

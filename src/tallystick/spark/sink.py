@@ -7,10 +7,8 @@ asked to commit or to abort, and has the votes alone (and what `handover` finds)
 Source: PySpark 4.3 worker/write_into_data_source.py and worker/python_streaming_sink_runner.py.
 """
 
-import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
@@ -29,6 +27,7 @@ from pyspark.sql.types import (
 from tallystick.kernel.check import check
 from tallystick.kernel.settings import BadConfig
 from tallystick.spark.attempt import attempt
+from tallystick.spark.checkpoint import offsets_after, query_of, resuming
 from tallystick.spark.committable import (
     Batch,
     Job,
@@ -107,7 +106,11 @@ class _Writing:
         return self.__dict__
 
     def _begin(self) -> Lease:
-        lease = self._station.begin(write_id=self._write_id, query_id=_query_of(self.options.checkpoint))
+        lease = self._station.begin(
+            write_id=self._write_id,
+            query_id=query_of(self.options.checkpoint),
+            resuming=resuming(self.options),
+        )
         leave(self.options, lease)
         return lease
 
@@ -140,7 +143,7 @@ class StreamWriter(_Writing, DataSourceStreamArrowWriter):
         return self._attempt(_batch_of_task(), iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        self._commit(messages, _offsets(self.options.checkpoint, batchId))
+        self._commit(messages, offsets_after(self.options.checkpoint, batchId))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         self._give_up(messages)
@@ -178,29 +181,6 @@ def _batch_of_task() -> Batch:
 
 def _votes(messages: Iterable[WriterCommitMessage | None]) -> list[Vote | None]:
     return [decode_vote(each.vote) if isinstance(each, VoteMessage) else None for each in messages]
-
-
-def _query_of(checkpoint: str | None) -> str | None:
-    """The query's id, where the checkpoint is a folder that can be read here."""
-    if checkpoint is None:
-        return None
-    try:
-        found = json.loads(Path(checkpoint.removeprefix("file://"), "metadata").read_text())["id"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return found if isinstance(found, str) else None
-
-
-def _offsets(checkpoint: str | None, batch_id: int) -> str | None:
-    """The sources' offsets at the end of a batch, where the checkpoint is a folder that can be read here."""
-    if checkpoint is None:
-        return None
-    try:
-        text = Path(checkpoint.removeprefix("file://"), "offsets", str(batch_id)).read_text()
-    except (OSError, ValueError):
-        return None
-    # The first line is the version, the second the batch's settings; then one line for each source.
-    return "\n".join(text.splitlines()[2:]) or None
 
 
 # -------------------------------------------------------------------------------- the schema

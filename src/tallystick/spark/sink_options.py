@@ -11,11 +11,10 @@ from tallystick.client.modes import Mode
 from tallystick.kernel.settings import BadConfig
 from tallystick.kernel.value import frozen
 from tallystick.spark.deciding import NewCheckpoint
-from tallystick.spark.option_table import PREFIX, Query, Side
+from tallystick.spark.option_table import DECISIONS_TOPIC, PREFIX, Query, Side
 from tallystick.spark.options import common_problems, kafka_settings
 from tallystick.spark.transactional_ids import prefix_problems
 
-DECISIONS_TOPIC: Final = "__tallystick_decisions"
 TIMEOUT_MS: Final = 900_000
 """Of prepared transactions without two-phase commit: the longest a broker allows unless told otherwise."""
 

@@ -9,6 +9,7 @@ Source: Spark 4.3 KafkaMicroBatchStream.scala.
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from typing import Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -20,6 +21,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
+from tallystick import _lazy
 from tallystick.kernel.ids import TopicPartition
 from tallystick.spark import offsets
 from tallystick.spark.offsets import OffsetJson, json_of, offsets_of, plan
@@ -27,6 +29,8 @@ from tallystick.spark.option_table import Query
 from tallystick.spark.options import read_options
 from tallystick.spark.planning import Planner, Reading
 from tallystick.spark.reading import read_range
+
+_STARTING: Final = "tallystick.spark.starting"
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -45,8 +49,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._available_now = False
 
     def initialOffset(self) -> OffsetJson:  # noqa: N802 -- this and the following are Spark's names
-        """Where a query without a checkpoint starts."""
-        return json_of(self._asked().resolve(self._options.starting, starting=True))
+        """Where a new query starts; asked again when its first batch is repeated."""
+
+        def named() -> OffsetJson:
+            return json_of(self._asked().resolve(self._options.starting, starting=True))
+
+        if self._options.checkpoint is None:
+            return named()
+        found: OffsetJson = _lazy.load(_STARTING).start_of(self._options, named, self._options.checkpoint)
+        return found
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """Spark has no limit of two sides: the other side is kept here, and `latestOffset` heeds both."""

@@ -18,10 +18,11 @@ from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.ids import Identity
 from tallystick.spark.committable import Decision, Lease, Vote
 from tallystick.spark.coordinator import Coordinator
-from tallystick.spark.deciding import stranger
+from tallystick.spark.deciding import Beginning, resumed, stranger
 from tallystick.spark.decisions import DecisionTopic
 from tallystick.spark.participants import ClusterParticipants
 from tallystick.spark.ports import DecisionLog, Participants
+from tallystick.spark.sink_errors import SinkError
 from tallystick.spark.sink_options import SinkOptions
 from tallystick.spark.transactional_ids import WorkerId
 from tallystick.spark.worker_ids import WorkerIds
@@ -65,20 +66,29 @@ class Station:
         """The producer of one attempt."""
         return Producer(self.options.of_worker(str(name)))
 
-    def begin(self, *, write_id: str | None = None, query_id: str | None = None) -> Lease:
+    def begin(
+        self,
+        *,
+        write_id: str | None = None,
+        query_id: str | None = None,
+        resuming: Beginning | None = None,
+    ) -> Lease:
         """Take the prefix; see `Coordinator.begin`.
 
         Args:
             query_id: of the query, where the driver knows it. Then one that is new to the prefix is refused
                 before it fences the query that has it.
+            resuming: under `onNewCheckpoint=resume`, where the driver can see how the query begins.
         """
         if query_id is not None and not self._known_here:
             last = self.run(self.decisions.read(), "look").decision
-            refusal = stranger(None if last is None else last.summary, query_id, self.options.on_new)
-            if refusal is not None:
-                raise refusal
+            decided = resumed(last, resuming)
+            if not isinstance(decided, SinkError):
+                decided = stranger(decided, query_id, self.options.on_new)
+            if isinstance(decided, SinkError):
+                raise decided
             self._known_here = True
-        return self.run(self.coordinator.begin(write_id), "begin")
+        return self.run(self.coordinator.begin(write_id, resuming), "begin")
 
     def commit(self, votes: Iterable[Vote | None], offsets: str | None = None) -> Decision | None:
         decision = self.run(self.coordinator.commit(votes, offsets), "commit")

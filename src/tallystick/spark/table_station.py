@@ -10,20 +10,29 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from tallystick.client.cluster import Cluster
-from tallystick.kernel.settings import BadConfig
 from tallystick.kernel.value import frozen, replace
+from tallystick.spark.committable import Decision
 from tallystick.spark.database import Database, engine_of, opened
 from tallystick.spark.deciding import MARGIN_SHARE
 from tallystick.spark.decision_row import DecisionRow, RowLog, RowParticipants
 from tallystick.spark.ports import DecisionLog, Participants
-from tallystick.spark.recovery import Standing, settle
+from tallystick.spark.recovery import Standing, look, options_of, settle
 from tallystick.spark.sink_options import TIMEOUT_MS, SinkOptions
 from tallystick.spark.sinks import ToTable
 from tallystick.spark.staging import Staged
 from tallystick.spark.station import Station
-from tallystick.spark.transactional_ids import IN_DATABASE, prefix_problems
+from tallystick.spark.transactional_ids import IN_DATABASE
 
-__all__ = ["AtDatabase", "TableStation", "engine_of", "in_database", "opened", "resolve_rows", "staged_of"]
+__all__ = [
+    "AtDatabase",
+    "TableStation",
+    "engine_of",
+    "in_database",
+    "last_decision",
+    "opened",
+    "resolve_rows",
+    "staged_of",
+]
 
 Make = Callable[[SinkOptions, Database, tuple[ToTable, ...]], "TableStation"]
 
@@ -86,9 +95,13 @@ def resolve_rows(
     Returns: what was found, before anything was done.
     Raises: BadConfig; DecisionBroken without `retire`; errors of client and database.
     """
-    if problems := list(prefix_problems(prefix)):
-        raise BadConfig("\n".join(problems))
-    own = dict(client)
-    modes = tuple(each.strip() for each in own.pop("tallystick.modes", "2pc").split(","))
-    options = in_database(SinkOptions(prefix=prefix, client=own, modes=modes))
-    return settle(TableStation(options, opened(database), ()), dry_run=dry_run, retire=retire)
+    return settle(_station(prefix, client, database), dry_run=dry_run, retire=retire)
+
+
+def last_decision(prefix: str, client: Mapping[str, str], database: str) -> Decision | None:
+    """The last decision under a prefix, for who begins where it ended. Raises: as `resolve_rows`."""
+    return look(_station(prefix, client, database))
+
+
+def _station(prefix: str, client: Mapping[str, str], database: str) -> TableStation:
+    return TableStation(in_database(options_of(prefix, client)), opened(database), ())

@@ -19,6 +19,7 @@ from tallystick import _lazy
 from tallystick.kernel.settings import BadConfig
 from tallystick.kernel.value import frozen, replace
 from tallystick.spark import foreach
+from tallystick.spark.checkpoint import offsets_after, resuming
 from tallystick.spark.combined_attempt import TABLE_STATION, Work
 from tallystick.spark.committable import Batch, Vote, decode_vote, no_vote
 from tallystick.spark.option_table import Query
@@ -55,7 +56,7 @@ class ForeachBatch:
         rows = projected(frame, sinks)
         here = self._station(where, sinks)
         job = Batch(foreach.query_of(frame, self.query_id), batch_id)
-        lease = here.begin(query_id=job.query_id)
+        lease = here.begin(query_id=job.query_id, resuming=resuming(self.options, job.query_id))
         work = Work(
             options=self.options, lease=lease, job=job, sinks=sinks, where=where, connect=self.connect
         )
@@ -67,7 +68,7 @@ class ForeachBatch:
             votes = [vote for vote, _ in told]
             if where is not None:
                 cast("TableStation", here).log.moving(lease.nonce, _moves(sinks, told))
-            here.commit(votes)
+            here.commit(votes, offsets_after(self.options.checkpoint, batch_id))
         except BaseException:
             here.give_up(votes or [no_vote(lease)])
             raise

@@ -21,6 +21,7 @@ from tallystick.spark.committable import (
 )
 from tallystick.spark.deciding import (
     Ballot,
+    Beginning,
     Course,
     Fate,
     NewCheckpoint,
@@ -31,6 +32,7 @@ from tallystick.spark.deciding import (
     next_decision,
     orphans,
     replayed,
+    resumed,
     unsound,
 )
 from tallystick.spark.sink_errors import (
@@ -104,7 +106,7 @@ def test_what_fits_nowhere_is_refused() -> None:
     assert isinstance(course(decided, Batch("q", 9), NewCheckpoint.RESTART), CheckpointsDiffer)
     for batch_id, choice in product((0, 7, 8), NewCheckpoint):
         found = course(decided, Batch("other", batch_id), choice)
-        if choice is NewCheckpoint.REFUSE:
+        if choice is not NewCheckpoint.RESTART:
             assert isinstance(found, UnknownCheckpoint)
             assert "batch 7 of query q" in str(found)
         else:
@@ -271,3 +273,68 @@ def test_orphans_are_the_workers_of_this_prefix() -> None:
     worker = "w/0123456789abcdef/0"
     ids = [f"p/{worker}", f"pp/{worker}", f"p/w/x/{worker}", "p/coordinator", "other"]
     assert orphans("p", ids) == (f"p/{worker}",)
+
+
+# --------------------------------------------------------------------------------------------- resume
+
+A_AT_5, A_AT_0, B_AT_1 = '{"a":{"0":5}}', '{"a":{"0":0}}', '{"b": {"0": 1}}'
+
+
+@pytest.mark.parametrize(
+    ("kept", "starts", "sources", "why"),
+    [
+        (A_AT_5, (A_AT_5,), 1, None),
+        (f"{A_AT_5}\n{B_AT_1}", ('{"b":{"0":1}}', '{"a": {"0": 5}}'), 2, None),
+        (f"{A_AT_5}\n{A_AT_5}", (A_AT_5,), 2, None),
+        (f"{A_AT_5}\n{B_AT_1}", (A_AT_5,), 2, "ended at"),
+        (A_AT_5, (A_AT_5,), 2, "the 2 sources of this query began at"),
+        (A_AT_5, (A_AT_0,), 1, f"began at {A_AT_0}"),
+        (A_AT_5, (A_AT_5, A_AT_0), 1, "began at"),
+        (A_AT_5, (), 1, "places that they did not tell"),
+        (f"{A_AT_5}\n-", (A_AT_5,), 2, "ended at"),
+        (None, (A_AT_5,), 1, "were not kept"),
+    ],
+)
+def test_a_query_resumes_only_where_the_last_decision_ended(
+    kept: str | None, starts: tuple[str, ...], sources: int, why: str | None
+) -> None:
+    """[SPK-27] Else rows would be there twice or never, by an option that promises the contrary."""
+    last = replace(LAST, offsets=kept)
+    found = resumed(last, Beginning(query_id="new", starts=starts, sources=sources))
+    if why is None:
+        assert found == Decided(nonce="m", query_id="new", batch_id=None)
+    else:
+        assert isinstance(found, UnknownCheckpoint)
+        assert why in str(found)
+        assert "Nothing was written" in str(found)
+
+
+def test_a_query_that_keeps_state_resumes_nothing() -> None:
+    """[SPK-27] Its state was in the checkpoint that is gone."""
+    last = replace(LAST, offsets=A_AT_5)
+    beginning = Beginning(query_id="new", starts=(A_AT_5,), sources=1, keeps_state=True)
+    assert "the state of query q was in its checkpoint" in str(resumed(last, beginning))
+
+
+def test_a_query_that_is_known_is_asked_nothing() -> None:
+    """Its own decisions count, and before any decision there is nothing to follow."""
+    nowhere = Beginning(query_id="q")
+    assert resumed(LAST, nowhere) == LAST.summary
+    assert resumed(LAST, None) == LAST.summary
+    assert resumed(None, nowhere) is None
+    writes = replace(LAST, query_id=None, batches=())
+    assert resumed(writes, nowhere) == writes.summary
+
+
+def test_a_query_that_resumes_begins_with_its_first_batch() -> None:
+    """[SPK-27] Later batches of it were decided elsewhere."""
+    decided = Decided(nonce="m", query_id="new", batch_id=None)
+    assert course(decided, Batch("new", 0), NewCheckpoint.RESUME) is Course.WRITE
+    assert isinstance(course(decided, Batch("new", 1), NewCheckpoint.RESUME), CheckpointsDiffer)
+    assert isinstance(course(decided, Batch("q", 3), NewCheckpoint.RESUME), UnknownCheckpoint)
+
+
+def test_where_nobody_can_look_nothing_is_resumed() -> None:
+    """[SPK-27] The driver could not read the checkpoint, so the task has the old query's decision."""
+    found = course(LAST.summary, Batch("new", 0), NewCheckpoint.RESUME)
+    assert "must be a folder of the driver's host" in str(found)

@@ -1,0 +1,51 @@
+"""Which of the offsets in a decision are those of a source."""
+
+import pytest
+
+from tallystick.kernel.ids import TopicPartition
+from tallystick.spark.committable import Decision, Written
+from tallystick.spark.options import Assigned, Matching, Subscribed, Topics
+from tallystick.spark.planning import NothingToRead
+from tallystick.spark.starting import ended_at
+
+A, B = '{"a":{"0":5,"1":6}}', '{"b":{"0":1}}'
+FILES = '{"logOffset":3}'
+
+
+def decision(*lines: str) -> Decision:
+    return Decision(
+        nonce="n",
+        participants=(),
+        transaction_version=2,
+        decided_ms=0,
+        query_id="q",
+        batches=(Written(4, ()),),
+        offsets="\n".join(lines) or None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("lines", "topics"),
+    [
+        ((A,), Subscribed(("a",))),
+        ((B, A), Subscribed(("a", "added.later"))),
+        ((FILES, "-", A, B), Matching("[ac]")),
+        ((A, A), Assigned((TopicPartition("a", 1),))),
+    ],
+)
+def test_a_source_has_the_offsets_of_its_topics(lines: tuple[str, ...], topics: Topics) -> None:
+    assert ended_at(decision(*lines), topics) == {"a": {"0": 5, "1": 6}}
+
+
+@pytest.mark.parametrize(
+    ("lines", "why"),
+    [
+        ((), "checkpoint was no folder"),
+        ((B, FILES), "None are of the topics"),
+        ((A, '{"a":{"0":7}}'), "Several of them are of the topics"),
+    ],
+)
+def test_a_source_without_offsets_of_its_own_begins_nowhere(lines: tuple[str, ...], why: str) -> None:
+    """Two sources of one topic: nobody knows which one this is."""
+    with pytest.raises(NothingToRead, match=why):
+        ended_at(decision(*lines), Subscribed(("a",)))
