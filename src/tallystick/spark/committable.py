@@ -20,8 +20,12 @@ T = TypeVar("T")
 Json = dict[str, object]
 
 VERSION: Final = 1
-KEPT_MAX: Final = 100
+BATCHES_MAX: Final = 100
+WRITES_MAX: Final = 1000
 """Batches, and named writes, whose counts and checksums a decision remembers."""
+
+WRITE_ID_BYTES_MAX: Final = 200
+"""So that all of them fit into a decision."""
 
 _MASK: Final = 2**64 - 1
 

@@ -33,7 +33,8 @@ from tallystick.client.modes import Asked, Finding, Seen, compare
 from tallystick.kernel.ids import Identity
 from tallystick.kernel.value import frozen, replace
 from tallystick.spark.committable import (
-    KEPT_MAX,
+    BATCHES_MAX,
+    WRITES_MAX,
     Batch,
     Decided,
     Decision,
@@ -242,9 +243,9 @@ def replayed(last: Decision | None, ballot: Ballot) -> SinkError | None:
     now = " and ".join(map(str, ballot.tallies))
     if written is None:
         return CheckpointsDiffer(
-            f"checkpoint and decisions differ: {ballot.job} came again with {now}, and the decisions tell "
-            f"only of the last {KEPT_MAX}. It was neither written nor skipped. The checkpoint is an old one: "
-            "restore a newer one, or begin anew with a new transactional.id.prefix"
+            f"checkpoint and decisions differ: {ballot.job} came again with {now}, and the decisions "
+            f"tell only of the last {len(kept)}. It was neither written nor skipped. The checkpoint is an "
+            "old one: restore a newer one, or begin anew with a new transactional.id.prefix"
         )
     if written.tallies == ballot.tallies:
         return None
@@ -290,7 +291,7 @@ def next_decision(
             return decision
         if written.name in {each.name for each in decision.writes}:
             return PrefixTaken(prefix, f"it has decided {ballot.job}")
-        return replace(decision, writes=(*decision.writes, written)[-KEPT_MAX:])
+        return replace(decision, writes=(*decision.writes, written)[-WRITES_MAX:])
     written = Written(ballot.job.batch_id, ballot.tallies)
     batches = decision.batches if decision.query_id == ballot.job.query_id else ()
     if batches and batches[-1].name != ballot.job.batch_id - 1:
@@ -298,7 +299,7 @@ def next_decision(
     return replace(
         decision,
         query_id=ballot.job.query_id,
-        batches=(*batches, written)[-KEPT_MAX:],
+        batches=(*batches, written)[-BATCHES_MAX:],
         offsets=offsets,
     )
 

@@ -10,6 +10,7 @@ from tallystick.client.config import ProducerConfig
 from tallystick.client.modes import Mode
 from tallystick.kernel.settings import BadConfig
 from tallystick.kernel.value import frozen
+from tallystick.spark.committable import WRITE_ID_BYTES_MAX
 from tallystick.spark.deciding import NewCheckpoint
 from tallystick.spark.option_table import DECISIONS_TOPIC, PREFIX, Query, Side
 from tallystick.spark.options import common_problems, kafka_settings
@@ -95,6 +96,8 @@ def write_options(given: Mapping[str, str], query: Query) -> SinkOptions:
     ]
     prefix = texts.get("transactional.id.prefix", "")
     problems += prefix_problems(prefix)
+    if len(texts.get("write.id", "").encode()) > WRITE_ID_BYTES_MAX:
+        problems.append(f"write.id: longer than {WRITE_ID_BYTES_MAX} bytes")
     options = SinkOptions(
         prefix=prefix,
         client=client,

@@ -8,9 +8,10 @@ import logging
 import os
 from collections.abc import Callable, Coroutine, Iterable
 from typing import Final, TypeVar
+from weakref import finalize
 
 from tallystick.client.blocking.producer import Producer
-from tallystick.client.blocking.thread import engine_thread
+from tallystick.client.blocking.thread import EngineThread, engine_thread
 from tallystick.client.cluster import Cluster
 from tallystick.client.config import ProducerConfig
 from tallystick.client.modes import Mode
@@ -53,6 +54,8 @@ class Station:
         self._cluster = self._engine.do(lambda: Cluster(self._config.client), "Cluster")
         self.participants, self.decisions = self.ports_of(self._cluster)
         self.coordinator = Coordinator(options.prefix, self.participants, self.decisions)
+        # `station` drops one that others may still be using.
+        finalize(self, _abandon, self._engine, self._cluster).atexit = False
 
     def ports_of(self, cluster: Cluster) -> tuple[Participants, DecisionLog]:
         """The effects of this process on the cluster."""
@@ -128,10 +131,17 @@ class Station:
         return self._engine.alive
 
 
+def _abandon(engine: EngineThread, cluster: Cluster) -> None:
+    if engine.alive:
+        engine.abandon(cluster.close)
+
+
 Connect = Callable[[SinkOptions], Station]
 
 _KEYS: Final = ("prefix", "topic", "modes", "on_new", "decisions", "checkpoint")
 _STATIONS: Final[dict[tuple[object, ...], Station]] = {}
+_STATIONS_MAX: Final = 16
+"""A loop over tables, each with a prefix of its own, must not run out of sockets."""
 
 
 def station(options: SinkOptions, make: Connect = Station) -> Station:
@@ -139,7 +149,10 @@ def station(options: SinkOptions, make: Connect = Station) -> Station:
     client = tuple(sorted(options.client.items()))
     # All that it reads: a worker outlives queries, and the next one may have another topic.
     key = (os.getpid(), make, client, *(getattr(options, name) for name in _KEYS))
-    found = _STATIONS.get(key)
+    found = _STATIONS.pop(key, None)
     if found is None or not found.usable:
-        found = _STATIONS[key] = make(options)
+        found = make(options)
+    _STATIONS[key] = found
+    for oldest in list(_STATIONS)[:-_STATIONS_MAX]:
+        _STATIONS.pop(oldest, None)
     return found

@@ -7,7 +7,7 @@ from tests.support.spark_values import DECISIONS, LEASES, TALLIES, VOTES
 
 from tallystick.kernel.ids import Identity, ProducerEpoch, ProducerId
 from tallystick.spark.committable import (
-    KEPT_MAX,
+    BATCHES_MAX,
     Batch,
     Decision,
     Lease,
@@ -81,11 +81,11 @@ def test_sizes() -> None:
         mode="2pc",
     )
     assert len(encode_vote(vote)) < 300
-    kept = tuple(Written(123_456 + n, (Tally(10**6, 2**63),)) for n in range(KEPT_MAX))
+    kept = tuple(Written(123_456 + n, (Tally(10**6, 2**63),)) for n in range(BATCHES_MAX))
     decision = Decision(
         nonce="n", participants=(one,) * 1000, transaction_version=2, decided_ms=1, query_id="q", batches=kept
     )
-    assert len(encode_decision(decision)) < 70 * 1000 + 40 * KEPT_MAX + 500
+    assert len(encode_decision(decision)) < 70 * 1000 + 40 * BATCHES_MAX + 500
 
 
 @given(st.lists(TALLIES))

@@ -9,7 +9,7 @@ from tallystick.admin.model import Cause, ForcedOutcome, TransactionDescription
 from tallystick.kernel.ids import Identity, ProducerEpoch, ProducerId
 from tallystick.kernel.value import replace
 from tallystick.spark.committable import (
-    KEPT_MAX,
+    BATCHES_MAX,
     Batch,
     Decided,
     Decision,
@@ -150,15 +150,15 @@ def test_votes_that_do_not_agree_decide_nothing(other: Vote) -> None:
 
 def test_a_decision_remembers_the_last_hundred() -> None:
     last: Decision | None = None
-    for batch_id in range(3, 3 + KEPT_MAX + 5):
+    for batch_id in range(3, 3 + BATCHES_MAX + 5):
         ballot = ballot_of(replace(VOTE, job=Batch("q", batch_id)))
         made = next_decision("p", last, ballot, 1, f"offsets {batch_id}")
         assert isinstance(made, Decision)
         last = made
     assert last is not None
-    assert [each.name for each in last.batches] == list(range(8, 8 + KEPT_MAX))
-    assert last.batch_id == 7 + KEPT_MAX
-    assert last.offsets == f"offsets {7 + KEPT_MAX}"
+    assert [each.name for each in last.batches] == list(range(8, 8 + BATCHES_MAX))
+    assert last.batch_id == 7 + BATCHES_MAX
+    assert last.offsets == f"offsets {7 + BATCHES_MAX}"
 
 
 def test_a_write_and_a_query_remember_each_other() -> None:

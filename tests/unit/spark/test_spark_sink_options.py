@@ -36,6 +36,8 @@ def test_all_problems_are_told_at_once() -> None:
         "subscribe": "t",
         "tallystick.modes": "resume,2pc",
     }
+    with pytest.raises(BadConfig, match=r"write\.id: longer than 200 bytes"):
+        write_options({**LEAST, "write.id": "d" * 201}, Query.BATCH)
     with pytest.raises(BadConfig) as caught:
         write_options(given, Query.STREAM)
     told = str(caught.value)

@@ -1,5 +1,8 @@
 """What a process keeps belongs to the options it was made for."""
 
+import gc
+from weakref import ref
+
 import pytest
 
 from tallystick.kernel.value import replace
@@ -18,3 +21,14 @@ def test_a_query_with_other_options_does_not_have_the_old_ones(other: dict[str, 
     changed = replace(OPTIONS, **other)
     assert station(OPTIONS) is station(OPTIONS)
     assert station(changed).options == changed
+
+
+def test_a_process_keeps_the_last_few_and_whoever_uses_one_keeps_it() -> None:
+    """A loop over tables with a prefix each would run out of sockets else."""
+    used = station(OPTIONS)
+    others = [ref(station(replace(OPTIONS, prefix=f"p{n}"))) for n in range(40)]
+    gc.collect()
+    assert others[-1]() is not None
+    assert others[0]() is None
+    assert station(OPTIONS) is not used
+    assert used.usable
