@@ -330,8 +330,12 @@ def _tallies_out(tallies: Iterable[Tally]) -> list[object]:
 
 
 def _tallies_in(found: object) -> tuple[Tally, ...]:
-    pairs = [_list(each) for each in _list(found)]
-    return tuple(Tally(_int(rows), int(_str(checksum), 16)) for rows, checksum in pairs)
+    return tuple([_tally_in(each) for each in _list(found)])
+
+
+def _tally_in(found: object) -> Tally:
+    rows, checksum = _list(found)
+    return Tally(_int(rows), int(_str(checksum), 16))
 
 
 def _written_out(written: Written) -> list[object]:

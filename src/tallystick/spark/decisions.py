@@ -222,6 +222,7 @@ class DecisionTopic:
                 "coalesce()"
             )
         await self._decide(value, held, transaction_version)
+        self._fold.written(value, decision)
 
     async def forget(self, held: Identity, transaction_version: int) -> None:
         await self._decide(None, held, transaction_version)

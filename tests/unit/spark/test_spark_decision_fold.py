@@ -77,6 +77,22 @@ def test_the_note_of_completion_is_about_one_decision() -> None:
     assert log.known() == Known(decision=decision("b"), done=False)
 
 
+def test_what_is_known_is_decoded_once() -> None:
+    """A decision tells of a hundred batches; a driver asks for it several times a batch."""
+    log, fold, mine = Log(), DecisionFold("p"), decision("a")
+    log.decide(OURS, "a")
+    log.mark(OURS, ControlType.COMMIT)
+    fold.written(encode_decision(mine), mine)
+    fold.feed(b"".join(log.batches))
+    assert fold.known.decision is mine
+    log.decide(OURS, "b")
+    log.mark(OURS, ControlType.COMMIT)
+    fold.feed(b"".join(log.batches))
+    newer = fold.known.decision
+    assert newer == decision("b")
+    assert fold.known.decision is newer
+
+
 def test_a_prefix_that_was_given_up_has_no_decision() -> None:
     log = Log()
     log.decide(OURS, "a")
