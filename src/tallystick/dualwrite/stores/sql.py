@@ -53,7 +53,8 @@ class SqlTransaction:
     def record(self, row: StoredState) -> None:
         self._check_open()
         dialect = self._connection.dialect.name
-        result = self._connection.execute(self._store.tables.record(row, dialect))
+        replaced = self._store.tables.record(dialect)
+        result = self._connection.execute(replaced, sql_table.to_record(row))
         if dialect == "postgresql":
             answers = result.scalars().all()
             found = len(answers)

@@ -62,7 +62,8 @@ class AsyncSqlTransaction:
     async def record(self, row: StoredState) -> None:
         await self._check_open()
         dialect = self._connection.dialect.name
-        result = await self._connection.execute(self._store.tables.record(row, dialect))
+        replaced = self._store.tables.record(dialect)
+        result = await self._connection.execute(replaced, sql_table.to_record(row))
         if dialect == "postgresql":
             answers = result.scalars().all()
             found = len(answers)

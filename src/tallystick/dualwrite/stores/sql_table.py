@@ -20,6 +20,7 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    bindparam,
     func,
     insert,
     inspect,
@@ -44,6 +45,8 @@ OFFSETS_TABLE: Final = "kafka_consumed_offsets"
 CHECKED: Final = "tallystick.durable"
 """The key in a connection's `info` under which it is noted that it was asked."""
 
+_WHO: Final = "recorded_id"
+_OWNER: Final = "recorded_owner"
 _NAME_BYTES_MAX: Final = 750  # four of them fit into a key of InnoDB
 _MYSQL: Final = ("mysql", "mariadb")
 
@@ -105,6 +108,13 @@ class Tables:
             schema=schema,
             mysql_engine="InnoDB",
         )
+        # Built once: for SQLAlchemy that is as much work as all else of a statement.
+        states = self.states.c
+        self._replacing: Final = update(self.states).where(
+            states.transactional_id == bindparam(_WHO), states.owner == bindparam(_OWNER)
+        )
+        # A transaction can turn it off for itself (SET LOCAL): ask in the same breath.
+        self._returning: Final = self._replacing.returning(func.current_setting("synchronous_commit"))
 
     def create(self, connection: Connection) -> None:
         """Make them where they are not there, and check the others. Raises: BadStore."""
@@ -144,18 +154,9 @@ class Tables:
     def ids(self) -> Executable:
         return select(self.states.c.transactional_id).order_by(self.states.c.transactional_id)
 
-    def record(self, row: StoredState, dialect: str) -> Executable:
-        """Replace the row if its owner is still `row.owner`. See `record_outcome`."""
-        values = to_columns(row)
-        who, owner = values.pop("transactional_id"), values.pop("owner")
-        states = self.states.c
-        replaced = (
-            update(self.states).where(states.transactional_id == who, states.owner == owner).values(values)
-        )
-        if dialect == "postgresql":
-            # A transaction can turn it off for itself (SET LOCAL): ask in the same breath.
-            return replaced.returning(func.current_setting("synchronous_commit"))
-        return replaced
+    def record(self, dialect: str) -> Executable:
+        """Replace a row if its owner is still the same; executed with `to_record`."""
+        return self._returning if dialect == "postgresql" else self._replacing
 
     def read_offsets(self, group: str) -> Executable:
         offsets = self.offsets.c
@@ -178,6 +179,12 @@ class Tables:
             offsets.next_offset == moved.before,
         )
         return update(self.offsets).where(*same).values(next_offset=moved.after)
+
+
+def to_record(row: StoredState) -> Mapping[str, object]:
+    """What `Tables.record` is executed with."""
+    values = dict(to_columns(row))
+    return {_WHO: values.pop("transactional_id"), _OWNER: values.pop("owner"), **values}
 
 
 def offsets_of(rows: Iterable[Mapping[str, Any]]) -> Mapping[TopicPartition, int]:
