@@ -7,68 +7,49 @@ nothing twice.
 """
 
 import argparse
+import multiprocessing
 import random
-import signal
-import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from typing import Final
 
 import psycopg
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
-from sqlalchemy import create_engine, text
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy import create_engine
+from tools import soak_writer
 from tools.broker_process import BrokerProcess, tallystick
+from tools.soak_writer import PARTITIONS, TOPIC
 
 from tallystick.dualwrite import DualWriter, SqlStore
-from tallystick.errors import InDoubt, TallystickError
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
-from servers import PostgreSQL, Unavailable
+from servers import PostgreSQL, Unavailable, quick_place
 
-TOPIC = "soak"
-PARTITIONS = 4
 PAUSE_S = (0.5, 4.0)  # between two kills
-RETRY_S = 0.1
 PATIENCE = 5  # times the seconds that were asked for, until the transactions are done
+STOP_S = 90
+
+# Writers are forked from a process that has loaded all they need: a new one writes within milliseconds.
+_FORKING: Final = multiprocessing.get_context("forkserver")
+_FORKING.set_forkserver_preload(
+    [
+        "tools.soak_writer",
+        "tallystick.dualwrite.writer",
+        "tallystick.dualwrite.stores.sql",
+        "sqlalchemy.dialects.postgresql.psycopg",
+        "psycopg",
+        "confluent_kafka.admin",
+        "tools.broker_process",
+    ]
+)
 SETTINGS = {"transaction.two.phase.commit.enable": "true", "log.segment.bytes": str(16 << 20)}
-
-
-# ---- one writer, a process of its own
-
-
-def write(number: int, bootstrap: str, url: str) -> None:
-    """Recover and pay until SIGTERM; whatever fails, recover again."""
-    stopping = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stopping.set())
-    store = SqlStore(create_engine(url, pool_size=2, connect_args={"connect_timeout": 5}))
-    config = {"bootstrap.servers": bootstrap, "transactional.id": f"soak-{number}", "linger.ms": 0}
-    with DualWriter(store, config) as writer:
-        while not stopping.is_set():
-            try:
-                writer.recover()
-                _pay(number, writer, stopping)
-            except (TallystickError, InDoubt, DBAPIError):
-                stopping.wait(RETRY_S)
-
-
-def _pay(number: int, writer: "DualWriter[object]", stopping: threading.Event) -> None:
-    n = None
-    while not stopping.is_set():
-        with writer.transaction() as txn:
-            connection = txn.database.connection  # type: ignore[attr-defined]
-            if n is None:
-                last = text("SELECT coalesce(max(n), 0) FROM soak WHERE writer = :w")
-                n = connection.execute(last, {"w": number}).scalar_one()
-            n += 1
-            connection.execute(text("INSERT INTO soak VALUES (:w, :n)"), {"w": number, "n": n})
-            txn.send(TOPIC, f"{number}:{n}".encode(), partition=number % PARTITIONS)
 
 
 # ---- the run
@@ -81,13 +62,14 @@ class Soak:
     broker: BrokerProcess
     database: PostgreSQL
     url: str
-    writers: list["subprocess.Popen[bytes]"] = field(default_factory=list)
+    writers: list[ForkServerProcess] = field(default_factory=list)
     kills: Counter[str] = field(default_factory=Counter)
 
-    def start_writer(self, number: int) -> "subprocess.Popen[bytes]":
-        command = [sys.executable, "-m", "tools.soak", "--writer", str(number)]
-        command += ["--bootstrap", self.broker.bootstrap, "--url", self.url]
-        return subprocess.Popen(command, cwd=Path(__file__).parents[1])
+    def start_writer(self, number: int) -> ForkServerProcess:
+        told = (number, self.broker.bootstrap, self.url)
+        process = _FORKING.Process(target=soak_writer.write, args=told, daemon=True)
+        process.start()
+        return process
 
     def start_writers(self, count: int) -> None:
         self.writers = [self.start_writer(number) for number in range(count)]
@@ -98,7 +80,7 @@ class Soak:
         if drawn < len(self.writers):
             self.kills["writers"] += 1
             self.writers[drawn].kill()
-            self.writers[drawn].wait()
+            self.writers[drawn].join()
             self.writers[drawn] = self.start_writer(drawn)
         elif drawn % 2:
             self.kills["broker"] += 1
@@ -114,11 +96,7 @@ class Soak:
         for process in self.writers:
             process.terminate()
         for process in self.writers:
-            try:
-                process.wait(90)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            process.join(STOP_S)
         for number in range(len(self.writers)):
             config = {"bootstrap.servers": self.broker.bootstrap, "transactional.id": f"soak-{number}"}
             engine = create_engine(self.url)
@@ -185,7 +163,7 @@ def compare(table: Sequence[tuple[int, int]], shown: Sequence[tuple[int, int]]) 
 def run(*, seconds: float, transactions: int, writers: int, seed: int) -> list[str]:
     """A whole run; what the checker found."""
     chance = random.Random(seed)
-    with tempfile.TemporaryDirectory() as folder, PostgreSQL() as database:
+    with tempfile.TemporaryDirectory(dir=quick_place()) as folder, PostgreSQL() as database:
         name = database.new_database()
         with psycopg.connect(database.url(name)) as connection:
             connection.execute("CREATE TABLE soak (writer int, n int, PRIMARY KEY (writer, n))")
@@ -206,7 +184,7 @@ def run(*, seconds: float, transactions: int, writers: int, seed: int) -> list[s
             finally:
                 for process in soak.writers:
                     process.kill()
-                    process.wait()
+                    process.join()
             table, shown = soak.table(), soak.shown()
     wrong = compare(table, shown)
     if len(table) < transactions:
@@ -231,13 +209,7 @@ def main() -> int:
     parser.add_argument("--transactions", type=int, default=50_000)
     parser.add_argument("--writers", type=int, default=8)
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 32))
-    parser.add_argument("--writer", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--bootstrap", help=argparse.SUPPRESS)
-    parser.add_argument("--url", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
-    if chosen.writer is not None:
-        write(chosen.writer, chosen.bootstrap, chosen.url)
-        return 0
     print(f"seed {chosen.seed}", flush=True)
     try:
         wrong = run(
