@@ -138,8 +138,11 @@ NewWorld = Callable[[], World]
 @pytest.fixture
 def new_world(tmp_path: Path) -> Iterator[NewWorld]:
     numbers = count()
+    # Each life ends with a collection; what the tests before this one have left is not searched every time.
+    gc.freeze()
     with tempfile.TemporaryDirectory(dir=quick_place() or tmp_path) as folder:
         yield lambda: World(create_engine(f"sqlite:///{folder}/{next(numbers)}.db", poolclass=NullPool))
+    gc.unfreeze()
 
 
 def live(world: World, dies_after: int | None, until: int) -> None:
