@@ -20,6 +20,7 @@ from pyspark.sql.types import StructType
 from tallystick import _lazy
 from tallystick.spark.batch_read import BatchReader
 from tallystick.spark.options import read_options
+from tallystick.spark.reuse import settle
 from tallystick.spark.rows import spark_schema
 from tallystick.spark.source import StreamReader
 
@@ -43,9 +44,11 @@ class KafkaDataSource(DataSource):
         return spark_schema(headers=read_options(self.options).include_headers)
 
     def reader(self, schema: StructType) -> DataSourceReader:
+        settle()
         return BatchReader(self.options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 -- Spark's name
+        settle()
         return StreamReader(self.options)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:

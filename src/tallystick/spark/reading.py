@@ -22,6 +22,7 @@ from tallystick.kernel.errors import TallystickError
 from tallystick.spark.offsets import Range
 from tallystick.spark.options import SourceOptions
 from tallystick.spark.planning import DataLoss
+from tallystick.spark.reuse import settle
 from tallystick.spark.rows import arrow_schema, rows
 
 _log = logging.getLogger("tallystick.spark")
@@ -62,6 +63,7 @@ def read_range(what: Range, options: SourceOptions) -> Iterator[pa.RecordBatch]:
         consumer.assign([what.partition])
         yield from _batches(consumer, what, options, schema)
         consumer.assign([])
+        settle()
     except BaseException:
         # Also when Spark stops reading half-way: what is in flight must not reach the next task.
         _forget(options.client)

@@ -23,6 +23,7 @@ from tallystick.spark.deciding import Beginning, resumed, stranger
 from tallystick.spark.decisions import DecisionTopic
 from tallystick.spark.participants import ClusterParticipants
 from tallystick.spark.ports import DecisionLog, Participants
+from tallystick.spark.reuse import settle
 from tallystick.spark.sink_errors import SinkError
 from tallystick.spark.sink_options import SinkOptions
 from tallystick.spark.transactional_ids import WorkerId
@@ -155,4 +156,5 @@ def station(options: SinkOptions, make: Connect = Station) -> Station:
     _STATIONS[key] = found
     for oldest in list(_STATIONS)[:-_STATIONS_MAX]:
         _STATIONS.pop(oldest, None)
+    settle()
     return found
