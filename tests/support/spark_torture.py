@@ -23,9 +23,11 @@ from typing import Any, Final
 
 import psutil
 import pyarrow as pa
+from pyspark import TaskContext
 from pyspark.sql.types import StructType
 
-from tallystick.client.blocking.producer import CLOSE_S, Producer
+from tallystick.client.aio.producer import CLOSE_S
+from tallystick.client.blocking.producer import Producer
 from tallystick.client.cluster import Cluster
 from tallystick.client.errors import ClientError, TimedOut
 from tallystick.client.modes import Wish
@@ -49,6 +51,7 @@ _LIMIT_MS: Final = 20_000
 # A driver that stalls may find that its time was over long ago; nobody waits for ever.
 _STALL_S: Final = 120.0
 _STOP_S: Final = 5.0
+_ZOMBIE_S: Final = 90.0
 _EXECUTOR: Final = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
 _HOST: Final = "org.apache.spark.deploy.worker.Worker"
 
@@ -64,9 +67,11 @@ class Fault:
     stall                until somebody says `go`: another driver lives meanwhile
     kill-executor        kill -9 of the Java above a task; its Python is left to notice
     kill-host            kill -9 of all there is on a task's host: Spark's worker, executor and Python
-    zombie               until `release` is passed, at a point where the attempt has a producer
+    zombie               until `release` is passed, at a point where the attempt has a producer; from the
+                         n-th time on, of a task's first attempt
     release              the zombies go on, and this waits until they have come to their end
     kill-database        kill -9 of the database; it is back when the effect goes on
+    lose-database        the same, and it is back when the driver has ended
     """
 
     point: str
@@ -114,6 +119,14 @@ class Folder:
             self._note("zombie ended")
             zombie.unlink()
 
+    def _is_due(self, fault: Fault, count: int) -> bool:
+        """A zombie is a first attempt: the copy that Spark makes of its task wins."""
+        if fault.kind != "zombie":
+            return fault.nth == count
+        context = TaskContext.get()
+        is_first = context is not None and context.attemptNumber() == 0
+        return is_first and fault.nth <= count and f"{fault.kind} at {fault.point}" not in self.struck()
+
     def _note(self, what: str) -> None:
         with (self.path / "struck").open("a") as struck:
             struck.write(f"{what}\n")
@@ -128,18 +141,21 @@ class Folder:
             counter.seek(0)
             count = len(counter.read()) + 1
             counter.write(".")
-            due = next((fault for fault in here if fault.nth == count), None)
+            due = next((fault for fault in here if self._is_due(fault, count)), None)
             if due is not None:
                 self._note(f"{due.kind} at {point}")
             return due
 
 
-def strike(point: str) -> None:
-    """Pass a point. Raises, if that is the plan: TimedOut; InDoubt where the answer to a decision is lost."""
+def strike(point: str) -> str | None:
+    """Pass a point; the kind of what happened there.
+
+    Raises, if that is the plan: TimedOut; InDoubt where the answer to a decision is lost.
+    """
     folder = Folder(Path(os.environ[FOLDER]))
     fault = folder.pass_by(point)
     if fault is None:
-        return
+        return None
     match fault.kind:
         case "raise" if point == "append.after":
             raise InDoubt("the answer to the decision is lost")
@@ -161,12 +177,13 @@ def strike(point: str) -> None:
                     each.kill()
         case _:
             _wait(folder, fault.kind)
+    return fault.kind
 
 
 def _wait(folder: Folder, kind: str) -> None:
     """Until somebody else has done his part."""
     match kind:
-        case "kill-broker" | "kill-database":
+        case "kill-broker" | "kill-database" | "lose-database":
             folder.say(kind)
             eventually(lambda: not folder.says(kind), _STALL_S)
         case "stop":
@@ -178,7 +195,8 @@ def _wait(folder: Folder, kind: str) -> None:
             eventually(lambda: folder.says("go"), _STALL_S)
         case "zombie":
             folder.say(f"zombie-{os.getpid()}")
-            eventually(lambda: folder.says("released"), _STALL_S)
+            with suppress(TimeoutError):
+                eventually(lambda: folder.says("released"), _ZOMBIE_S)
         case "release":
             folder.say("released")
             eventually(lambda: not folder.lasting(), _STALL_S)
@@ -247,6 +265,10 @@ class TorturedProducer(Producer):
         state = super().prepare_transaction()
         strike("prepare.after")
         return state
+
+    def abort_transaction(self) -> None:
+        super().abort_transaction()
+        Folder(Path(os.environ[FOLDER])).attempt_ended()
 
     def close(self, timeout_s: float = CLOSE_S) -> None:
         super().close(timeout_s)

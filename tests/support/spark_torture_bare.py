@@ -11,7 +11,7 @@ told and may live through later batches, which Spark's local mode cannot do. The
 import json
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
@@ -21,9 +21,12 @@ from typing import Any, Final
 
 import pyarrow as pa
 from spark_torture import FOLDER, Folder, TorturedStation, connect, strike
+from spark_torture_database import TorturedTableStation, connect_task, sinks
+from sqlalchemy.exc import SQLAlchemyError
 
 from tallystick.kernel.errors import TallystickError
 from tallystick.spark.attempt import attempt
+from tallystick.spark.combined_attempt import Work
 from tallystick.spark.committable import (
     Batch,
     Lease,
@@ -34,13 +37,21 @@ from tallystick.spark.committable import (
     encode_vote,
     no_vote,
 )
+from tallystick.spark.database import opened
 from tallystick.spark.option_table import Query
-from tallystick.spark.sink_options import write_options
+from tallystick.spark.projecting import HASH
+from tallystick.spark.sink_options import SinkOptions, write_options
+from tallystick.spark.sinks import Moves
+from tallystick.spark.table_station import in_database
 
 ATTEMPTS: Final = 4
 TASKS: Final = 2
 RACES: Final = 0.15
 PIECE: Final = 250
+SINKS: Final = sinks("out")
+
+Told = tuple[bytes, str]
+"""A vote, and the attempt's name."""
 
 _processes = get_context("forkserver")
 
@@ -56,24 +67,58 @@ def chunks(ids: list[int]) -> Iterator[pa.RecordBatch]:
         yield pa.record_batch({"value": values, "key": values})
 
 
-def serve(tasks: Connection, sink: dict[str, str]) -> None:
+def structs(ids: list[int]) -> Iterator[pa.RecordBatch]:
+    """As `projected` makes them, for a topic and a table; a number is its own hash."""
+    for rows in chunks(ids):
+        values = rows.column("value")
+        texts, hashes = values.cast(pa.binary()), values.cast(pa.int64())
+        none = pa.nulls(len(values), pa.list_(pa.struct({"key": pa.string(), "value": pa.binary()})))
+        record = {"key": texts, "value": texts, "headers": none, HASH: hashes}
+        row = {"id": values, HASH: hashes}
+        made = [pa.StructArray.from_arrays(list(each.values()), list(each)) for each in (record, row)]
+        yield pa.record_batch(made, names=["sink_0", "sink_1"])
+
+
+def casting(spec: dict[str, Any]) -> Callable[[Lease, Batch, list[int]], Told]:
+    """What a task does."""
+    options, url = options_of(spec), spec["database"]
+
+    def to_topic(lease: Lease, job: Batch, ids: list[int]) -> Told:
+        return encode_vote(attempt(connect(options), lease, job, chunks(ids))), ""
+
+    def together(lease: Lease, job: Batch, ids: list[int]) -> Told:
+        where = opened(url)
+        work = Work(
+            options=options, lease=lease, job=job, sinks=SINKS, where=where, connect=connect_task(url)
+        )
+        vote, name = work.vote(structs(ids))
+        return encode_vote(vote), name
+
+    return to_topic if url is None else together
+
+
+def options_of(spec: dict[str, Any]) -> SinkOptions:
+    found = write_options(spec["sink"], Query.STREAM)
+    return found if spec["database"] is None else in_database(found)
+
+
+def serve(tasks: Connection, spec: dict[str, Any]) -> None:
     """A Python worker: task after task, until the driver is gone."""
-    options = write_options(sink, Query.STREAM)
+    cast = casting(spec)
     with suppress(EOFError, ConnectionError):
         while True:
             lease, query_id, batch_id, ids = tasks.recv()
             try:
-                vote = attempt(connect(options), decode_lease(lease), Batch(query_id, batch_id), chunks(ids))
-                tasks.send(encode_vote(vote))
-            except TallystickError as exc:
+                tasks.send(cast(decode_lease(lease), Batch(query_id, batch_id), ids))
+            except (TallystickError, SQLAlchemyError) as exc:
                 tasks.send(f"{type(exc).__name__}: {exc}")
 
 
 class Workers:
     """Processes that run tasks; a killed one is replaced."""
 
-    def __init__(self, sink: dict[str, str]) -> None:
-        self._sink = sink
+    def __init__(self, spec: dict[str, Any]) -> None:
+        self._spec = spec
         self._idle: list[Connection] = []
         self._zombies: list[Connection] = []
 
@@ -85,10 +130,10 @@ class Workers:
         connection.send(task)
         return connection
 
-    def collect(self, connection: Connection) -> bytes | str:
+    def collect(self, connection: Connection) -> Told | str:
         """The vote, or what went wrong."""
         try:
-            found: bytes | str = connection.recv()
+            found: Told | str = connection.recv()
         except (EOFError, ConnectionResetError):
             return "Python worker exited unexpectedly"
         self._idle.append(connection)
@@ -99,7 +144,7 @@ class Workers:
 
     def _fork(self) -> Connection:
         ours, theirs = _processes.Pipe()
-        _processes.Process(target=serve, args=(theirs, self._sink), daemon=True).start()
+        _processes.Process(target=serve, args=(theirs, self._spec), daemon=True).start()
         theirs.close()
         return ours
 
@@ -111,9 +156,14 @@ class BareQuery:
         self.spec, self.folder, self.workers = spec, folder, workers
         self.random = random.Random(f"{folder.path.name} {spec['sink']['transactional.id.prefix']}")
         self.checkpoint = Path(spec["checkpoint"])
-        options = write_options(spec["sink"], Query.STREAM)
-        # As in Spark, where they are processes of their own and share nothing.
-        self.begins, self.commits = TorturedStation(options), TorturedStation(options)
+        options = options_of(spec)
+        self.table: TorturedTableStation | None = None
+        if spec["database"] is None:
+            # As in Spark, where they are processes of their own and share nothing.
+            self.begins, self.commits = TorturedStation(options), TorturedStation(options)
+        else:
+            self.table = TorturedTableStation(options, opened(spec["database"]), SINKS[1:])
+            self.begins = self.commits = self.table
         for name in ("offsets", "commits"):
             (self.checkpoint / name).mkdir(parents=True, exist_ok=True)
         metadata = self.checkpoint / "metadata"
@@ -150,14 +200,18 @@ class BareQuery:
         lease = self.begins.begin(query_id=self.query_id)
         votes: list[Vote | None] = []
         try:
-            votes = list(self.tasks(lease, batch_id, range(start, end)))
+            told = list(self.tasks(lease, batch_id, range(start, end)))
+            votes = [decode_vote(vote) for vote, _ in told]
+            if self.table is not None:
+                rows = sum(vote.tallies[1].rows for vote in votes if vote is not None)
+                moves = Moves(attempts=tuple(name for _, name in told), rows=(rows,))
+                self.table.log.moving(lease.nonce, moves)
             self.commits.commit(votes, str(end))
-        except (TallystickError, TaskFailed):
-            told = [vote for vote in votes if self.random.random() < 0.7]
-            self.commits.give_up(told or [no_vote(lease)])
+        except (TallystickError, SQLAlchemyError, TaskFailed):
+            self.commits.give_up([v for v in votes if self.random.random() < 0.7] or [no_vote(lease)])
             raise
 
-    def tasks(self, lease: Lease, batch_id: int, ids: range) -> Iterator[Vote]:
+    def tasks(self, lease: Lease, batch_id: int, ids: range) -> Iterator[Told]:
         rows = list(ids)
         self.random.shuffle(rows)
         cut = self.random.randint(0, len(rows))
@@ -173,9 +227,9 @@ class BareQuery:
         races = bool(self.folder.faults) and self.random.random() < RACES
         return [self.workers.run(task) for _ in range(1 + races)]
 
-    def vote(self, task: tuple[Any, ...], running: list[Connection]) -> Vote:
+    def vote(self, task: tuple[Any, ...], running: list[Connection]) -> Told:
         """Of the attempt that is there first; whoever races with it is forgotten."""
-        found: bytes | str = ""
+        found: Told | str = ""
         for _ in range(ATTEMPTS):
             first = wait(running)[0]
             for each in running:
@@ -183,8 +237,8 @@ class BareQuery:
                     self.workers.forget(each)
             assert isinstance(first, Connection)
             found = self.workers.collect(first)
-            if isinstance(found, bytes):
-                return decode_vote(found)
+            if not isinstance(found, str):
+                return found
             running = self.attempts(task)
         for each in running:
             self.workers.forget(each)
@@ -202,12 +256,12 @@ def main() -> None:
     spec = json.loads((folder.path / "spec").read_text())
     folder.say("pids", str(os.getpid()))
     folder.say("stopped")
-    workers = Workers(spec["sink"])
+    workers = Workers(spec)
     for _ in range(spec["runs"]):
         folder.say("started")
         try:
             outcome = BareQuery(spec, folder, workers).run()
-        except (TallystickError, TaskFailed) as exc:
+        except (TallystickError, SQLAlchemyError, TaskFailed) as exc:
             outcome = f"failed: {type(exc).__name__}: {exc}".replace("\n", " ")
         with (folder.path / "outcome").open("a") as told:
             told.write(f"{outcome}\n")

@@ -14,8 +14,11 @@ from typing import Any
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from spark_torture import FOLDER, Folder, TorturedSource, connect, disturbed
+from spark_torture_database import TorturedTableStation, connect_task, sinks
 from spark_torture_queries import SHAPES
 
+from tallystick.kernel.value import replace
+from tallystick.spark import foreach_batch as foreach_batch_of
 from tallystick.spark.foreach import foreach_batch
 from tallystick.spark.session import spark_session
 from tallystick.testing import eventually
@@ -43,6 +46,12 @@ def start(spark: SparkSession, spec: dict[str, Any]) -> Any:
     rows = SHAPES[spec["shape"]].plan(*frames(spark, spec)).selectExpr("value", "value as key")
     if spec["surface"] == "foreach":
         writer = rows.writeStream.foreachBatch(foreach_batch(spec["sink"], connect=connect))
+    elif spec["surface"] == "together":
+        made: Any = foreach_batch_of(spec["sink"], *sinks("out"), database=spec["database"])
+        tortured = replace(
+            made, connect=connect_task(spec["database"]), connect_database=TorturedTableStation
+        )
+        writer = rows.writeStream.foreachBatch(tortured)
     else:
         writer = rows.writeStream.format("tortured").options(**spec["sink"])
     return writer.option("checkpointLocation", spec["checkpoint"]).trigger(availableNow=True).start()
@@ -68,7 +77,9 @@ def main() -> None:
     folder = Folder(Path(os.environ[FOLDER]))
     spec = json.loads((folder.path / "spec").read_text())
     settings = {"spark.sql.shuffle.partitions": "2", "spark.sql.streaming.noDataMicroBatches.enabled": "true"}
-    spark = spark_session("torture", folder.path, master="local[2, 4]", settings=settings)
+    settings |= {f"spark.executorEnv.{name}": os.environ[name] for name in (FOLDER, "PYTHONPATH")}
+    settings |= spec["settings"]
+    spark = spark_session("torture", folder.path, master=spec["master"], settings=settings)
     spark.dataSource.register(TorturedSource)
     java = spark.sparkContext._gateway.proc.pid  # type: ignore[attr-defined,union-attr]
     folder.say("pids", f"{java} {os.getpid()}")

@@ -14,14 +14,20 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, LiteralString
 
+import psycopg
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
+from servers import PostgreSQL
+from spark_cluster import Cluster
 from spark_torture import FOLDER, Fault, Folder
+from spark_torture_database import DATABASE_POINTS, STAGING_POINTS, TARGET
 from spark_torture_queries import END_MS, SHAPES
 from tools.broker_process import tallystick
 
@@ -33,6 +39,12 @@ _log = logging.getLogger(__name__)
 HERE: Final = Path(__file__).parent
 PARTITIONS: Final = 2
 LIFE_S: Final = 600.0
+NOT_OF: Final = {
+    "sink": (),
+    "foreach": ("checkpointLocation",),
+    "together": ("checkpointLocation", "topic"),
+}
+"""Options that a surface does not take."""
 BROKER: Final = {
     "transaction.two.phase.commit.enable": "true",
     "flush.policy": "os",
@@ -45,6 +57,8 @@ DRIVER_POINTS: Final = (
     "end.among",
 )  # fmt: skip
 TASK_POINTS: Final = ("init.after", "send.after", "prepare.before", "prepare.after", "holds.after", "rows")
+PRODUCER_POINTS: Final = ("init.after", "send.after", "prepare.before", "prepare.after")
+"""Of an attempt that has a producer."""
 # A query may be stopped by these, and by nothing else: the faults, and what follows from them.
 EXPECTED: Final = (
     "TimedOut",
@@ -57,6 +71,9 @@ EXPECTED: Final = (
     "ConnectionLost",
     "Fenced",
     "DecisionExpired",
+    "ExecutorLostFailure",
+    "OperationalError",
+    "CommitUnknown",
 )
 
 
@@ -108,6 +125,8 @@ class Torture:
     child = "spark_torture_child.py"
     earliest = "earliest"
     choices = ("restart", "resume")
+    master = "local[2, 4]"
+    database_url: str | None = None
 
     def __init__(self, seed: int, folder: Path, *, starts: int, rows_a_start: int) -> None:
         self.random = random.Random(seed)
@@ -122,6 +141,7 @@ class Torture:
         self.topics = [f"in-{n}" for n in range(SHAPES[self.shape].topics)]
         self.expected: Counter[str] = Counter()
         self.more: dict[str, str] = {}
+        self.settings: dict[str, str] = {}
         self.starting = [self.earliest for _ in self.topics]
         self.generation = 0
         self.produced = 0
@@ -240,8 +260,8 @@ class Torture:
             "checkpointLocation": str(self.checkpoint),
             **self.more,
         }
-        if self.surface == "foreach":
-            del sink["checkpointLocation"]
+        for name in NOT_OF[self.surface]:
+            del sink[name]
         spec = {
             "bootstrap": self.broker.bootstrap,
             "topics": self.topics,
@@ -252,9 +272,12 @@ class Torture:
             "shape": self.shape,
             "surface": self.surface,
             "sink": sink,
+            "database": self.database_url,
             "checkpoint": str(self.checkpoint),
             "runs": runs,
             "limit_s": LIFE_S,
+            "master": self.master,
+            "settings": self.settings,
         }
         (folder.path / "spec").write_text(json.dumps(spec))
         return folder
@@ -288,16 +311,15 @@ class Torture:
         give_up_at = time.monotonic() + LIFE_S
         kill_at = None
         while process.poll() is None and not (until and folder.says(until)):
-            if folder.says("kill-broker"):
-                self.broker.kill()
-                self.broker.start()
-                (folder.path / "kill-broker").unlink()
+            for kind, act in self.wishes().items():
+                if folder.says(kind):
+                    act()
+                    (folder.path / kind).unlink()
             if kill_after_s is not None and kill_at is None and folder.says("started"):
                 kill_at = time.monotonic() + kill_after_s
             if kill_at is not None and time.monotonic() > kill_at:
-                self.kill(folder)
+                self.strike_from_outside(folder)
                 kill_at = kill_after_s = None
-                self.told.struck["kill-driver at any time"] += 1
             if time.monotonic() > give_up_at:
                 self.told.surprises.append(f"{folder.path}: it came to no end")
                 self.kill(folder)
@@ -308,6 +330,15 @@ class Torture:
         if process.returncode not in (None, 0, -signal.SIGKILL):
             tail = (folder.path / "log").read_text(errors="replace")[-2000:]
             self.told.surprises.append(f"{folder.path}: exit code {process.returncode}: {tail}")
+
+    def wishes(self) -> dict[str, Callable[[], None]]:
+        """Kinds of faults that are done from here."""
+        return {"kill-broker": partial(restart, self.broker)}
+
+    def strike_from_outside(self, folder: Folder) -> None:
+        """At no point of the plan."""
+        self.kill(folder)
+        self.told.struck["kill-driver at any time"] += 1
 
     def kill(self, folder: Folder) -> None:
         with suppress(FileNotFoundError):
@@ -397,15 +428,17 @@ class Torture:
 
     def check(self) -> None:
         expected = self.expected + SHAPES[self.shape].expected(self.produced)
-        found = self.written()
+        self.compare("topic", expected, self.written())
+        self.told.left_open += self.open_transactions()
+
+    def compare(self, where: str, expected: Counter[str], found: Counter[str]) -> None:
         missing, more = expected - found, found - expected
         self.told.missing += missing.total()
         self.told.duplicates += sum(n for value, n in more.items() if value in expected)
         self.told.strangers += sum(n for value, n in more.items() if value not in expected)
         if missing or more:
             shown = f"missing {list(missing.items())[:3]}, too many {list(more.items())[:3]}"
-            self.told.surprises.append(f"{self.folder}: {shown}")
-        self.told.left_open += self.open_transactions()
+            self.told.surprises.append(f"{self.folder}: {where}: {shown}")
 
     def open_transactions(self) -> list[str]:
         """Of this query."""
@@ -413,6 +446,12 @@ class Torture:
             listed = admin.list_transactions(states=("Ongoing",)).all()
         opened = [each.transactional_id for found in listed.values() for each in found]
         return [each for each in opened if each.startswith(self.prefix)]
+
+
+def restart(server: Any) -> None:
+    """kill -9, and there again."""
+    server.kill()
+    server.start()
 
 
 class BareTorture(Torture):
@@ -435,3 +474,108 @@ class BareTorture(Torture):
         log = (folder.path / "log").read_text(errors="replace")
         if "Traceback" in log:
             self.told.surprises.append(f"{folder.path}: a process raised: {log[-3000:]}")
+
+
+class Together(Torture):
+    """Topic and table in one decision, which is a row of PostgreSQL: that is killed, too."""
+
+    def __init__(self, seed: int, folder: Path, *, starts: int, rows_a_start: int) -> None:
+        super().__init__(seed, folder, starts=starts, rows_a_start=rows_a_start)
+        self.shape, self.surface = "stateless", "together"
+        self.topics, self.starting = self.topics[:1], self.starting[:1]
+        self.database, self.lost = PostgreSQL(), False
+
+    def run(self) -> Told:
+        with self.with_database():
+            return super().run()
+
+    @contextmanager
+    def with_database(self) -> Iterator[None]:
+        with self.database:
+            self.database_name = self.database.new_database()
+            self.database_url = self.database.url(self.database_name)
+            self.execute(f"CREATE TABLE {TARGET} (id text NOT NULL)")
+            yield
+
+    def execute(self, statement: LiteralString) -> list[Any]:
+        with psycopg.connect(self.database_url or "", autocommit=True) as connection:
+            cursor = connection.execute(statement)
+            return cursor.fetchall() if cursor.description else []
+
+    def wishes(self) -> dict[str, Callable[[], None]]:
+        return {
+            **super().wishes(),
+            "kill-database": partial(restart, self.database),
+            "lose-database": self.lose_database,
+        }
+
+    def lose_database(self) -> None:
+        self.database.kill()
+        self.lost = True
+
+    def conclude(self, folder: Folder) -> None:
+        if self.lost:
+            self.database.start()
+            self.lost = False
+        super().conclude(folder)
+
+    def strike_from_outside(self, folder: Folder) -> None:
+        if self.random.random() < 0.5:
+            super().strike_from_outside(folder)
+            return
+        restart(self.database)
+        self.told.struck["kill-database at any time"] += 1
+
+    def faults(self) -> list[Fault]:
+        draw = self.random
+        found = [each for each in super().faults() if not each.point.startswith("append.between")]
+        for _ in range(draw.randint(1, 3)):
+            point = draw.choice((*DATABASE_POINTS, *DATABASE_POINTS, *STAGING_POINTS))
+            kind = draw.choice(("kill-database", "kill-database", "lose-database", "raise", "kill-driver"))
+            found.append(Fault(point, draw.randint(1, 4), kind))
+        return found
+
+    def between(self) -> None:
+        if self.random.random() < 0.3:
+            self.lose_commit()
+
+    def check(self) -> None:
+        super().check()
+        expected = SHAPES[self.shape].expected(self.produced)
+        self.compare("table", expected, Counter(row[0] for row in self.execute(f"SELECT id FROM {TARGET}")))
+
+
+class BareTogether(Together, BareTorture):
+    """The same without Java."""
+
+
+class ClusterTorture(Torture):
+    """Under Spark on a master and two workers: executors and hosts are lost, and slow attempts are raced."""
+
+    def __init__(self, seed: int, folder: Path, cluster: Cluster, *, starts: int, rows_a_start: int) -> None:
+        super().__init__(seed, folder, starts=starts, rows_a_start=rows_a_start)
+        self.cluster = cluster
+        self.master, self.settings = cluster.url, cluster.settings
+
+    def prepare(self, faults: list[Fault], runs: int) -> Folder:
+        self.cluster.start()
+        return super().prepare(faults, runs)
+
+    def faults(self) -> list[Fault]:
+        draw = self.random
+        found = super().faults()
+        if draw.random() < 0.5:
+            found.append(Fault(draw.choice(TASK_POINTS), draw.randint(1, 6), "kill-executor"))
+        if draw.random() < 0.2:
+            found.append(Fault(draw.choice(TASK_POINTS), draw.randint(1, 8), "kill-host"))
+        if draw.random() < 0.5:
+            found += self.zombies()
+        return found
+
+    def zombies(self) -> list[Fault]:
+        """Some that outlive their batches, or are killed by Spark in the middle of what they do."""
+        draw = self.random
+        kill_after = draw.choice(("600s", "600s", "2s"))
+        self.settings = {**self.cluster.settings, "spark.python.task.killTimeout": kill_after}
+        wanted = [Fault(draw.choice(PRODUCER_POINTS), draw.randint(1, 6), "zombie") for _ in range(2)]
+        return [*wanted, Fault(draw.choice(DRIVER_POINTS), draw.randint(2, 4), "release")]

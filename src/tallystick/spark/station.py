@@ -15,7 +15,6 @@ from tallystick.client.blocking.thread import EngineThread, engine_thread
 from tallystick.client.cluster import Cluster
 from tallystick.client.config import ProducerConfig
 from tallystick.client.modes import Mode
-from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.ids import Identity
 from tallystick.spark.committable import Decision, Lease, Vote
 from tallystick.spark.coordinator import Coordinator
@@ -112,7 +111,7 @@ class Station:
         """Abort. What goes wrong here the next begin puts right; it must not hide why this was called."""
         try:
             self.run(self.coordinator.abort(votes), "abort")
-        except TallystickError as exc:
+        except Exception as exc:  # of a database's driver, too
             _log.warning("%s: the batch could not be aborted: %s", self.options.prefix, exc)
 
     def holds(self, held: Identity) -> bool:

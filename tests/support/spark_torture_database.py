@@ -1,0 +1,119 @@
+"""Faults between the sink and its database, where topic and table are decided together.
+
+Every statement and every commit of SQL that means something passes a point (`spark_torture`), before it is
+sent and when it is answered:
+
+    stage             a task's rows, on their way; `commit-stage` is their transaction's
+    claim_row         the driver takes the row of its prefix
+    decide move mark  the decision is written, the rows are moved; afterwards the note that all is completed
+    commit-decide     the commit point. When it fails behind it, the answer is lost: nobody has been told
+"""
+
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+import psycopg
+from spark_torture import Effects, EndedOneByOne, TorturedStation, strike
+from sqlalchemy import Engine, event
+
+from tallystick.client.cluster import Cluster
+from tallystick.spark.database import Database, engine_of, opened
+from tallystick.spark.decision_row import TABLE, RowParticipants
+from tallystick.spark.ports import DecisionLog, Participants
+from tallystick.spark.sink_options import SinkOptions
+from tallystick.spark.sinks import Sink, ToTable, to_table, to_topic
+from tallystick.spark.station import Connect, Station, station
+from tallystick.spark.table_station import TableStation
+
+TARGET: Final = "rows_of_the_query"
+DATABASE_POINTS: Final = tuple(
+    f"{name}.{when}"
+    for name in ("claim_row", "commit-claim_row", "decide", "move", "commit-decide", "mark", "commit-mark")
+    for when in ("before", "after")
+)
+STAGING_POINTS: Final = tuple(
+    f"{name}.{when}" for name in ("stage", "commit-stage") for when in ("before", "after")
+)
+# How a statement begins, and what it is for. Of several in a transaction, the first names its commit.
+_MEANT: Final = (
+    ("INSERT INTO tallystick_staged_", "stage"),
+    (f"INSERT INTO {TABLE} ", "claim_row"),
+    (f"INSERT INTO {TARGET} ", "move"),
+    (f"UPDATE {TABLE} SET done", "mark"),
+    (f"UPDATE {TABLE} SET ", "decide"),
+)
+
+_disturbed: Final[set[tuple[int, int]]] = set()
+
+
+def sinks(topic: str) -> tuple[Sink, ...]:
+    return to_topic(topic, key="value", value="value"), to_table(TARGET, columns={"id": "value"})
+
+
+def disturb(engine: Engine) -> None:
+    """Let the statements of this process pass their points; once."""
+    if (os.getpid(), id(engine)) in _disturbed:
+        return
+    _disturbed.add((os.getpid(), id(engine)))
+    in_progress: dict[Any, str] = {}
+
+    @event.listens_for(engine, "before_cursor_execute")
+    def before(connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        if (name := _meaning(statement)) is not None:
+            in_progress.setdefault(connection.connection.dbapi_connection, name)
+            strike(f"{name}.before")
+
+    @event.listens_for(engine, "after_cursor_execute")
+    def after(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        if (name := _meaning(statement)) is not None:
+            strike(f"{name}.after")
+
+    commit: Callable[[Any], None] = engine.dialect.do_commit
+
+    def do_commit(connection: Any) -> None:
+        name = in_progress.pop(connection.dbapi_connection, None)
+        if name is None:
+            commit(connection)
+            return
+        strike(f"commit-{name}.before")
+        commit(connection)
+        if strike(f"commit-{name}.after") in ("kill-database", "lose-database"):
+            connection.dbapi_connection.close()
+            raise psycopg.OperationalError("server closed the connection unexpectedly")
+
+    engine.dialect.do_commit = do_commit  # type: ignore[method-assign]
+
+    @event.listens_for(engine, "begin")
+    def begun(connection: Any) -> None:
+        in_progress.pop(connection.connection.dbapi_connection, None)
+
+
+def _meaning(statement: str) -> str | None:
+    return next((name for start, name in _MEANT if statement.startswith(start)), None)
+
+
+class TorturedTableStation(TableStation):
+    """The driver's."""
+
+    def __init__(self, options: SinkOptions, where: Database, tables: tuple[ToTable, ...]) -> None:
+        disturb(engine_of(where))
+        super().__init__(options, where, tables)
+
+    def ports_of(self, cluster: Cluster) -> tuple[Participants, DecisionLog]:
+        super().ports_of(cluster)
+        one_by_one = EndedOneByOne(cluster, self.options, 20_000)
+        participants: Any = Effects(RowParticipants(one_by_one, self.row))
+        decisions: Any = Effects(self.log)
+        return participants, decisions
+
+
+def connect_task(url: str) -> Connect:
+    """How a task reaches the cluster; its database is disturbed as well. The topic is written to first."""
+    return partial(_connect_task, url)
+
+
+def _connect_task(url: str, options: SinkOptions) -> Station:
+    disturb(engine_of(opened(url)))
+    return station(options, TorturedStation)
