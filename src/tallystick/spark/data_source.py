@@ -18,17 +18,17 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from tallystick import _lazy
-from tallystick.spark.batch_read import BatchReader
+from tallystick.spark.columns import spark_schema
 from tallystick.spark.options import read_options
 from tallystick.spark.reuse import settle
-from tallystick.spark.rows import spark_schema
-from tallystick.spark.source import StreamReader
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 NAME: Final = "tallystick"
-# Loaded by whoever writes: tasks that read do without.
+# Loaded by whoever needs it. Spark has a process for each question, and to start one is to load this.
+_BATCH: Final = "tallystick.spark.batch_read"
+_STREAM: Final = "tallystick.spark.source"
 _SINK: Final = "tallystick.spark.sink"
 
 
@@ -41,15 +41,19 @@ class KafkaDataSource(DataSource):
 
     def schema(self) -> StructType:
         """The columns of Spark's own Kafka source. Raises: BadConfig, as early as `load()`."""
-        return spark_schema(headers=read_options(self.options).include_headers)
+        found = spark_schema(headers=read_options(self.options).include_headers)
+        settle()
+        return found
 
     def reader(self, schema: StructType) -> DataSourceReader:
+        made = cast(DataSourceReader, _lazy.load(_BATCH).BatchReader(self.options))
         settle()
-        return BatchReader(self.options)
+        return made
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 -- Spark's name
+        made = cast(DataSourceStreamReader, _lazy.load(_STREAM).StreamReader(self.options))
         settle()
-        return StreamReader(self.options)
+        return made
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         return cast(DataSourceWriter, _lazy.load(_SINK).batch_writer(self.options, schema, overwrite))

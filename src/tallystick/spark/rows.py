@@ -1,4 +1,4 @@
-"""A source's rows: the columns of Spark's own Kafka source, as Spark's schema and as Arrow's.
+"""A source's rows: the columns of Spark's own Kafka source, as Arrow's.
 
 Spark checks the first batch of a task against the schema field by field, and none of the others.
 """
@@ -6,27 +6,7 @@ Spark checks the first batch of a task against the schema field by field, and no
 from typing import Final
 
 import pyarrow as pa
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    IntegerType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
 
-_COLUMNS: Final = (
-    StructField("key", BinaryType()),
-    StructField("value", BinaryType()),
-    StructField("topic", StringType()),
-    StructField("partition", IntegerType()),
-    StructField("offset", LongType()),
-    StructField("timestamp", TimestampType()),
-    StructField("timestampType", IntegerType()),
-)
-_HEADER: Final = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
 _ARROW: Final = (
     pa.field("key", pa.binary()),
     pa.field("value", pa.binary()),
@@ -39,14 +19,8 @@ _ARROW: Final = (
 _ARROW_HEADER: Final = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
 
 
-def spark_schema(*, headers: bool) -> StructType:
-    """Source: Spark 4.3 KafkaRecordToRowConverter.kafkaSchema."""
-    last = [StructField("headers", ArrayType(_HEADER))] if headers else []
-    return StructType([*_COLUMNS, *last])
-
-
 def arrow_schema(*, headers: bool) -> pa.Schema:
-    """`spark_schema` as Spark sends it to Python."""
+    """`columns.spark_schema` as Spark sends it to Python."""
     element = pa.field("element", _ARROW_HEADER)
     return pa.schema([*_ARROW, *([pa.field("headers", pa.list_(element))] if headers else [])])
 

@@ -1,0 +1,34 @@
+"""A source's columns, as Spark's schema: those of Spark's own Kafka source.
+
+Apart from `rows`, which has them as Arrow's: Spark asks for a schema in a process that reads nothing.
+"""
+
+from typing import Final
+
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+_COLUMNS: Final = (
+    StructField("key", BinaryType()),
+    StructField("value", BinaryType()),
+    StructField("topic", StringType()),
+    StructField("partition", IntegerType()),
+    StructField("offset", LongType()),
+    StructField("timestamp", TimestampType()),
+    StructField("timestampType", IntegerType()),
+)
+_HEADER: Final = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
+
+
+def spark_schema(*, headers: bool) -> StructType:
+    """Source: Spark 4.3 KafkaRecordToRowConverter.kafkaSchema."""
+    last = [StructField("headers", ArrayType(_HEADER))] if headers else []
+    return StructType([*_COLUMNS, *last])
