@@ -172,6 +172,24 @@ def test_values_of_every_kind(engine: Engine) -> None:
         ]
 
 
+def test_texts_that_a_copy_has_marks_for(engine: Engine) -> None:
+    """PostgreSQL, COPY, "Text Format": tab, newline, backslash, \\N and \\. mean something."""
+    texts = ["a\tb", "new\nline", "\r", "\\", "\\N", "\\.", "", "'\"%s%", "\u00e9", None]
+    made = staged(engine, to_table("plain", columns=["id", "name"]))
+    made.stage("a", 0, rows(id=range(len(texts)), name=texts))
+    move(engine, made, ["a"], len(texts))
+    assert [row[0] for row in select(engine, "SELECT name FROM plain ORDER BY id")] == texts
+
+
+def test_values_that_are_cast_on_their_way(engine: Engine) -> None:
+    """A whole number that Spark has as a double; COPY would not read it."""
+    made = staged(engine, COUNTS)
+    made.stage("a", 0, rows(word=["one"], n=[7.0]))
+    made.stage("a", 1, rows(word=["two"], n=[8]))
+    move(engine, made, ["a"], 2)
+    assert select(engine, "SELECT word, n FROM counts ORDER BY n") == [("one", 7), ("two", 8)]
+
+
 def test_a_sweep_passes_by_a_zombie_in_the_middle_of_its_insert(engine: Engine) -> None:
     """[SPK-42] What it leaves has no vote, so there is no need to wait for it."""
     if engine.dialect.name != "postgresql":
