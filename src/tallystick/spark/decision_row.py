@@ -20,6 +20,7 @@ from sqlalchemy import (
     CursorResult,
     Engine,
     Executable,
+    Inspector,
     Integer,
     MetaData,
     SmallInteger,
@@ -109,8 +110,11 @@ class DecisionRow:
 
     def read(self) -> Known:
         """Raises: BadCommittable, BadStore."""
-        if not self._made and not inspect(self._engine).has_table(TABLE):
-            return Known()
+        if not self._made:
+            found = inspect(self._engine)
+            if not found.has_table(TABLE):
+                return Known()
+            _check_columns(found)
         with self._engine.connect() as connection:
             row = connection.execute(select(_TABLE).where(_TABLE.c.prefix == self.prefix)).mappings().first()
         if row is None:
@@ -180,10 +184,14 @@ class DecisionRow:
             return
         with self._engine.begin() as connection:
             connection.execute(CreateTable(_TABLE, if_not_exists=True))
-            there = {each["name"] for each in inspect(connection).get_columns(TABLE)}
-        if missing := [each.name for each in _TABLE.columns if each.name not in there]:
-            raise BadStore(f"table {TABLE} is of another version: it has no {', '.join(missing)}")
+            _check_columns(inspect(connection))
         self._made = True
+
+
+def _check_columns(found: Inspector) -> None:
+    there = {each["name"] for each in found.get_columns(TABLE)}
+    if missing := [each.name for each in _TABLE.columns if each.name not in there]:
+        raise BadStore(f"table {TABLE} is of another version: it has no {', '.join(missing)}")
 
 
 class RowLog:
