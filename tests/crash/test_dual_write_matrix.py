@@ -109,12 +109,12 @@ class Shown:
         """All so far, up to the last stable offset as it is now."""
         _, stable = self._consumer.get_watermark_offsets(self._at, timeout=30)
         while self._ended_at < stable:
-            for message in self._consumer.consume(100, 1.0):
-                error = message.error()
-                if error is None:
-                    self.values.append(int(message.value() or b""))
-                elif error.code() == KafkaError._PARTITION_EOF:
-                    self._ended_at = message.offset() or 0
+            message = self._consumer.poll(1.0)  # `consume` of several waits for as many, or all of its time
+            error = message.error() if message else None
+            if message is not None and error is None:
+                self.values.append(int(message.value() or b""))
+            elif error is not None and error.code() == KafkaError._PARTITION_EOF:
+                self._ended_at = message.offset() or 0
         return self.values
 
     def close(self) -> None:

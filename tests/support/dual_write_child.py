@@ -1,12 +1,17 @@
 """The program that lives: it forks a process for every life, so that drivers are loaded once.
 
+What the client makes as it is first used, the codecs of messages, is made here as soon as a life tells which.
+No life's thread, connection or event loop is ever in this process.
+
 A life is a line of JSON on its input. On its output come the steps as they are taken, then what recovery
 found, then how the process ended. `dual_write_lives.Lives` is the other end of it.
 """
 
 import asyncio
+import gc
 import json
 import os
+import pickle
 import signal
 import sys
 from typing import Any
@@ -16,6 +21,7 @@ from dual_write_lives import STUCK_S, Strike
 
 from tallystick.dualwrite import DualWriter, aio
 from tallystick.dualwrite.driving import Step
+from tallystick.protocol import compile as codecs
 
 
 def _say(**what: object) -> None:
@@ -90,17 +96,39 @@ def _begin(told: dict[str, Any]) -> None:
         _live(place, told["config"], told["pay"], told["recoveries"], watch)
 
 
+def _teach(pipe: int) -> None:
+    """Say which codecs this life used; it was forked before it used them."""
+    os.write(pipe, pickle.dumps((list(codecs._ENCODERS), list(codecs._DECODERS))))
+
+
+def _learn(pipe: int) -> None:
+    """Make those codecs, for all lives to come. A life that was killed tells of none."""
+    with open(pipe, "rb") as said:
+        told = said.read()
+    encoders, decoders = pickle.loads(told) if told else ((), ())
+    for cls, version in encoders:
+        codecs.encoder(cls, version)
+    for cls, version in decoders:
+        codecs.decoder(cls, version)
+    gc.freeze()
+
+
 def main() -> None:
+    gc.freeze()  # a life's collector leaves alone what it shares with this process
     for line in sys.stdin:
+        reading, writing = os.pipe()
         child = os.fork()
         if not child:
             signal.alarm(STUCK_S)
             try:
                 _begin(json.loads(line))
+                _teach(writing)
             except BaseException as exc:
                 _say(error=f"{exc!r} {getattr(exc, '__notes__', '')}")
             finally:
                 os._exit(0)
+        os.close(writing)
+        _learn(reading)
         _, status = os.waitpid(child, 0)
         _say(ended=os.waitstatus_to_exitcode(status))
 
