@@ -67,6 +67,7 @@ EXPECTED: Final = (
     "PrefixTaken",
     "CONCURRENT_STREAM_LOG_UPDATE",
     "Python worker exited unexpectedly",
+    "Python worker failed to connect back",  # Spark gives a new one ten seconds, however busy the machine is
     "BrokerRefused",
     "ConnectionLost",
     "Fenced",
