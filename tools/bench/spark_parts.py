@@ -22,8 +22,8 @@ from tallystick.kernel.ids import Identity
 from tallystick.spark import sink
 from tallystick.spark.committable import Decision, Lease, Participant, Vote
 from tallystick.spark.data_source import KafkaDataSource
-from tallystick.spark.decision_fold import Known
 from tallystick.spark.deciding import Beginning
+from tallystick.spark.decision_fold import Known
 from tallystick.spark.decisions import DecisionTopic
 from tallystick.spark.participants import ClusterParticipants
 from tallystick.spark.ports import DecisionLog, Participants
