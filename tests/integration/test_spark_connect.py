@@ -17,6 +17,7 @@ CLIENT = """
 import os, sys
 os.environ["JAVA_HOME"] = sys.argv[3]
 os.environ["PYSPARK_PYTHON"] = sys.executable
+os.environ["SPARK_TESTING"] = "1"  # the server on a free port
 from pyspark.sql import SparkSession
 from tallystick.spark import register
 

@@ -24,6 +24,7 @@ from pathlib import Path
 bootstrap, folder, home = sys.argv[1:]
 os.environ["JAVA_HOME"] = home
 os.environ["PYSPARK_PYTHON"] = sys.executable
+os.environ["SPARK_TESTING"] = "1"  # the server on a free port
 from pyspark.sql import SparkSession
 from tallystick.spark import foreach_batch, to_table, to_topic
 

@@ -10,7 +10,8 @@ sent and when it is answered:
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final
 
@@ -38,7 +39,6 @@ STAGING_POINTS: Final = tuple(
 )
 # How a statement begins, and what it is for. Of several in a transaction, the first names its commit.
 _MEANT: Final = (
-    ("INSERT INTO tallystick_staged_", "stage"),
     (f"INSERT INTO {TABLE} ", "claim_row"),
     (f"INSERT INTO {TARGET} ", "move"),
     (f"UPDATE {TABLE} SET done", "mark"),
@@ -69,6 +69,21 @@ def disturb(engine: Engine) -> None:
     def after(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
         if (name := _meaning(statement)) is not None:
             strike(f"{name}.after")
+
+    class Cursor(psycopg.Cursor[Any]):
+        """Rows are staged with COPY, of which SQLAlchemy knows nothing."""
+
+        @contextmanager
+        def copy(self, *given: Any, **options: Any) -> Iterator[psycopg.Copy]:
+            in_progress.setdefault(self.connection, "stage")
+            strike("stage.before")
+            with super().copy(*given, **options) as copy:
+                yield copy
+            strike("stage.after")
+
+    @event.listens_for(engine, "checkout")
+    def taken(connection: Any, *_: Any) -> None:
+        connection.cursor_factory = Cursor
 
     commit: Callable[[Any], None] = engine.dialect.do_commit
 
