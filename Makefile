@@ -27,6 +27,7 @@ run: $(READY) ## 336,776 flights through a Spark pipeline whose parts are killed
 
 test: $(READY) ## everything a change must pass
 	@$(BIN)/python -m tools.gate
+	@$(BIN)/python -m tallystick.spark.class_archive
 	@HYPOTHESIS_PROFILE=full $(BIN)/python -m pytest $(TWO) --dist loadfile
 
 check: $(READY) ## the quick loop: format, lint, types, layers, unit tests (under a minute)

@@ -26,6 +26,8 @@ settings.register_profile("quick", max_examples=10, derandomize=True, database=N
 settings.register_profile("full", max_examples=100, database=None, **_COMMON)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
+# Of the Javas that Spark starts: a test's is over before it would have gained from more.
+os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:+UseSerialGC -XX:TieredStopAtLevel=1")
 
 # What is loaded stays: to look through it for garbage time and again is a tenth of the quick loop.
 gc.disable()

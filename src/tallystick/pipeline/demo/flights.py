@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from tallystick import Producer
 from tallystick.kernel.value import frozen
+from tallystick.spark.session import QUICK_JAVA
 
 FLIGHTS: Final = "flights"
 BY_FLIGHT: Final = "delays.by_flight"
@@ -52,6 +53,8 @@ modes = ["2pc"]
 
 [spark]
 "spark.master" = "${MASTER}"
+"spark.driver.extraJavaOptions" = "${JAVA}"
+"spark.executor.extraJavaOptions" = "${JAVA}"
 
 [sources.flights]
 topics = ["flights"]
@@ -62,11 +65,14 @@ options = { maxOffsetsPerTrigger = "${ROWS_A_BATCH}" }
 watermark = { column = "time_hour", delay = "6 hours" }
 
 [lookups.airlines]
+schema = "carrier STRING, name STRING"
 format = "csv"
 path = "${DATA}/airlines.csv"
 options = { header = true }
 
 [lookups.airports]
+schema = """
+  faa STRING, name STRING, lat DOUBLE, lon DOUBLE, alt INT, tz INT, dst STRING, tzone STRING"""
 format = "csv"
 path = "${DATA}/airports.csv"
 options = { header = true }
@@ -130,6 +136,7 @@ def variables(bootstrap: str, database: str, master: str, rows: int) -> dict[str
         "BROKERS": bootstrap,
         "DATABASE": database,
         "MASTER": master,
+        "JAVA": QUICK_JAVA,
         "DATA": str(folder()),
         "ROWS_A_BATCH": str(-(-(rows + 1) // _BATCHES)),
     }

@@ -1,0 +1,80 @@
+"""An archive of Spark's classes in the user's cache, from which every Java on this machine starts faster.
+
+A Java that runs Spark reads some 20,000 classes from jars, parses and checks them, each time anew: on two
+cores that is a third of the time until a query's first batch. HotSpot can map them from an archive that was
+written when such a Java ended (`-XX:ArchiveClassesAtExit`, JEP 350). Each Java and each Spark has one of its
+own, and one that does not fit is ignored: docs/adr/0197.
+
+`python -m tallystick.spark.class_archive` makes it.
+"""
+
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+import pyspark
+
+from tallystick.kernel.errors import TallystickError
+from tallystick.spark.java import java_home, user_cache, version_text
+
+_TRAINING_S: Final = 240.0
+# What does not fit is ignored, and nobody wants to read of it; errors are still said.
+QUIET: Final = "-Xlog:disable -Xlog:all=error:stderr"
+
+
+class NoArchive(TallystickError):
+    """The archive was not made; the text has Java's or Spark's reason. Everything works without it."""
+
+
+def class_archive() -> Path:
+    """Where the archive for this Java and this Spark is, or would be. Raises: NoJava."""
+    said = f"{version_text(java_home())}\n{pyspark.__version__}\n{Path(pyspark.__file__).parent}"
+    name = hashlib.sha256(said.encode()).hexdigest()[:16]
+    return user_cache() / "classes" / f"spark-{pyspark.__version__}-{name}.jsa"
+
+
+def options_for(archive: Path) -> str:
+    """Options of a Java that is to start from it; none when it is not there."""
+    return f"{QUIET} -XX:SharedArchiveFile={archive}" if archive.exists() else ""
+
+
+def make_class_archive() -> Path:
+    """Run a little of everything that a pipeline does, and keep the classes it took: half a minute, 170 MB.
+
+    Returns: the archive; at once, when it is there already.
+    Raises: NoJava, NoArchive.
+    """
+    archive = class_archive()
+    if archive.exists():
+        return archive
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    # Written aside and renamed: another process may be starting a Java, or making the same.
+    draft = archive.with_name(f"{archive.name}.{os.getpid()}")
+    command = [sys.executable, "-m", "tallystick.spark.class_training", str(draft)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_TRAINING_S, check=False)
+        if done.returncode != 0 or not draft.exists():
+            raise NoArchive((done.stderr or done.stdout).strip()[-1000:] or "Java wrote no archive")
+        draft.replace(archive)
+    except (OSError, subprocess.TimeoutExpired) as exc:
+        raise NoArchive(str(exc)) from exc
+    finally:
+        draft.unlink(missing_ok=True)
+    return archive
+
+
+def main() -> int:
+    """Make it, and say where it is."""
+    try:
+        print(make_class_archive())
+    except TallystickError as exc:
+        print(exc, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

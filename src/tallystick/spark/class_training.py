@@ -1,0 +1,82 @@
+"""What Spark is asked to do so that its Java knows which classes the archive is of.
+
+A little of everything that pipelines do: `python -m tallystick.spark.class_training FILE`.
+"""
+
+import sys
+import tempfile
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as f
+from pyspark.sql.datasource import DataSource, DataSourceReader
+
+from tallystick.spark.class_archive import QUIET
+from tallystick.spark.session import QUICK_JAVA, spark_session
+
+_ROWS: Final = 1000
+_SCHEMA: Final = "id BIGINT, key STRING, at TIMESTAMP"
+
+
+def train(draft: str) -> None:
+    """In a process of its own: run Spark, with a Java that writes the archive when it ends."""
+    java = f"{QUIET} {QUICK_JAVA} -XX:ArchiveClassesAtExit={draft}"
+    with tempfile.TemporaryDirectory(prefix="tallystick-classes-") as name:
+        folder = Path(name)
+        settings = {"spark.driver.extraJavaOptions": java}
+        spark = spark_session("classes", folder, master="local[2]", settings=settings)
+        gateway: Any = spark.sparkContext._gateway
+        _work(spark, folder)
+        spark.stop()
+        gateway.shutdown()
+        gateway.proc.stdin.close()
+        gateway.proc.wait()
+
+
+def _work(spark: SparkSession, folder: Path) -> None:
+    """Files, JSON, a join, Python's sources and functions; a stream with state, and one into a function."""
+    spark.dataSource.register(_Numbers)
+    rows = spark.read.format("numbers").load()
+    (folder / "keys.csv").write_text("key,name\n1,one\n2,two\n")
+    keys = spark.read.option("header", "true").csv(str(folder / "keys.csv"))
+    rows.join(f.broadcast(keys), "key", "left").selectExpr("to_json(struct(*)) AS value").write.text(
+        str(folder / "in")
+    )
+    lines = spark.readStream.text(str(folder / "in"))
+    read = lines.select(f.from_json("value", _SCHEMA).alias("v")).select("v.*")
+    hours = read.withWatermark("at", "1 hour").groupBy(f.window("at", "1 hour")).agg(f.count("*").alias("n"))
+    for number, frame in enumerate((hours, read)):
+        stream = frame.writeStream.outputMode("append").foreachBatch(_drain)
+        place = str(folder / f"checkpoint-{number}")
+        stream.option("checkpointLocation", place).trigger(availableNow=True).start().awaitTermination()
+
+
+def _drain(frame: Any, batch: int) -> None:
+    frame.mapInArrow(lambda batches: batches, frame.schema).collect()
+
+
+class _Numbers(DataSource):
+    """Rows of Python's."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "numbers"
+
+    def schema(self) -> str:
+        return _SCHEMA
+
+    def reader(self, schema: Any) -> "_Reader":
+        return _Reader()
+
+
+class _Reader(DataSourceReader):
+    def read(self, partition: Any) -> Iterator[Any]:
+        for number in range(_ROWS):
+            yield number, str(number % 3), datetime.fromtimestamp(60 * number, UTC)
+
+
+if __name__ == "__main__":
+    train(sys.argv[1])
