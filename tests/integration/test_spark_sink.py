@@ -144,7 +144,7 @@ def test_a_write_that_fails_leaves_nothing(place: Place) -> None:
         ("cast(id as string) as key", {}, "column value: required, and missing"),
         ("id as value", {}, "column value: is bigint, and must be string or binary"),
         ("cast(id as string) as value", {"onNewCheckpoint": "restart"}, "only in a streaming query"),
-        ("cast(id as string) as value", {"transactional.id.prefix": ""}, "must not be empty"),
+        ("cast(id as string) as value", {"transactional.id.prefix": ""}, "prefix: is missing"),
         ("cast(id as string) as value", {"kafka.acks": "1"}, "kafka.acks: cannot be set"),
         (
             "cast(id as string) as value",

@@ -323,7 +323,7 @@ class Fetcher:
             case Verdict.LEADER:
                 track.replica = None
             case Verdict.RESET if not self._tracks.out_of_range(at):
-                why = f"offset {want.offset} is not in the log, which begins at {data.log_start_offset}"
+                why = f"offset {want.offset} is not in the log"
                 self._fail(at, serial, PositionUnknown(at.topic, at.partition, why))
             case Verdict.TRUNCATED:
                 epoch = None if diverging.epoch < 0 else diverging.epoch

@@ -19,7 +19,7 @@ from tallystick.client.prepared import PreparedTxnState
 from tallystick.kernel.check import check
 from tallystick.spark.committable import Batch, Job, Lease, Participant, Tally, Vote
 from tallystick.spark.deciding import Course, course
-from tallystick.spark.sink_errors import PrefixTaken, SinkError
+from tallystick.spark.sink_errors import BadRows, PrefixTaken, SinkError
 from tallystick.spark.station import Station
 from tallystick.spark.tallying import tally
 from tallystick.spark.transactional_ids import WorkerId
@@ -77,7 +77,10 @@ def _write(
         producer.begin_transaction()
         piece: pa.RecordBatch | None = first
         while piece is not None:
-            producer.send_arrow(piece, topic)
+            try:
+                producer.send_arrow(piece, topic)
+            except ValueError as exc:  # a row without a topic; types were checked with the schema
+                raise BadRows(f"{exc}; nothing of this batch was decided") from exc
             total = total.plus(_tally(piece, topic))
             piece = next(others, None)
         state = producer.prepare_transaction()

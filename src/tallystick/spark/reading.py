@@ -101,10 +101,10 @@ def _after_loss(
 ) -> int:
     """Where to go on when the log does not have the position. Raises: DataLoss."""
     at = what.partition
-    loss = f"{what}: offset {position} cannot be read ({exc.why})"
+    start, end = consumer.beginning_offsets([at])[at], consumer.end_offsets([at])[at]
+    loss = f"{what}: offset {position} cannot be read ({exc.why}); it has offsets {start} to {end} now"
     if options.fail_on_data_loss:
         raise DataLoss(loss) from exc
-    start, end = consumer.beginning_offsets([at])[at], consumer.end_offsets([at])[at]
     # The log begins later, or it ends before the position: then there is nothing left of the range.
     reached = max(start, position) if position < end else what.end
     _log.warning("data loss, and failOnDataLoss is false: %s; going on at %d", loss, reached)

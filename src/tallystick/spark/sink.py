@@ -25,6 +25,7 @@ from pyspark.sql.types import (
 )
 
 from tallystick.kernel.check import check
+from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.settings import BadConfig
 from tallystick.spark.attempt import attempt
 from tallystick.spark.checkpoint import offsets_after, query_of, resuming
@@ -42,6 +43,7 @@ from tallystick.spark.committable import (
 )
 from tallystick.spark.handover import leave, take
 from tallystick.spark.option_table import Query
+from tallystick.spark.sink_errors import NotBegun
 from tallystick.spark.sink_options import SinkOptions, write_options
 from tallystick.spark.station import Connect, Station, station
 
@@ -100,9 +102,13 @@ class _Writing:
         self._write_id: str | None = None
 
     def __getstate__(self) -> dict[str, object]:
-        """The batch begins here: on the driver, before any task."""
+        """The batch begins here: on the driver, before any task. Raises: NotBegun."""
         if self._lease is None:
-            self._lease = encode_lease(self._begin())
+            try:
+                self._lease = encode_lease(self._begin())
+            except TallystickError as exc:
+                why = f"the batch has not begun, and nothing of it is written. {type(exc).__name__}: {exc}"
+                raise NotBegun(why) from exc
         return self.__dict__
 
     def _begin(self) -> Lease:

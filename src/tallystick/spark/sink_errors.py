@@ -1,10 +1,12 @@
 """What Spark's sink raises of its own: what happened, what is safe, and what to do.
 
     SinkError
+      NotBegun            a batch cannot begin; what Spark shows of it
       PrefixTaken         another query has claimed the prefix; this one writes nothing more
       UnknownCheckpoint   the prefix is known, and the query is not
       CheckpointsDiffer   checkpoint and decisions tell of different batches
       VoteLost            a prepared transaction is no longer there; nothing was decided
+      BadRows             rows that cannot be records
       MixedVotes          the tasks of a batch do not agree on what they wrote
       DecisionBroken      the cluster has aborted part of what was decided
       TooManyTasks        a decision does not fit into one record
@@ -13,11 +15,21 @@
 All of them pickle. Outcomes that could not be learned are InDoubt (kernel), as everywhere.
 """
 
+from pickle import PickleError
+
 from tallystick.kernel.errors import TallystickError
 
 
 class SinkError(TallystickError):
     """Root of these; the text is for the user."""
+
+
+class NotBegun(SinkError, PickleError):
+    """The batch has not begun; the text has the reason, and how it is called.
+
+    It is raised while Spark pickles the writer. PySpark calls all other errors there its own, "Could not
+    serialize object", which sends the reader to look in a wrong place.
+    """
 
 
 class PrefixTaken(SinkError):
@@ -44,6 +56,10 @@ class CheckpointsDiffer(SinkError):
 
 class VoteLost(SinkError):
     """A prepared transaction is no longer as its task left it. Nothing was decided: the batch is repeated."""
+
+
+class BadRows(SinkError):
+    """Rows have no topic; nothing of the batch was decided."""
 
 
 class MixedVotes(SinkError):

@@ -47,7 +47,7 @@ def prefix_problems(prefix: str) -> Iterator[str]:
     regular expression and a shell take as they are.
     """
     if not prefix:
-        yield "transactional.id.prefix: must not be empty: a name for this query that stays over restarts"
+        yield "transactional.id.prefix: is missing: a name for this query that stays over restarts"
     elif len(prefix) > PREFIX_LENGTH_MAX:
         yield f"transactional.id.prefix: {len(prefix)} characters, and {PREFIX_LENGTH_MAX} are allowed"
     elif not _PREFIX.fullmatch(prefix):
