@@ -31,11 +31,15 @@ PARSED = [
 
 def frames(spark: SparkSession, spec: dict[str, Any]) -> list[DataFrame]:
     """(id, ts) of each topic."""
-    found = []
+    found, resume = [], {}
+    if spec["sink"].get("onNewCheckpoint") == "resume":
+        prefix = spec["sink"]["transactional.id.prefix"]
+        resume = {"resume.from.prefix": prefix, "checkpointLocation": spec["checkpoint"]}
     for at, topic in enumerate(spec["topics"]):
         reader = spark.readStream.format("tortured").option("kafka.bootstrap.servers", spec["bootstrap"])
         reader = reader.option("subscribe", topic).option("maxOffsetsPerTrigger", spec["per_trigger"])
-        rows = reader.option("startingOffsets", spec["starting"][at]).load().select("value")
+        reader = reader.option("startingOffsets", spec["starting"][at]).options(**resume)
+        rows = reader.load().select("value")
         if spec["disturb_rows"]:
             rows = rows.mapInArrow(disturbed, "value binary")
         found.append(rows.selectExpr(*PARSED))

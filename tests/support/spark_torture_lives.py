@@ -41,8 +41,8 @@ PARTITIONS: Final = 2
 LIFE_S: Final = 600.0
 NOT_OF: Final = {
     "sink": (),
-    "foreach": ("checkpointLocation",),
-    "together": ("checkpointLocation", "topic"),
+    "foreach": (),
+    "together": ("topic",),
 }
 """Options that a surface does not take."""
 BROKER: Final = {
@@ -224,7 +224,7 @@ class Torture:
             self.told.struck["lost commits/N"] += 1
 
     def new_checkpoint(self, choice: str) -> None:
-        """The checkpoint is deleted, and somebody says where to begin: anew, or behind the last decision."""
+        """The checkpoint is deleted, and somebody chooses: begin anew, or behind the last decision."""
         client = {"bootstrap.servers": self.broker.bootstrap, "tallystick.modes": self.mode}
         resolve(self.prefix, client)
         decision = resolve(self.prefix, client, dry_run=True).decision
@@ -232,14 +232,9 @@ class Torture:
             return
         shutil.rmtree(self.checkpoint, ignore_errors=True)
         self.generation += 1
-        self.more = {"onNewCheckpoint": "restart"}
+        self.more = {"onNewCheckpoint": choice}
         if choice == "restart":
-            self.starting = [self.earliest]
             self.expected = self.written()
-        elif decision.offsets is None:
-            self.told.surprises.append("the decision has no offsets to resume from")
-        else:
-            self.starting = decision.offsets.splitlines()
         self.told.struck[f"deleted checkpoint, {choice}"] += 1
 
     # ----------------------------------------------------------------------------------- drivers
