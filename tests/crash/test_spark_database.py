@@ -1,7 +1,7 @@
 """Topic and table in one decision, and the database that takes it: killed at every step of it.
 
 Without Java the sink is asked for the same as by Spark (`spark_torture_bare`); one query under Spark itself
-shows that this is so. Afterwards librdkafka reads the topic and psycopg the table: each row is in both, once.
+shows that this is so. Afterwards librdkafka reads the topic and SQL the table: each row is in both, once.
 """
 
 import os
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from servers import Unavailable
 from spark_torture import Fault
-from spark_torture_lives import BareTogether, Together, Told
+from spark_torture_lives import BareTogether, BareTogetherInMariaDB, Together, Told
 
 LONG = os.environ.get("TALLYSTICK_LONG") == "1"
 SEEDS = range(16) if LONG else range(1)
@@ -43,9 +43,9 @@ def or_skip(torture: type[Together], folder: Path, *, seed: int = 0, starts: int
         pytest.skip(str(exc))
 
 
-@pytest.fixture(scope="module")
-def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Together]:
-    made = or_skip(BareTogether, tmp_path_factory.mktemp("bare"), rows=200)
+@pytest.fixture(scope="module", params=[BareTogether, BareTogetherInMariaDB])
+def bare(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Together]:
+    made = or_skip(request.param, tmp_path_factory.mktemp("bare"), rows=200)
     with made.broker, made.with_database():
         made.create_topics()
         yield made
@@ -96,9 +96,12 @@ def total() -> Iterator[Told]:
 
 @pytest.mark.timeout(300 * STARTS)
 @pytest.mark.parametrize("seed", SEEDS)
-def test_every_row_is_there_once_in_topic_and_table(seed: int, tmp_path: Path, total: Told) -> None:
+@pytest.mark.parametrize("where", [BareTogether, BareTogetherInMariaDB] if LONG else [BareTogether])
+def test_every_row_is_there_once_in_topic_and_table(
+    where: type[Together], seed: int, tmp_path: Path, total: Told
+) -> None:
     """[SPK-40] [SPK-41] [SPK-43] Faults drawn from a seed: drivers, workers, broker and database."""
-    told = or_skip(BareTogether, tmp_path, seed=seed, starts=STARTS, rows=1_500).run()
+    told = or_skip(where, tmp_path, seed=seed, starts=STARTS, rows=1_500).run()
     total.add(told)
     assert told.clean, told
     assert told.struck

@@ -3,7 +3,7 @@
 Every statement and every commit of SQL that means something passes a point (`spark_torture`), before it is
 sent and when it is answered:
 
-    stage             a task's rows, on their way; `commit-stage` is their transaction's
+    stage             a task's rows, on their way, each piece of them; `commit-stage` is their transaction's
     claim_row         the driver takes the row of its prefix
     decide move mark  the decision is written, the rows are moved; afterwards the note that all is completed
     commit-decide     the commit point. When it fails behind it, the answer is lost: nobody has been told
@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any, Final
 
 import psycopg
+import pymysql
 from spark_torture import Effects, EndedOneByOne, TorturedStation, strike
 from sqlalchemy import Engine, event
 
@@ -39,11 +40,18 @@ STAGING_POINTS: Final = tuple(
 )
 # How a statement begins, and what it is for. Of several in a transaction, the first names its commit.
 _MEANT: Final = (
+    ("INSERT INTO tallystick_staged_", "stage"),
     (f"INSERT INTO {TABLE} ", "claim_row"),
     (f"INSERT INTO {TARGET} ", "move"),
     (f"UPDATE {TABLE} SET done", "mark"),
     (f"UPDATE {TABLE} SET ", "decide"),
 )
+
+# As the drivers tell of a server that is gone.
+_LOST: Final = {
+    "postgresql": psycopg.OperationalError("server closed the connection unexpectedly"),
+    "mysql": pymysql.OperationalError(2013, "Lost connection to MySQL server during query"),
+}
 
 _disturbed: Final[set[tuple[int, int]]] = set()
 
@@ -71,7 +79,7 @@ def disturb(engine: Engine) -> None:
             strike(f"{name}.after")
 
     class Cursor(psycopg.Cursor[Any]):
-        """Rows are staged with COPY, of which SQLAlchemy knows nothing."""
+        """PostgreSQL stages rows with COPY, of which SQLAlchemy knows nothing."""
 
         @contextmanager
         def copy(self, *given: Any, **options: Any) -> Iterator[psycopg.Copy]:
@@ -83,7 +91,8 @@ def disturb(engine: Engine) -> None:
 
     @event.listens_for(engine, "checkout")
     def taken(connection: Any, *_: Any) -> None:
-        connection.cursor_factory = Cursor
+        if isinstance(connection, psycopg.Connection):
+            connection.cursor_factory = Cursor
 
     commit: Callable[[Any], None] = engine.dialect.do_commit
 
@@ -95,8 +104,7 @@ def disturb(engine: Engine) -> None:
         strike(f"commit-{name}.before")
         commit(connection)
         if strike(f"commit-{name}.after") in ("kill-database", "lose-database"):
-            connection.dbapi_connection.close()
-            raise psycopg.OperationalError("server closed the connection unexpectedly")
+            raise _LOST[engine.dialect.name]
 
     engine.dialect.do_commit = do_commit  # type: ignore[method-assign]
 

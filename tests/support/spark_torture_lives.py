@@ -19,19 +19,20 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, LiteralString
+from typing import Any, Final
 
-import psycopg
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
-from servers import PostgreSQL
+from servers import MariaDB, PostgreSQL
 from spark_cluster import Cluster
 from spark_torture import FOLDER, Fault, Folder
 from spark_torture_database import DATABASE_POINTS, STAGING_POINTS, TARGET
 from spark_torture_queries import END_MS, SHAPES
+from sqlalchemy import NullPool, create_engine, text
 from tools.broker_process import tallystick
 
 from tallystick import Admin
+from tallystick.spark.database import engine_of, opened
 from tallystick.spark.recovery import resolve
 
 _log = logging.getLogger(__name__)
@@ -473,13 +474,15 @@ class BareTorture(Torture):
 
 
 class Together(Torture):
-    """Topic and table in one decision, which is a row of PostgreSQL: that is killed, too."""
+    """Topic and table in one decision, which is a row of the database: that is killed, too."""
+
+    server: Callable[[], PostgreSQL | MariaDB] = PostgreSQL
 
     def __init__(self, seed: int, folder: Path, *, starts: int, rows_a_start: int) -> None:
         super().__init__(seed, folder, starts=starts, rows_a_start=rows_a_start)
         self.shape, self.surface = "stateless", "together"
         self.topics, self.starting = self.topics[:1], self.starting[:1]
-        self.database, self.lost = PostgreSQL(), False
+        self.database, self.lost = self.server(), False
 
     def run(self) -> Told:
         with self.with_database():
@@ -490,13 +493,14 @@ class Together(Torture):
         with self.database:
             self.database_name = self.database.new_database()
             self.database_url = self.database.url(self.database_name)
-            self.execute(f"CREATE TABLE {TARGET} (id text NOT NULL)")
+            self.execute(f"CREATE TABLE {TARGET} (id VARCHAR(100) NOT NULL)")
             yield
 
-    def execute(self, statement: LiteralString) -> list[Any]:
-        with psycopg.connect(self.database_url or "", autocommit=True) as connection:
-            cursor = connection.execute(statement)
-            return cursor.fetchall() if cursor.description else []
+    def execute(self, statement: str) -> list[Any]:
+        engine = create_engine(engine_of(opened(self.database_url or "")).url, poolclass=NullPool)
+        with engine.begin() as connection:
+            found = connection.execute(text(statement))
+            return list(found) if found.returns_rows else []
 
     def wishes(self) -> dict[str, Callable[[], None]]:
         return {
@@ -543,6 +547,12 @@ class Together(Torture):
 
 class BareTogether(Together, BareTorture):
     """The same without Java."""
+
+
+class BareTogetherInMariaDB(BareTogether):
+    """The same in MariaDB."""
+
+    server = MariaDB
 
 
 class ClusterTorture(Torture):
