@@ -392,9 +392,10 @@ class Torture:
                 self.produced = ids.stop
         if last and shape.ends:
             producer.begin_transaction()
-            for topic in self.topics:
-                for partition in range(PARTITIONS):
-                    producer.produce(topic, f"{-1 - partition},{END_MS}", partition=partition)
+            for number, topic in enumerate(self.topics):
+                for partition in range(PARTITIONS):  # ids of their own: nothing joins them
+                    row = -1 - partition - PARTITIONS * number
+                    producer.produce(topic, f"{row},{END_MS}", partition=partition)
             producer.commit_transaction(30)
 
     def written(self) -> Counter[str]:
