@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tallystick.spark.class_archive import class_archive, make_class_archive, options_for
+from tallystick.spark.class_archive import NoArchive, class_archive, make_class_archive, options_for
 from tallystick.spark.java import java_home
 
 SPARK = """
@@ -61,3 +61,13 @@ def test_one_that_does_not_fit_is_ignored(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_none_is_asked_for_where_there_is_none(tmp_path: Path) -> None:
     assert options_for(tmp_path / "none.jsa") == ""
+
+
+def test_nothing_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who called goes on without: it is only slower."""
+    java = str(java_home())
+    (tmp_path / "tallystick").write_text("a file where the folder should be")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("JAVA_HOME", java)
+    with pytest.raises(NoArchive, match=r"no spark-.*\.jsa"):
+        make_class_archive()

@@ -13,6 +13,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -59,7 +60,6 @@ def make_class_archive() -> Path:
     archive = class_archive()
     if archive.exists():
         return archive
-    archive.parent.mkdir(parents=True, exist_ok=True)
     java = java_home() / "bin" / "java"
     if _run([str(java), "-Xshare:on", "-version"]).returncode != 0:
         _write(base_of(archive), lambda draft: [str(java), "-Xshare:dump", f"-XX:SharedArchiveFile={draft}"])
@@ -72,14 +72,16 @@ def _write(file: Path, command: Callable[[Path], list[str]]) -> None:
     # Written aside and renamed: another process may be starting a Java, or making the same.
     draft = file.with_name(f"{file.name}.{os.getpid()}")
     try:
+        file.parent.mkdir(parents=True, exist_ok=True)
         done = _run(command(draft))
         if done.returncode != 0:
             raise NoArchive(f"no {file.name}: {done.stderr.strip()[-1000:]}")
         draft.replace(file)
     except OSError as exc:
-        raise NoArchive(f"Java wrote no {file.name}: {exc}") from exc
+        raise NoArchive(f"no {file.name}: {exc}") from exc
     finally:
-        draft.unlink(missing_ok=True)
+        with suppress(OSError):
+            draft.unlink()
 
 
 def _run(command: list[str]) -> "subprocess.CompletedProcess[str]":

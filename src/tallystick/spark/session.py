@@ -15,7 +15,8 @@ from tallystick.spark.java import java_home
 QUICK_JAVA: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """Options of a Java that shall start soon rather than run fast later: for a demo and for tests."""
 
-_JAVA_OPTIONS: Final = ("spark.driver.extraJavaOptions", "spark.executor.extraJavaOptions")
+# Spark puts them before `extraJavaOptions`, which are the user's.
+_JAVA_OPTIONS: Final = ("spark.driver.defaultJavaOptions", "spark.executor.defaultJavaOptions")
 
 
 def spark_session(
@@ -42,22 +43,13 @@ def spark_session(
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = SparkSession.builder.appName(name).master(master)
-    chosen = {**_settings(work_dir), **(settings or {})}
-    if master.startswith("local"):
-        chosen = _from_archive(chosen)
-    for key, value in chosen.items():
+    archived = options_for(class_archive()) if master.startswith("local") else ""
+    ours = {**_settings(work_dir), **(dict.fromkeys(_JAVA_OPTIONS, archived) if archived else {})}
+    for key, value in {**ours, **(settings or {})}.items():
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
     register(spark)
     return spark
-
-
-def _from_archive(settings: Mapping[str, str]) -> dict[str, str]:
-    options = options_for(class_archive())
-    asked = {key: settings.get(key, "") for key in _JAVA_OPTIONS}
-    # Java takes one archive; whoever names or makes one means it.
-    added = {key: f"{options} {text}".strip() for key, text in asked.items() if "Archive" not in text}
-    return {**settings, **added}
 
 
 def _settings(work_dir: Path) -> dict[str, str]:
