@@ -75,8 +75,8 @@ def inside(
 
 def committed(ran: Inside, topic: str, *more: str) -> list[str]:
     """What a reader of committed records gets."""
-    isolated = ("--isolation-level", "read_committed")
-    done = ran("consume", topic, "--from-beginning", "--timeout-ms", "400", *more, *isolated)
+    isolated = ("--isolation-level", "read_committed")  # and time enough for a machine that has none
+    done = ran("consume", topic, "--from-beginning", "--timeout-ms", "2000", *more, *isolated)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
@@ -269,7 +269,7 @@ def test_partitions_topics_and_a_group_where_reading_begins(
         admin.create_topics([NewTopic(name=other, partitions=2)]).all()
     for value, to, partition in (("a", topic, "0"), ("b", other, "0"), ("c", other, "1")):
         assert inside("produce", to, "--partition", partition, lines=f"{value}\n").returncode == 0
-    begin = ("--from-beginning", "--timeout-ms", "400")
+    begin = ("--from-beginning", "--timeout-ms", "2000")
     assert inside("consume", other, "--partition", "1", *begin).stdout == "c\n"
     assert inside("consume", other, "--partition", "1", "--offset", "0", *begin[1:]).stdout == "c\n"
     assert sorted(inside("consume", topic, "--topic", other, *begin).stdout.split()) == ["a", "b", "c"]
@@ -286,7 +286,7 @@ def test_where_reading_begins(inside: Inside, topic: str) -> None:
     assert inside("produce", topic, "--format", "json", lines=lines).returncode == 0
 
     def values(*given: str) -> list[str]:
-        return inside("consume", topic, "--timeout-ms", "300", *given).stdout.split()
+        return inside("consume", topic, "--timeout-ms", "2000", *given).stdout.split()
 
     assert values("--offset", "2") == ["2", "3"]
     assert values("--offset", "earliest", "--partition", "0", "--max-messages", "1") == ["0"]
