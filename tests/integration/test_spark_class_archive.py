@@ -59,6 +59,18 @@ def test_one_that_does_not_fit_is_ignored(tmp_path: Path, monkeypatch: pytest.Mo
     assert "archive" not in said.lower().replace(str(tmp_path).lower(), "")
 
 
+def test_another_installation_has_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the same place, of the same version: Java would refuse the archive of the one before."""
+    jar = tmp_path / "jars" / "spark-core.jar"
+    jar.parent.mkdir()
+    jar.write_bytes(b"")
+    monkeypatch.setattr("pyspark.__file__", str(tmp_path / "__init__.py"))
+    before = class_archive()
+    assert class_archive() == before
+    os.utime(jar, (1, 1))
+    assert class_archive() != before
+
+
 def test_none_is_asked_for_where_there_is_none(tmp_path: Path) -> None:
     assert options_for(tmp_path / "none.jsa") == ""
 

@@ -33,8 +33,10 @@ class NoArchive(TallystickError):
 
 def class_archive() -> Path:
     """Where the archive for this Java and this Spark is, or would be. Raises: NoJava."""
-    said = f"{version_text(java_home())}\n{pyspark.__version__}\n{Path(pyspark.__file__).parent}"
-    name = hashlib.sha256(said.encode()).hexdigest()[:16]
+    # Java refuses an archive of jars that were written at another time, as by another installation.
+    jars = sorted((Path(pyspark.__file__).parent / "jars").glob("*.jar"))
+    written = [f"{jar} {jar.stat().st_mtime_ns}" for jar in jars]
+    name = hashlib.sha256("\n".join((version_text(java_home()), *written)).encode()).hexdigest()[:16]
     return user_cache() / "classes" / f"spark-{pyspark.__version__}-{name}.jsa"
 
 
