@@ -193,7 +193,7 @@ def test_a_token_of_another_transaction_aborts(kafka: Kafka) -> None:
             await two.txn.init(keep_prepared_txn=True)
             with pytest.raises(IllegalState):
                 await two.txn.begin()
-            assert await two.txn.complete(PreparedTxnState("1:1")) is Completion.ABORTED
+            assert await two.txn.complete(PreparedTxnState("999999999:0")) is Completion.ABORTED
 
     asyncio.run(run())
     assert kafka.holds(topic, [])
