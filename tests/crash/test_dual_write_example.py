@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 from crash_child import CRASHED, dual_write
+from reading import committed_records
 
-from tallystick import Completion, Consumer, Producer, TopicPartition
+from tallystick import Completion, Producer
 from tallystick.testing import EmbeddedBroker
 
 pytestmark = pytest.mark.server
@@ -25,16 +26,8 @@ def broker() -> Iterator[EmbeddedBroker]:
 
 
 def read_committed(broker: EmbeddedBroker) -> list[str]:
-    reader = {"bootstrap.servers": broker.bootstrap_servers, "isolation.level": "read_committed"}
-    at = TopicPartition("payments", 0)
-    with Consumer(reader) as consumer:
-        consumer.assign([at])
-        consumer.seek_to_beginning()
-        end = consumer.end_offsets([at])[at]
-        values: list[str] = []
-        while consumer.position(at) < end:
-            values += [record.value.decode() for record in consumer.poll(1.0) if record.value is not None]
-        return values
+    records = committed_records({"bootstrap.servers": broker.bootstrap_servers}, "payments")
+    return [record.value.decode() for record in records if record.value is not None]
 
 
 def test_both_agree_after_a_crash_after_any_call(broker: EmbeddedBroker, tmp_path: Path) -> None:

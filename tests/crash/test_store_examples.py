@@ -13,11 +13,11 @@ from pathlib import Path
 import httpx
 import psycopg
 import pytest
+from reading import committed_records
 from rocksdict import Rdict
 from servers import PostgreSQL
 from tools.broker_process import free_port
 
-from tallystick import Consumer, TopicPartition
 from tallystick.testing import EmbeddedBroker, eventually
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
@@ -34,16 +34,8 @@ def broker() -> Iterator[EmbeddedBroker]:
 
 def read_committed(broker: EmbeddedBroker, topic: str) -> list[tuple[str, str]]:
     """All committed records, as key and value."""
-    reader = {"bootstrap.servers": broker.bootstrap_servers, "isolation.level": "read_committed"}
-    at = TopicPartition(topic, 0)
-    with Consumer(reader) as consumer:
-        consumer.assign([at])
-        consumer.seek_to_beginning()
-        end = consumer.end_offsets([at])[at]
-        found: list[tuple[str, str]] = []
-        while consumer.position(at) < end:
-            found += [(r.key.decode(), r.value.decode()) for r in consumer.poll(1.0) if r.key and r.value]
-        return found
+    records = committed_records({"bootstrap.servers": broker.bootstrap_servers}, topic)
+    return [(each.key.decode(), each.value.decode()) for each in records if each.key and each.value]
 
 
 @contextlib.contextmanager

@@ -16,11 +16,11 @@ from pathlib import Path
 import psycopg
 import pytest
 from kazoo.client import KazooClient
+from reading import committed_records
 from rocksdict import Rdict
 from servers import PostgreSQL, ZooKeeper
 from store_child import TOPIC
 
-from tallystick import Consumer, TopicPartition
 from tallystick.testing import EmbeddedBroker
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
@@ -86,16 +86,8 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
 
 
 def read_committed(broker: EmbeddedBroker) -> list[str]:
-    reader = {"bootstrap.servers": broker.bootstrap_servers, "isolation.level": "read_committed"}
-    at = TopicPartition(TOPIC, 0)
-    with Consumer(reader) as consumer:
-        consumer.assign([at])
-        consumer.seek_to_beginning()
-        end = consumer.end_offsets([at])[at]
-        values: list[str] = []
-        while consumer.position(at) < end:
-            values += [record.value.decode() for record in consumer.poll(1.0) if record.value is not None]
-        return values
+    records = committed_records({"bootstrap.servers": broker.bootstrap_servers}, TOPIC)
+    return [record.value.decode() for record in records if record.value is not None]
 
 
 def test_row_and_record_agree_after_a_kill_after_any_step(world: World, broker: EmbeddedBroker) -> None:

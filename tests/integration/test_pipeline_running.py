@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from reading import committed_records
 from sqlalchemy import create_engine, text
 from sqlalchemy.pool import NullPool
 
-from tallystick import Admin, Consumer, Producer, TopicPartition
+from tallystick import Admin, Producer
 from tallystick.admin.topics import NewTopic
 from tallystick.kernel.settings import BadConfig
 from tallystick.kernel.value import replace
@@ -51,15 +52,8 @@ def send(servers: str, topic: str, numbers: range) -> None:
 
 def committed(servers: str, topic: str) -> Counter[int]:
     """How often each number is there for readers of committed records."""
-    at, found = TopicPartition(topic, 0), Counter[int]()
-    with Admin({"bootstrap.servers": servers}) as admin:
-        end = admin.list_offsets({at: -1}, read_committed=True).one(at)
-    with Consumer({"bootstrap.servers": servers, "isolation.level": "read_committed"}) as consumer:
-        consumer.assign([at])
-        consumer.seek(at, 0)
-        while end is not None and consumer.position(at) < end.offset:
-            found.update(json.loads(record.value or b"")["a"] for record in consumer.poll(5.0))
-    return found
+    records = committed_records({"bootstrap.servers": servers}, topic)
+    return Counter(json.loads(record.value or b"")["a"] for record in records)
 
 
 def evens(views: Mapping[str, DataFrame]) -> DataFrame:

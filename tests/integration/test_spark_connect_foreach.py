@@ -7,8 +7,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from reading import committed_records
 
-from tallystick import Admin, Consumer, TopicPartition
+from tallystick import Admin
 from tallystick.admin.topics import NewTopic
 from tallystick.spark.java import java_home
 from tallystick.testing import EmbeddedBroker
@@ -81,19 +82,7 @@ def test_a_topic_alone_and_with_a_table(tallystick_broker: EmbeddedBroker, tmp_p
     ended = [f"{name} True None" for name in ("alone", "alone", "together", "together")]
     assert done.stdout.splitlines() == ended, done.stderr[-3000:]
     for topic in ("alone", "together"):
-        assert committed(cluster, topic) == Counter(values)
+        found = (each.value or b"" for each in committed_records(cluster, topic))
+        assert Counter(value.decode() for value in found) == Counter(values)
     with sqlite3.connect(tmp_path / "rows.db") as connection:
         assert Counter(row[0] for row in connection.execute("SELECT value FROM t")) == Counter(values)
-
-
-def committed(cluster: dict[str, str], topic: str) -> Counter[str]:
-    found: Counter[str] = Counter()
-    at = TopicPartition(topic, 0)
-    with Admin(cluster) as admin:
-        end = admin.list_offsets({at: -1}, read_committed=True).all()[at]
-    with Consumer({**cluster, "isolation.level": "read_committed"}) as consumer:
-        consumer.assign([at])
-        consumer.seek(at, 0)
-        while consumer.position(at) < end.offset:
-            found.update(record.value.decode() for record in consumer.poll(5.0) if record.value is not None)
-    return found

@@ -1,36 +1,21 @@
 """Queries that move: from Spark's own source and sink to ours, and with their cluster to two-phase commit."""
 
-import sys
 from collections import Counter
-from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark import cloudpickle
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
-from pyspark.sql.types import StructType
+from reading import committed_records
+from spark_deaf import DeafSource
 
-from tallystick import Admin, Consumer, Producer, TopicPartition
+from tallystick import Admin, Producer
 from tallystick.admin.topics import NewTopic
-from tallystick.client.cluster import Cluster
-from tallystick.client.errors import ClientError, TimedOut
-from tallystick.client.modes import Wish
-from tallystick.spark import sink
-from tallystick.spark.committable import Participant
-from tallystick.spark.data_source import KafkaDataSource
-from tallystick.spark.participants import ClusterParticipants
-from tallystick.spark.ports import DecisionLog, Participants
 from tallystick.spark.recovery import resolve
-from tallystick.spark.sink_options import SinkOptions
-from tallystick.spark.station import Station, station
 from tallystick.testing import EmbeddedBroker
 
 pytestmark = [pytest.mark.slow, pytest.mark.server]
-
-# Workers of Spark cannot import this file.
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 PARTITIONS = 2
 
@@ -63,17 +48,8 @@ class Topics:
 
     def written(self) -> Counter[bytes]:
         """What readers of committed records find in `out`."""
-        both = [TopicPartition("out", number) for number in range(PARTITIONS)]
-        found: Counter[bytes] = Counter()
-        with Admin(self.client) as admin:
-            ends = admin.list_offsets(dict.fromkeys(both, -1), read_committed=True).all()
-        with Consumer({**self.client, "isolation.level": "read_committed"}) as consumer:
-            consumer.assign(both)
-            for at in both:
-                consumer.seek(at, 0)
-            while any(consumer.position(at) < end.offset for at, end in ends.items() if end is not None):
-                found.update(record.value for record in consumer.poll(5.0) if record.value is not None)
-        return found
+        records = committed_records(self.client, "out", PARTITIONS)
+        return Counter(record.value for record in records if record.value is not None)
 
     @property
     def expected(self) -> Counter[bytes]:
@@ -98,35 +74,6 @@ def test_a_query_of_sparks_own_source_and_sink_moves_to_ours(spark: SparkSession
             topics.run(spark, "tallystick", tmp_path, **{"transactional.id.prefix": "moved"})
             assert topics.written() == topics.expected
             topics.send(5)
-
-
-class Deaf(ClusterParticipants):
-    """Decides, and completes nothing: as if every coordinator had gone away at that moment."""
-
-    async def end(
-        self, participants: Collection[Participant], transaction_version: int, wish: Wish
-    ) -> Mapping[str, ClientError]:
-        late = TimedOut("max.block.ms", 1, "EndTxn")
-        return {each.transactional_id: late for each in participants}
-
-
-class DeafStation(Station):
-    def ports_of(self, cluster: Cluster) -> tuple[Participants, DecisionLog]:
-        _, decisions = super().ports_of(cluster)
-        return Deaf(cluster, self.options, 10_000), decisions
-
-
-def connect_deaf(options: SinkOptions) -> Station:
-    return station(options, DeafStation)
-
-
-class DeafSource(KafkaDataSource):
-    @classmethod
-    def name(cls) -> str:
-        return "deaf"
-
-    def streamWriter(self, schema: StructType, overwrite: bool) -> sink.StreamWriter:  # noqa: N802
-        return sink.stream_writer(self.options, schema, overwrite, connect_deaf)
 
 
 def test_two_phase_commit_is_enabled_under_a_batch_in_doubt(spark: SparkSession, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,22 +11,13 @@ import pytest
 from pyspark import TaskContext, cloudpickle
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import StructType
+from reading import committed_records
+from spark_deaf import DeafSource
 
-from tallystick import Admin, Consumer, Producer, TopicPartition
+from tallystick import Admin, Producer
 from tallystick.admin.topics import NewTopic
-from tallystick.client.cluster import Cluster
-from tallystick.client.errors import ClientError, TimedOut
-from tallystick.client.modes import Wish
-from tallystick.spark import sink
-from tallystick.spark.committable import Participant
-from tallystick.spark.data_source import KafkaDataSource
 from tallystick.spark.foreach import foreach_batch
-from tallystick.spark.participants import ClusterParticipants
-from tallystick.spark.ports import DecisionLog, Participants
 from tallystick.spark.recovery import resolve
-from tallystick.spark.sink_options import SinkOptions
-from tallystick.spark.station import Station, station
 from tallystick.testing import EmbeddedBroker, eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.server]
@@ -84,17 +75,8 @@ class Place:
 
     def written(self) -> Counter[bytes]:
         """Every committed row of the topic, and how often it is there."""
-        found: Counter[bytes] = Counter()
-        both = [TopicPartition(self.topic, 0), TopicPartition(self.topic, 1)]
-        with Admin(self.client) as admin:
-            ends = admin.list_offsets(dict.fromkeys(both, -1), read_committed=True).all()
-        with Consumer({**self.client, "isolation.level": "read_committed"}) as consumer:
-            consumer.assign(both)
-            for at in both:
-                consumer.seek(at, 0)
-            while any(consumer.position(at) < end.offset for at, end in ends.items() if end is not None):
-                found.update(record.value for record in consumer.poll(5.0) if record.value is not None)
-        return found
+        records = committed_records(self.client, self.topic, 2)
+        return Counter(record.value for record in records if record.value is not None)
 
     def open_transactions(self) -> list[str]:
         with Admin(self.client) as admin:
@@ -370,35 +352,6 @@ def test_a_query_that_is_stopped_in_a_batch_leaves_nothing_open(place: Place) ->
 
 
 # -------------------------------------------------------------------------------- the driver's hooks
-
-
-class Deaf(ClusterParticipants):
-    """Decides, and completes nothing: as if every coordinator had gone away at that moment."""
-
-    async def end(
-        self, participants: Collection[Participant], transaction_version: int, wish: Wish
-    ) -> Mapping[str, ClientError]:
-        late = TimedOut("max.block.ms", 1, "EndTxn")
-        return {each.transactional_id: late for each in participants}
-
-
-class DeafStation(Station):
-    def ports_of(self, cluster: Cluster) -> tuple[Participants, DecisionLog]:
-        _, decisions = super().ports_of(cluster)
-        return Deaf(cluster, self.options, 10_000), decisions
-
-
-def connect_deaf(options: SinkOptions) -> Station:
-    return station(options, DeafStation)
-
-
-class DeafSource(KafkaDataSource):
-    @classmethod
-    def name(cls) -> str:
-        return "deaf"
-
-    def streamWriter(self, schema: StructType, overwrite: bool) -> sink.StreamWriter:  # noqa: N802
-        return sink.stream_writer(self.options, schema, overwrite, connect_deaf)
 
 
 def decide_and_complete_nothing(place: Place) -> None:

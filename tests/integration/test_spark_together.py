@@ -13,13 +13,14 @@ import pytest
 from pyspark import cloudpickle
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
+from reading import committed_records
 from servers import PostgreSQL
 from sqlalchemy import Engine, create_engine, make_url, text
 from sqlalchemy.pool import NullPool
 from tests.support.spark_together_child import lines
 from tests.support.spark_together_child import sinks as sinks_of
 
-from tallystick import Admin, Consumer, TopicPartition
+from tallystick import Admin
 from tallystick.admin.topics import NewTopic
 from tallystick.spark import foreach_batch, resolve, resolve_rows, to_table, to_topic
 from tallystick.testing import EmbeddedBroker
@@ -82,19 +83,8 @@ class Place:
             (self.folder / "checkpoint" / "commits" / name).unlink(missing_ok=True)
 
     def written(self) -> Counter[str]:
-        found: Counter[str] = Counter()
-        both = [TopicPartition(self.topic, 0), TopicPartition(self.topic, 1)]
-        with Admin(self.client) as admin:
-            ends = admin.list_offsets(dict.fromkeys(both, -1), read_committed=True).all()
-        with Consumer({**self.client, "isolation.level": "read_committed"}) as consumer:
-            consumer.assign(both)
-            for at in both:
-                consumer.seek(at, 0)
-            while any(consumer.position(at) < end.offset for at, end in ends.items() if end is not None):
-                found.update(
-                    record.value.decode() for record in consumer.poll(5.0) if record.value is not None
-                )
-        return found
+        records = committed_records(self.client, self.topic, 2)
+        return Counter(record.value.decode() for record in records if record.value is not None)
 
     def select(self, statement: str) -> list[tuple[object, ...]]:
         with self.engine.connect() as connection:

@@ -1,0 +1,22 @@
+"""What readers of committed records find in a topic."""
+
+from collections.abc import Mapping
+
+from tallystick import Consumer, ConsumerRecord, TopicPartition
+
+
+def committed_records(client: Mapping[str, str], topic: str, partitions: int = 1) -> list[ConsumerRecord]:
+    """All of them up to the first transaction that is open now.
+
+    Args:
+        client: configuration of a client; `bootstrap.servers`, with any else that it takes to connect.
+    """
+    ats = [TopicPartition(topic, number) for number in range(partitions)]
+    with Consumer({**client, "isolation.level": "read_committed"}) as consumer:
+        consumer.assign(ats)
+        consumer.seek_to_beginning()
+        ends = consumer.end_offsets(ats)
+        found: list[ConsumerRecord] = []
+        while any(consumer.position(at) < end for at, end in ends.items()):
+            found += consumer.poll(1.0)
+        return found

@@ -1,0 +1,53 @@
+"""`format("deaf")`: our source and our sink, whose driver decides batches and completes nothing.
+
+As if every coordinator had gone away right after the decision: what is left behind is for recovery.
+"""
+
+import sys
+from collections.abc import Collection, Mapping
+
+from pyspark import cloudpickle
+from pyspark.sql.types import StructType
+
+from tallystick.client.cluster import Cluster
+from tallystick.client.errors import ClientError, TimedOut
+from tallystick.client.modes import Wish
+from tallystick.spark import sink
+from tallystick.spark.committable import Participant
+from tallystick.spark.data_source import KafkaDataSource
+from tallystick.spark.participants import ClusterParticipants
+from tallystick.spark.ports import DecisionLog, Participants
+from tallystick.spark.sink_options import SinkOptions
+from tallystick.spark.station import Station, station
+
+# Workers of Spark cannot import this file.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+class Deaf(ClusterParticipants):
+    """No request to complete is ever sent."""
+
+    async def end(
+        self, participants: Collection[Participant], transaction_version: int, wish: Wish
+    ) -> Mapping[str, ClientError]:
+        late = TimedOut("max.block.ms", 1, "EndTxn")
+        return {each.transactional_id: late for each in participants}
+
+
+class DeafStation(Station):
+    def ports_of(self, cluster: Cluster) -> tuple[Participants, DecisionLog]:
+        _, decisions = super().ports_of(cluster)
+        return Deaf(cluster, self.options, 10_000), decisions
+
+
+def connect(options: SinkOptions) -> Station:
+    return station(options, DeafStation)
+
+
+class DeafSource(KafkaDataSource):
+    @classmethod
+    def name(cls) -> str:
+        return "deaf"
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> sink.StreamWriter:  # noqa: N802
+        return sink.stream_writer(self.options, schema, overwrite, connect)
