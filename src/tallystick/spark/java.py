@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
@@ -64,6 +65,7 @@ def _installed() -> Iterator[Path]:
         yield Path(found).resolve().parents[1]
 
 
+@cache  # a tenth of a second each time, and every start of Spark asks three times
 def version_text(home: Path) -> str:
     """What `home/bin/java` says of itself; nothing where that is not a Java."""
     try:
