@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from typing import Final, TypeVar
 from weakref import finalize
 
+from tallystick.client.aio.producer import cluster_of
 from tallystick.client.blocking.producer import Producer
 from tallystick.client.blocking.thread import EngineThread, engine_thread
 from tallystick.client.cluster import Cluster
@@ -52,10 +53,12 @@ class Station:
         self._config = ProducerConfig.parse(options.of_driver)
         self._engine = engine_thread()
         self._cluster = self._engine.do(lambda: Cluster(self._config.client), "Cluster")
+        # Of all attempts here: with connections of its own each would take half as long again.
+        self.sending = self._engine.do(lambda: cluster_of(self._config), "Cluster")
         self.participants, self.decisions = self.ports_of(self._cluster)
         self.coordinator = Coordinator(options.prefix, self.participants, self.decisions)
         # `station` drops one that others may still be using.
-        finalize(self, _abandon, self._engine, self._cluster).atexit = False
+        finalize(self, _abandon, self._engine, (self._cluster, self.sending)).atexit = False
 
     def ports_of(self, cluster: Cluster) -> tuple[Participants, DecisionLog]:
         """The effects of this process on the cluster."""
@@ -67,7 +70,7 @@ class Station:
 
     def producer_of(self, name: WorkerId) -> Producer:
         """The producer of one attempt."""
-        return Producer(self.options.of_worker(str(name)))
+        return Producer(self.options.of_worker(str(name)), cluster=self.sending)
 
     def begin(
         self,
@@ -123,7 +126,8 @@ class Station:
 
     def close(self) -> None:
         """End every connection; again is harmless."""
-        self._engine.run(self._cluster.close(), _GRACE_S, "close")
+        for cluster in (self._cluster, self.sending):
+            self._engine.run(cluster.close(), _GRACE_S, "close")
 
     @property
     def usable(self) -> bool:
@@ -131,9 +135,10 @@ class Station:
         return self._engine.alive
 
 
-def _abandon(engine: EngineThread, cluster: Cluster) -> None:
+def _abandon(engine: EngineThread, clusters: Iterable[Cluster]) -> None:
     if engine.alive:
-        engine.abandon(cluster.close)
+        for cluster in clusters:
+            engine.abandon(cluster.close)
 
 
 Connect = Callable[[SinkOptions], Station]
