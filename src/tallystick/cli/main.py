@@ -26,14 +26,22 @@ OWN: Final = {
 }
 
 
+# Exit.USAGE, without loading what it is beside.
+_USAGE: Final = 2
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; the exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words[:1] == ["broker"]:
         return broker.main(words[1:])
     own = OWN.get(words[0]) if words else None
-    command = cast(Callable[[list[str]], int], _lazy.load(own or "tallystick.cli.app").main)
-    return command(words if own is None else words[1:])
+    try:
+        command = cast(Callable[[list[str]], int], _lazy.load(own or "tallystick.cli.app").main)
+        return command(words if own is None else words[1:])
+    except _lazy.MissingLibrary as exc:
+        print(f"tallystick: {exc}", file=sys.stderr)
+        return _USAGE
 
 
 if __name__ == "__main__":

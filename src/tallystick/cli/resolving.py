@@ -112,10 +112,7 @@ def _query_resolver(store: str | None) -> "Callable[..., Standing]":
     """What knows the query's decisions: those in Kafka, or those in a database."""
     if store is None:
         return cast("Callable[..., Standing]", _lazy.load("tallystick.spark.recovery").resolve)
-    try:
-        resolve_rows = _lazy.load("tallystick.spark.table_station").resolve_rows
-    except ImportError as exc:
-        raise BadConfig(f"--store: {exc}; install tallystick[arrow,sql]") from exc
+    resolve_rows = _lazy.load("tallystick.spark.table_station").resolve_rows
     return partial(resolve_rows, database=store)
 
 

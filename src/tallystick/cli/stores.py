@@ -40,17 +40,10 @@ def open_store(url: str, schema: str | None = None) -> Iterator[Store[Any]]:
         yield store
 
 
-def _library(name: str, extra: str) -> Any:
-    try:
-        return _lazy.load(name)
-    except ImportError as exc:
-        raise BadConfig(f"--store: {exc}; install tallystick[{extra}]") from exc
-
-
 @contextmanager
 def _sql(url: str, schema: str | None) -> Iterator[Store[Any]]:
-    create_engine = _library("sqlalchemy", "sql").create_engine
-    store = _library("tallystick.dualwrite.stores.sql", "sql").SqlStore
+    create_engine = _lazy.load("sqlalchemy").create_engine
+    store = _lazy.load("tallystick.dualwrite.stores.sql").SqlStore
     try:
         engine = create_engine(url)
     except Exception as exc:  # SQLAlchemy's, or of the driver that the URL names, which may have a password
@@ -67,8 +60,8 @@ def _rocksdb(url: SplitResult) -> Iterator[Store[Any]]:
     folder = Path(unquote(url.path))
     if url.netloc or url.query or not folder.is_absolute():
         raise BadConfig("--store: rocksdb:/// and then the folder of the database")
-    store = _library("tallystick.dualwrite.stores.rocksdb", "rocksdb").RocksStore
-    open_database = _library("rocksdict", "rocksdb").Rdict
+    store = _lazy.load("tallystick.dualwrite.stores.rocksdb").RocksStore
+    open_database = _lazy.load("rocksdict").Rdict
     if not (folder / "CURRENT").is_file():
         raise BadStore(f"--store: {folder} is no RocksDB database")
     try:
@@ -90,8 +83,8 @@ def _zookeeper(url: SplitResult) -> Iterator[Store[Any]]:
     asked = parse_qs(url.query)
     if not hosts or asked.keys() - {"path"}:
         raise BadConfig("--store: zookeeper://HOST:PORT,HOST:PORT/ROOT, and ?path=PATH if the store has one")
-    store = _library("tallystick.dualwrite.stores.zookeeper", "zookeeper").ZooKeeperStore
-    kazoo = _library("kazoo.client", "zookeeper").KazooClient
+    store = _lazy.load("tallystick.dualwrite.stores.zookeeper").ZooKeeperStore
+    kazoo = _lazy.load("kazoo.client").KazooClient
     digest = [("digest", unquote(credentials))] if credentials else None
     try:
         client = kazoo(hosts + url.path.rstrip("/"), auth_data=digest, logger=_ATTEMPTS)

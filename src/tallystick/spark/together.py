@@ -29,8 +29,6 @@ from tallystick.spark.sinks import Moves, Sink, ToTable, ToTopic, quoted, sink_p
 from tallystick.spark.station import Connect, Station, station
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
     from pyspark.sql import DataFrame
 
     from tallystick.spark.database import Database
@@ -51,7 +49,7 @@ class ForeachBatch:
     connect_database: "Make | None" = None
 
     def __call__(self, frame: "DataFrame", batch_id: int) -> None:
-        where = None if self.url is None else _table_station().opened(self.url)
+        where = None if self.url is None else _lazy.load(TABLE_STATION).opened(self.url)
         sinks = tuple(_with_columns(sink, frame.columns) for sink in self.sinks)
         rows = projected(frame, sinks)
         here = self._station(where, sinks)
@@ -77,7 +75,7 @@ class ForeachBatch:
         if where is None:
             return self.connect(self.options)
         tables = tuple(each for each in sinks if isinstance(each, ToTable))
-        at_database = _table_station().AtDatabase
+        at_database = _lazy.load(TABLE_STATION).AtDatabase
         make = {} if self.connect_database is None else {"make": self.connect_database}
         return station(self.options, at_database(where=where, tables=tables, **make))
 
@@ -114,7 +112,7 @@ def foreach_batch(
     if problems or checked is None:
         raise BadConfig("\n".join(problems))
     if database is not None:
-        checked = _table_station().in_database(checked)
+        checked = _lazy.load(TABLE_STATION).in_database(checked)
     return ForeachBatch(options=checked, sinks=sinks, url=database, query_id=query_id)
 
 
@@ -122,13 +120,6 @@ def _with_columns(sink: Sink, columns: Iterable[str]) -> Sink:
     if isinstance(sink, ToTopic) or sink.columns is not None:
         return sink
     return replace(sink, columns=tuple((name, quoted(name)) for name in columns))
-
-
-def _table_station() -> "ModuleType":
-    try:
-        return _lazy.load(TABLE_STATION)
-    except ModuleNotFoundError as exc:
-        raise BadConfig(f"database: needs {exc.name}: pip install tallystick[sql]") from exc
 
 
 def _moves(sinks: tuple[Sink, ...], told: list[tuple[Vote, str]]) -> Moves:

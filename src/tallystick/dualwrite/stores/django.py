@@ -21,15 +21,12 @@ import secrets
 from collections.abc import Iterable
 from typing import Any, Final
 
+from django.db import DatabaseError, IntegrityError, ProgrammingError, connections, transaction
+from django.db import OperationalError as DjangoOperationalError
+
 from tallystick.dualwrite.errors import BadStore, CommitUnknown, Fenced, NotYours, UnsafeStore
 from tallystick.dualwrite.model import TABLE, StoredState, from_columns, to_columns
 from tallystick.dualwrite.stores.refusals import refuses
-
-try:
-    from django.db import DatabaseError, IntegrityError, ProgrammingError, connections, transaction
-    from django.db import OperationalError as DjangoOperationalError
-except ImportError as exc:
-    raise ImportError("DjangoStore needs Django: pip install 'tallystick[django]'") from exc
 
 _LOG: Final = logging.getLogger(__name__)
 

@@ -14,13 +14,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
+from rocksdict import ColumnFamily, DbClosedError, Options, Rdict, WriteBatch, WriteOptions
+
 from tallystick.dualwrite.errors import BadStore, CommitUnknown, Fenced, NotYours
 from tallystick.dualwrite.model import TABLE, StoredState, from_bytes, to_bytes
-
-try:
-    from rocksdict import ColumnFamily, DbClosedError, Options, Rdict, WriteBatch, WriteOptions
-except ImportError as exc:
-    raise ImportError("the store in RocksDB needs rocksdict: pip install 'tallystick[rocksdb]'") from exc
 
 # Several stores may share a database, and RocksDB lets a process open it once: its path names it.
 _LOCKS: Final[dict[Path, threading.Lock]] = {}

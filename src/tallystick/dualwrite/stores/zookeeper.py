@@ -16,20 +16,17 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 from urllib.parse import quote, unquote
 
+from kazoo.client import KazooClient, TransactionRequest
+from kazoo.exceptions import (
+    BadVersionError,
+    NodeExistsError,
+    NoNodeError,
+    RolledBackError,
+    RuntimeInconsistency,
+)
+
 from tallystick.dualwrite.errors import BadStore, CommitUnknown, Fenced, NotYours
 from tallystick.dualwrite.model import TABLE, StoredState, from_bytes, to_bytes
-
-try:
-    from kazoo.client import KazooClient, TransactionRequest
-    from kazoo.exceptions import (
-        BadVersionError,
-        NodeExistsError,
-        NoNodeError,
-        RolledBackError,
-        RuntimeInconsistency,
-    )
-except ImportError as exc:
-    raise ImportError("the store in ZooKeeper needs kazoo: pip install 'tallystick[zookeeper]'") from exc
 
 CLAIM_ATTEMPTS_MAX: Final = 100
 COMMIT_SECONDS_MAX: Final = 30.0

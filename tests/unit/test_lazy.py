@@ -1,0 +1,63 @@
+"""What is imported late: without its library, it says how to get it."""
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tallystick import _lazy
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(
+    ("library", "name", "extra"),
+    [
+        ("sqlalchemy", "dualwrite.SqlStore", "sql"),
+        ("kazoo", "dualwrite.ZooKeeperStore", "zookeeper"),
+        ("rocksdict", "dualwrite.RocksStore", "rocksdb"),
+        ("django", "dualwrite.DjangoStore", "django"),
+        ("pyspark", "spark.register", "spark"),
+        ("pyspark", "pipeline.Pipeline", "spark"),
+    ],
+)
+def test_a_name_whose_library_is_missing_says_what_to_install(library: str, name: str, extra: str) -> None:
+    package, _, public = name.partition(".")
+    program = f"import sys; sys.modules['{library}'] = None; from tallystick.{package} import {public}"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    told = f"MissingLibrary: {library} is not installed: pip install 'tallystick[{extra}]'"
+    assert done.stderr.splitlines()[-1].endswith(told)
+
+
+@pytest.mark.parametrize(
+    ("library", "words", "extra"),
+    [
+        ("pyspark", ["run", "x.toml"], "spark"),
+        ("psycopg", ["demo"], "demo"),
+        ("sqlalchemy", ["transactions", "resolve", "--store", "sqlite:////tmp/none.db", "--dry-run"], "sql"),
+    ],
+)
+def test_a_command_whose_library_is_missing_says_so_in_a_line(
+    library: str, words: list[str], extra: str
+) -> None:
+    begin = f"import sys; sys.modules['{library}'] = None; from tallystick.cli.main import main; "
+    program = f"{begin}sys.exit(main({words}))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    told = f"tallystick: {library} is not installed: pip install 'tallystick[{extra}]'\n"
+    assert (done.returncode, done.stderr) == (2, told)
+
+
+def test_every_extra_is_one_of_the_package() -> None:
+    offered = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for library, extra in _lazy._EXTRAS.items():
+        brought = " ".join(offered[extra]).replace("-", "_").replace("psycopg[", "psycopg ").lower()
+        assert library in brought, f"{extra} does not bring {library}"
+
+
+def test_other_modules_that_are_missing_are_no_matter_of_installing() -> None:
+    with pytest.raises(ModuleNotFoundError, match="nowhere") as caught:
+        _lazy.load("tallystick.nowhere")
+    assert not isinstance(caught.value, _lazy.MissingLibrary)
