@@ -20,7 +20,8 @@ from typing import Final
 import pyspark
 
 from tallystick.kernel.errors import TallystickError
-from tallystick.spark.java import java_home, user_cache, version_text
+from tallystick.spark.java import java_home, version_text
+from tallystick.spark.user_cache import user_cache
 
 _LIMIT_S: Final = 240.0
 # What does not fit is ignored, and nobody wants to read of it; errors are still said.

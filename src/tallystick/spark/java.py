@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from tallystick.kernel.errors import TallystickError
+from tallystick.spark.user_cache import keep_script, user_cache
 
 OLDEST: Final = 17  # https://spark.apache.org/docs/4.3.0/ "Spark runs on Java 17/21/25"
 _VERSION: Final = re.compile(r'version "(\d+)')
@@ -93,19 +94,5 @@ def _packaged() -> Path | None:
 
 def _shimmed(java: Path, cache: Path) -> Path:
     """A directory whose `bin/java` runs `java` without the argument it cannot take."""
-    script = _SHIM.format(java=java)
-    shim = cache / "bin" / "java"
-    if not shim.exists() or shim.read_text() != script:
-        shim.parent.mkdir(parents=True, exist_ok=True)
-        # Written aside and renamed: another process may be starting this Java now.
-        draft = shim.with_name(f"java.{os.getpid()}")
-        draft.write_text(script)
-        draft.chmod(0o755)
-        draft.replace(shim)
+    keep_script(cache / "bin" / "java", _SHIM.format(java=java))
     return cache
-
-
-def user_cache() -> Path:
-    """Where this user's files are kept that can be made again."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "tallystick"

@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 from tallystick.spark.class_archive import class_archive, options_for
 from tallystick.spark.data_source import register
 from tallystick.spark.java import java_home
+from tallystick.spark.worker_python import worker_python
 
 QUICK_JAVA: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """Options of a Java that shall start soon rather than run fast later: for a demo and for tests."""
@@ -29,7 +30,8 @@ def spark_session(
     """Start Spark here, with `format("tallystick")` known to it; the one that runs already, if one does.
 
     It listens on the loopback address alone and keeps its files in `work_dir`. On this machine alone
-    (`local[...]`, `local-cluster[...]`) its Javas start from the class archive, if that was made.
+    (`local[...]`, `local-cluster[...]`) its Javas start from the class archive, if that was made, and its
+    Python workers from the PySpark that is installed.
 
     Args:
         name: shown in Spark's logs.
@@ -40,10 +42,13 @@ def spark_session(
     """
     # Read by the Java that PySpark starts, and by the workers that start from it.
     os.environ["JAVA_HOME"] = str(java_home())
-    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    here = master.startswith("local")
+    python = worker_python() if here else sys.executable
+    # The second is that of the workers which the driver itself has.
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = python
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = SparkSession.builder.appName(name).master(master)
-    archived = options_for(class_archive()) if master.startswith("local") else ""
+    archived = options_for(class_archive()) if here else ""
     ours = {**_settings(work_dir), **(dict.fromkeys(_JAVA_OPTIONS, archived) if archived else {})}
     for key, value in {**ours, **(settings or {})}.items():
         builder = builder.config(key, value)
