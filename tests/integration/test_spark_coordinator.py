@@ -2,17 +2,14 @@
 
 from collections.abc import Iterator
 
-import pyarrow as pa
 import pytest
-from reading import committed_records
 from tests.support.spark_queries import Interrupted, MuteStation, Query
 
 from tallystick import Admin, Producer
 from tallystick.admin.topics import NewTopic
 from tallystick.client.modes import Wish
 from tallystick.kernel.ids import Identity
-from tallystick.spark.attempt import attempt
-from tallystick.spark.committable import Batch, Decision
+from tallystick.spark.committable import Decision
 from tallystick.spark.recovery import resolve
 from tallystick.spark.sink_errors import (
     DecisionBroken,
@@ -59,28 +56,6 @@ def test_batch_after_batch(query: Query, mode: str) -> None:
     skipped = [query.write(again, 2), query.write(again, 2)]
     assert all(vote.skipped and vote.participant is None for vote in skipped)
     assert commits.commit(skipped) is None
-
-
-def interrupted() -> Iterator[pa.RecordBatch]:
-    """The rows of a task that fails."""
-    yield pa.record_batch({"value": ["a", "b", "c", "d"]})
-    raise Interrupted
-
-
-def test_the_attempts_of_a_process_share_its_connections(query: Query) -> None:
-    """Connecting, and learning what brokers can do, took a third of a small task."""
-    driver, worker = query.station(), query.station()
-    lease = driver.begin()
-    driver.commit([query.write(lease, 0, station=worker)])
-    opened = worker.sending.metrics()["connection-creation-total"]
-    lease = driver.begin()
-    with pytest.raises(Interrupted):
-        attempt(worker, lease, Batch("q", 1), interrupted())
-    assert query.open_ids() == []
-    driver.commit([query.write(lease, 1, station=worker), query.write(lease, 1, station=worker)])
-    assert len(committed_records({"bootstrap.servers": query.bootstrap}, query.topic)) == 30
-    assert worker.sending.metrics()["connection-creation-total"] == opened
-    assert worker.sending.metrics()["connection-count"] == opened
 
 
 @pytest.mark.parametrize("mode", MODES)

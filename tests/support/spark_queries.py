@@ -72,10 +72,10 @@ class Query:
         self.stations.append(make(options))
         return self.stations[-1]
 
-    def write(self, lease: Lease, batch_id: int, rows: int = 10, station: Station | None = None) -> Vote:
-        """One task, in a process of its own unless one is given."""
+    def write(self, lease: Lease, batch_id: int, rows: int = 10) -> Vote:
+        """One task in a process of its own."""
         batch = pa.record_batch({"value": [f"{batch_id}-{row}" for row in range(rows)]})
-        return attempt(station or self.station(), lease, Batch("q", batch_id), [batch, batch.slice(0, 0)])
+        return attempt(self.station(), lease, Batch("q", batch_id), [batch, batch.slice(0, 0)])
 
     def decide_and_die(self, batch_id: int = 0) -> list[Vote]:
         driver = self.station(MuteStation)

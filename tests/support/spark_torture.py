@@ -282,7 +282,7 @@ class TorturedStation(Station):
         return participants, decisions
 
     def producer_of(self, name: WorkerId) -> Producer:
-        return TorturedProducer(self.options.of_worker(str(name)), cluster=self.sending)
+        return TorturedProducer(self.options.of_worker(str(name)))
 
 
 def connect(options: SinkOptions) -> Station:

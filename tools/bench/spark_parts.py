@@ -111,7 +111,7 @@ class TimedStation(Station):
         )
 
     def producer_of(self, name: WorkerId) -> Producer:
-        return TimedProducer(self.options.of_worker(str(name)), cluster=self.sending)
+        return TimedProducer(self.options.of_worker(str(name)))
 
     def begin(
         self,

@@ -10,7 +10,6 @@ from collections.abc import Callable, Coroutine, Iterable
 from typing import Final, TypeVar
 from weakref import finalize
 
-from tallystick.client.aio.producer import cluster_of
 from tallystick.client.blocking.producer import Producer
 from tallystick.client.blocking.thread import EngineThread, engine_thread
 from tallystick.client.cluster import Cluster
@@ -53,12 +52,10 @@ class Station:
         self._config = ProducerConfig.parse(options.of_driver)
         self._engine = engine_thread()
         self._cluster = self._engine.do(lambda: Cluster(self._config.client), "Cluster")
-        # Of all attempts here: with connections of its own each would take half as long again.
-        self.sending = self._engine.do(lambda: cluster_of(self._config), "Cluster")
         self.participants, self.decisions = self.ports_of(self._cluster)
         self.coordinator = Coordinator(options.prefix, self.participants, self.decisions)
         # `station` drops one that others may still be using.
-        finalize(self, _abandon, self._engine, (self._cluster, self.sending)).atexit = False
+        finalize(self, _abandon, self._engine, self._cluster).atexit = False
 
     def ports_of(self, cluster: Cluster) -> tuple[Participants, DecisionLog]:
         """The effects of this process on the cluster."""
@@ -70,7 +67,7 @@ class Station:
 
     def producer_of(self, name: WorkerId) -> Producer:
         """The producer of one attempt."""
-        return Producer(self.options.of_worker(str(name)), cluster=self.sending)
+        return Producer(self.options.of_worker(str(name)))
 
     def begin(
         self,
@@ -126,8 +123,7 @@ class Station:
 
     def close(self) -> None:
         """End every connection; again is harmless."""
-        for cluster in (self._cluster, self.sending):
-            self._engine.run(cluster.close(), _GRACE_S, "close")
+        self._engine.run(self._cluster.close(), _GRACE_S, "close")
 
     @property
     def usable(self) -> bool:
@@ -135,10 +131,9 @@ class Station:
         return self._engine.alive
 
 
-def _abandon(engine: EngineThread, clusters: Iterable[Cluster]) -> None:
+def _abandon(engine: EngineThread, cluster: Cluster) -> None:
     if engine.alive:
-        for cluster in clusters:
-            engine.abandon(cluster.close)
+        engine.abandon(cluster.close)
 
 
 Connect = Callable[[SinkOptions], Station]

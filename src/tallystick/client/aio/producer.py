@@ -61,19 +61,17 @@ class Producer:
     Its methods are those of `tallystick.Producer`, where they are described; here they are awaited.
     """
 
-    def __init__(self, config: Mapping[str, object], *, cluster: Cluster | None = None) -> None:
-        """Connects to nothing yet.
-
-        Args:
-            cluster: from `cluster_of` the same settings; it stays open when this is closed. Unless given,
-                the producer has one of its own.
-        Raises: BadConfig with all problems.
-        """
+    def __init__(self, config: Mapping[str, object]) -> None:
+        """Connects to nothing yet. Raises: BadConfig with all problems."""
         self.config = ProducerConfig.parse(config)
         for note in self.config.notes:
             _log.warning("%s", note)
-        self._cluster = cluster_of(self.config) if cluster is None else cluster
-        self._shares_cluster = cluster is not None
+        self._cluster = Cluster(
+            self.config.client,
+            in_flight_max=self.config.max_in_flight_requests_per_connection,
+            auto_create_topics=True,
+            topics_idle_ms=self.config.metadata_max_idle_ms,
+        )
         self._engine = ProducerEngine(self._cluster, self.config)
         self._txn: TransactionManager | None = None
         if self.config.transactional_id is not None:
@@ -228,8 +226,7 @@ class Producer:
                 await self._abort(self._txn, timeout_s)
             await self._engine.close(deadline)
         finally:
-            if not self._shares_cluster:
-                await self._cluster.close()
+            await self._cluster.close()
 
     async def _abort(self, txn: TransactionManager, limit_s: float) -> None:
         """Nobody will commit it; what this cannot reach, transaction.timeout.ms or the next init ends."""
@@ -247,16 +244,6 @@ class Producer:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
-
-
-def cluster_of(config: ProducerConfig) -> Cluster:
-    """The connections that a producer needs. Several may share them, one after the other or at once."""
-    return Cluster(
-        config.client,
-        in_flight_max=config.max_in_flight_requests_per_connection,
-        auto_create_topics=True,
-        topics_idle_ms=config.metadata_max_idle_ms,
-    )
 
 
 def delivery_of(share: Share, parts: Parts) -> BatchDelivery:

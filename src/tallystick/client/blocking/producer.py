@@ -16,7 +16,6 @@ from tallystick.client.aio import producer as aio
 from tallystick.client.aio.producer import CLOSE_S, Column, Offsets
 from tallystick.client.arrow_table import shares
 from tallystick.client.blocking.thread import engine_thread, forked
-from tallystick.client.cluster import Cluster
 from tallystick.client.delivery import BatchDelivery, Delivery, DeliveryCallback
 from tallystick.client.modes import Mode
 from tallystick.client.offsets import GroupMetadata
@@ -47,18 +46,16 @@ class Producer:
     the cluster (`effect`) and what to do about it.
     """
 
-    def __init__(self, config: Mapping[str, object], *, cluster: Cluster | None = None) -> None:
+    def __init__(self, config: Mapping[str, object]) -> None:
         """Connects to nothing yet.
 
         Args:
             config: Kafka's dotted names and their values, as texts, numbers or booleans: docs/config.md.
-            cluster: connections that several producers share, one after the other: made on the engine thread,
-                by `aio.producer.cluster_of` the same settings, and closed by whoever made them.
         Raises: BadConfig with all problems at once.
         """
         self._open = False
         self._thread = engine_thread()
-        self._on_loop = self._thread.do(lambda: aio.Producer(config, cluster=cluster), "Producer")
+        self._on_loop = self._thread.do(lambda: aio.Producer(config), "Producer")
         self._open = True
         self._append_value = self._on_loop.append_value
         self._append, self._extend = self._on_loop.append, self._on_loop.extend
