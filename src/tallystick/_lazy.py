@@ -23,7 +23,10 @@ _EXTRAS: Final = {
 
 
 class MissingLibrary(ImportError):
-    """What was asked for needs a library that is not installed; the text says how to get it."""
+    """What was asked for needs a library that is not installed; the text says how to get it.
+
+    An ImportError, and no TallystickError, since it comes from an import.
+    """
 
 
 def load(name: str) -> ModuleType:
@@ -35,7 +38,7 @@ def load(name: str) -> ModuleType:
         if library not in _EXTRAS:
             raise
         brings = f"pip install 'tallystick[{_EXTRAS[library]}]'"
-        raise MissingLibrary(f"{library} is not installed: {brings}", name=library) from exc
+        raise MissingLibrary(f"{exc.name} is not installed: {brings}", name=exc.name) from exc
 
 
 def attributes(module: str, names: Mapping[str, str]) -> Callable[[str], object]:

@@ -25,6 +25,8 @@ MASTER: Final = "127.0.0.1"
 WORKERS: Final = ("127.0.0.2", "127.0.0.3")
 # Slots, not processors: one that Spark has given up keeps its slot until its Python ends.
 _CORES: Final = 4
+_DRIVERS: Final = 2
+"""At a time: one that stalls keeps its executors, and the other one would wait for them."""
 _OPTIONS: Final = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Dspark.master.rest.enabled=false"
 _START_S: Final = 60.0
 
@@ -48,6 +50,7 @@ class Cluster:
             "spark.executor.memory": "512m",
             "spark.executor.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
             "spark.executor.cores": str(_CORES),
+            "spark.cores.max": str(_CORES * len(WORKERS)),
             "spark.scheduler.minRegisteredResourcesRatio": "1.0",
             "spark.locality.wait": "0s",
             "spark.speculation": "true",
@@ -64,9 +67,9 @@ class Cluster:
         for address in WORKERS:
             more = [
                 "--cores",
-                str(_CORES),
+                str(_CORES * _DRIVERS),
                 "--memory",
-                "1g",
+                "2g",
                 "--work-dir",
                 str(self.folder / address),
                 self.url,

@@ -10,6 +10,18 @@ import pytest
 from tallystick import _lazy
 
 ROOT = Path(__file__).parents[2]
+WITHOUT = """
+import sys
+
+
+class Without:
+    def find_spec(self, name, path=None, target=None):
+        if name == "{library}":
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+
+sys.meta_path.insert(0, Without())
+"""
 
 
 @pytest.mark.parametrize(
@@ -25,7 +37,7 @@ ROOT = Path(__file__).parents[2]
 )
 def test_a_name_whose_library_is_missing_says_what_to_install(library: str, name: str, extra: str) -> None:
     package, _, public = name.partition(".")
-    program = f"import sys; sys.modules['{library}'] = None; from tallystick.{package} import {public}"
+    program = f"{WITHOUT.format(library=library)}from tallystick.{package} import {public}"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     told = f"MissingLibrary: {library} is not installed: pip install 'tallystick[{extra}]'"
@@ -43,8 +55,9 @@ def test_a_name_whose_library_is_missing_says_what_to_install(library: str, name
 def test_a_command_whose_library_is_missing_says_so_in_a_line(
     library: str, words: list[str], extra: str
 ) -> None:
-    begin = f"import sys; sys.modules['{library}'] = None; from tallystick.cli.main import main; "
-    program = f"{begin}sys.exit(main({words}))"
+    program = (
+        f"{WITHOUT.format(library=library)}from tallystick.cli import main; sys.exit(main.main({words}))"
+    )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     told = f"tallystick: {library} is not installed: pip install 'tallystick[{extra}]'\n"
     assert (done.returncode, done.stderr) == (2, told)

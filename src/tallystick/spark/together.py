@@ -96,8 +96,8 @@ def foreach_batch(
             SQLite where all tasks run on the driver's host.
         query_id: the same for every run on one checkpoint, and another for another. Classic Spark tells it;
             Spark Connect does not.
-    Raises: BadConfig with all problems at once. When a batch is run: BadConfig, SinkErrors, errors of client
-        and database.
+    Raises: BadConfig with all problems at once; MissingLibrary. When a batch is run: BadConfig, SinkErrors,
+        errors of client and database.
     """
     if not sinks and database is None:
         return foreach.foreach_batch(options, query_id=query_id)

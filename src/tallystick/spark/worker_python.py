@@ -9,7 +9,8 @@ first query starts a dozen. Where PySpark is installed, a script of ours leaves 
 
 import hashlib
 import logging
-import shlex
+import os
+import re
 import sys
 import sysconfig
 from importlib.util import find_spec
@@ -20,22 +21,26 @@ from tallystick.spark.user_cache import keep_script, user_cache
 
 _log = logging.getLogger("tallystick.spark")
 
+# Not of the shell: Debian's drops what its environment has under names that are none of the shell's.
 _SCRIPT: Final = """\
-#!/bin/sh
+#!{python} -IS
 # PySpark is installed beside this Python: its zip, of which nothing stays compiled, is left out.
-set -f
-rest=
-IFS=:
-for entry in $PYTHONPATH; do
-  case $entry in
-    */python/lib/pyspark.zip | */python/lib/py4j-*-src.zip) ;;
-    *) rest=$rest${{rest:+:}}$entry ;;
-  esac
-done
-PYTHONPATH=$rest
-exec {python} "$@"
+import os
+import sys
+
+def is_zip(entry):
+    folder, _, name = entry.rpartition("/")
+    zipped = name == "pyspark.zip" or name.startswith("py4j-") and name.endswith("-src.zip")
+    return zipped and folder.endswith("/python/lib")
+
+
+path = os.environ.get("PYTHONPATH", "").split(":")
+os.environ["PYTHONPATH"] = ":".join(entry for entry in path if not is_zip(entry))
+os.execv({python!r}, [{python!r}, *sys.argv[1:]])
 """
 _INSTALLED: Final = ("pyspark", "py4j")
+# A path that the first line of a program can name.
+_FITS: Final = re.compile(r"[!-~]{1,120}")
 
 
 def worker_python(cache: Path | None = None) -> str:
@@ -43,26 +48,33 @@ def worker_python(cache: Path | None = None) -> str:
 
     Args:
         cache: where the script is put; the user's cache directory unless given.
-    Returns: the script; or this Python itself, if PySpark is elsewhere or the script cannot be kept.
+    Returns: the script; or this Python itself, where another PySpark is wanted or the script cannot be kept.
     """
-    if not all(map(_is_installed, _INSTALLED)):
+    if not _is_wanted() or not _FITS.fullmatch(sys.executable):
         return sys.executable
     # Each Python has one of its own: Spark's workers outlive whoever started them.
     name = hashlib.sha256(sys.executable.encode()).hexdigest()[:16]
     file = (cache or user_cache() / "python") / f"python-{name}"
     try:
-        keep_script(file, _SCRIPT.format(python=shlex.quote(sys.executable)))
+        keep_script(file, _SCRIPT.format(python=sys.executable))
     except OSError as exc:
         _log.info("Spark's workers start slowly, %s cannot be kept: %s", file, exc)
         return sys.executable
     return str(file)
 
 
-def _is_installed(package: str) -> bool:
-    """Is it in this Python's own folder, where every process of it finds it without being told?"""
-    spec = find_spec(package)
-    origin = None if spec is None else spec.origin
-    return origin is not None and Path(origin).parents[1] == Path(sysconfig.get_path("purelib"))
+def _is_wanted() -> bool:
+    """Is the PySpark of this Spark in this Python's own folder, where each process finds it unasked?"""
+    folders = []
+    for package in _INSTALLED:
+        spec = find_spec(package)
+        if spec is None or spec.origin is None:
+            return False
+        folders.append(Path(spec.origin).parent)
+    of_spark = os.environ.get("SPARK_HOME")
+    if of_spark and Path(of_spark).resolve() != folders[0].resolve():
+        return False
+    return {folder.parent for folder in folders} == {Path(sysconfig.get_path("purelib"))}
 
 
 if __name__ == "__main__":
