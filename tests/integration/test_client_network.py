@@ -84,6 +84,24 @@ def test_a_broker_that_was_killed_and_comes_back_is_found_again(broker: Embedded
     asyncio.run(main())
 
 
+def test_another_cluster_at_the_same_address_has_features_of_its_own(broker: EmbeddedBroker) -> None:
+    """A client that lives on when a broker of tests is made anew; it may have connected before it notices."""
+    port = broker.bootstrap_servers.rpartition(":")[2]
+
+    async def main() -> None:
+        cluster = Cluster(config(broker.bootstrap_servers))
+        await cluster.start()
+        before = cluster.image.cluster_id
+        broker.stop()
+        with EmbeddedBroker(config={"listeners": f"PLAINTEXT://127.0.0.1:{port}"}):
+            await initialise(cluster)
+            assert before != cluster.image.cluster_id
+            assert cluster.feature("transaction.version") == 2
+        await cluster.close()
+
+    asyncio.run(main())
+
+
 def test_nothing_happened_where_nobody_listens() -> None:
     """[CLI-6] The limit is named, and so is what every address said."""
 

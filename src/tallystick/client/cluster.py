@@ -409,7 +409,10 @@ class Cluster:
         if before is not None and answer.cluster_id not in (None, before):
             _log.warning("bootstrap.servers lead to cluster %s, before to %s", answer.cluster_id, before)
             self._coordinators.forget_on()
+            # Whoever answered was connected to before this was known, and told its features then.
             self.features = NO_FEATURES
+            for link in self._links.values():
+                self._learn(link.versions_now)
         return answer
 
     # ---------------------------------------------------------------------- coordinators
@@ -477,6 +480,8 @@ class Cluster:
         return link
 
     def _opened(self, connection: Connection) -> None:
-        versions = connection.session.versions
+        self._learn(connection.session.versions)
+
+    def _learn(self, versions: BrokerVersions | None) -> None:
         if versions is not None:
             self.features = self.features.newest(versions.features)

@@ -42,6 +42,11 @@ class Link:
         return self._connection is not None and self._connection.usable
 
     @property
+    def versions_now(self) -> BrokerVersions | None:
+        """What the broker said it can do when the connection that is open was opened."""
+        return self._connection.session.versions if self.connected and self._connection is not None else None
+
+    @property
     def load(self) -> int:
         """Requests under way, to choose the idlest of several brokers by."""
         return len(self._backlog) + (self._connection.load if self._connection is not None else 0)
