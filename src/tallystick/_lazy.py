@@ -28,6 +28,13 @@ class MissingLibrary(ImportError):
     An ImportError, and no TallystickError, since it comes from an import.
     """
 
+    def __init__(self, library: str, extra: str) -> None:
+        super().__init__(library, extra)
+        self.library, self.extra = library, extra
+
+    def __str__(self) -> str:
+        return f"{self.library} is not installed: pip install 'tallystick[{self.extra}]'"
+
 
 def load(name: str) -> ModuleType:
     """Import a module now. Raises: MissingLibrary."""
@@ -37,8 +44,7 @@ def load(name: str) -> ModuleType:
         library = (exc.name or "").partition(".")[0]
         if library not in _EXTRAS:
             raise
-        brings = f"pip install 'tallystick[{_EXTRAS[library]}]'"
-        raise MissingLibrary(f"{exc.name} is not installed: {brings}", name=exc.name) from exc
+        raise MissingLibrary(str(exc.name), _EXTRAS[library]) from exc
 
 
 def attributes(module: str, names: Mapping[str, str]) -> Callable[[str], object]:
