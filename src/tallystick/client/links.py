@@ -44,7 +44,8 @@ class Link:
     @property
     def versions_now(self) -> BrokerVersions | None:
         """What the broker said it can do when the connection that is open was opened."""
-        return self._connection.session.versions if self.connected and self._connection is not None else None
+        connection = self._connection
+        return connection.session.versions if connection is not None and connection.usable else None
 
     @property
     def load(self) -> int:
