@@ -7,9 +7,13 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 # Test processes: a third one would compete with the brokers and Javas that the tests start.
 TWO    := -n logical --maxprocesses 2
+# `make test` and `make check` are the same every time: one order of tests, one seed for what a test draws, one
+# order of sets. `make test-full` draws a seed, or takes one: make test-full SEED=n.
+FIXED  := --randomly-seed=939
+SETS   := PYTHONHASHSEED=0
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check format lint types layers unit interop crash soak sim fuzz bench scripts-rewrite clean
+.PHONY: help run test test-full check format lint types layers unit interop crash soak sim fuzz bench scripts-rewrite clean
 
 help: ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -28,11 +32,16 @@ run: $(READY) ## 336,776 flights through a Spark pipeline whose parts are killed
 test: $(READY) ## everything a change must pass
 	@$(BIN)/python -m tools.gate
 	@$(BIN)/python -m tallystick.spark.class_archive
-	@HYPOTHESIS_PROFILE=full $(BIN)/python -m pytest $(TWO) --dist loadfile
+	@$(SETS) HYPOTHESIS_PROFILE=full $(BIN)/python -m pytest $(TWO) --dist loadgroup $(FIXED)
+
+test-full: $(READY) ## everything there is, in a random order with random examples: hours
+	@$(BIN)/python -m tools.gate
+	@$(BIN)/python -m tallystick.spark.class_archive
+	@TALLYSTICK_LONG=1 TALLYSTICK_INTEROP_KAFKA=1 HYPOTHESIS_PROFILE=random $(BIN)/python -m pytest $(TWO) --dist loadgroup $(if $(SEED),--randomly-seed=$(SEED))
 
 check: $(READY) ## the quick loop: format, lint, types, layers, unit tests (under a minute)
 	@$(BIN)/python -m tools.gate
-	@$(BIN)/python -m pytest $(TWO) -m "not slow and not server and not kafka and not mount" tests/unit tests/spec tests/scripts tests/properties tests/meta
+	@$(SETS) $(BIN)/python -m pytest $(TWO) $(FIXED) -m "not slow and not server and not kafka and not mount" tests/unit tests/spec tests/scripts tests/properties tests/meta
 
 format: $(READY) ## rewrite the sources in the house format
 	@$(BIN)/ruff format .

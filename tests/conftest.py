@@ -1,4 +1,4 @@
-"""Hypothesis profiles and the place of code that several test files share."""
+"""Hypothesis profiles, how tests are shared out, and the place of code that several test files share."""
 
 import gc
 import os
@@ -6,10 +6,11 @@ import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.database import DirectoryBasedExampleDatabase
 from tools import spark_kafka
 from tools.maven import Unavailable
 
@@ -19,11 +20,16 @@ if TYPE_CHECKING:
 sys.path.insert(0, str(Path(__file__).parent / "support"))
 
 import servers
+from sharing import ByFileAndGroup, group_spark_files
 
-# "quick" is for `make check`, "full" for `make test`: HYPOTHESIS_PROFILE chooses.
+# HYPOTHESIS_PROFILE chooses: "quick" for `make check`, "full" for `make test`, "random" for `make test-full`.
+# The first two try the same examples in every run, so that a change fails for what it changes. The third
+# draws new ones and keeps those that failed: they are tried first the next time.
 _COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large]}
+_KEPT = DirectoryBasedExampleDatabase(Path(__file__).parents[1] / ".hypothesis" / "examples")
 settings.register_profile("quick", max_examples=10, derandomize=True, database=None, **_COMMON)
-settings.register_profile("full", max_examples=100, database=None, **_COMMON)
+settings.register_profile("full", max_examples=100, derandomize=True, database=None, **_COMMON)
+settings.register_profile("random", max_examples=100, database=_KEPT, print_blob=True, **_COMMON)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 # Of the Javas that Spark starts: a test's is over before it would have gained from more.
@@ -31,6 +37,22 @@ os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:+UseSerialGC -XX:TieredStopAtLev
 
 # What is loaded stays: to look through it for garbage time and again is a tenth of the quick loop.
 gc.disable()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Print the seed of the order and of the draws; pytest-randomly's own header is not shown under `-q`."""
+    seed = config.getoption("randomly_seed", None)
+    if seed is not None:
+        terminalreporter.write_line(f"To run in this order again: --randomly-seed={seed}")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    group_spark_files(items)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFileAndGroup | None:
+    return ByFileAndGroup(config, log) if config.getvalue("dist") == "loadgroup" else None
 
 
 def pytest_collection_finish() -> None:

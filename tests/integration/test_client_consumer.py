@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
@@ -479,7 +478,7 @@ def test_a_static_member_that_comes_back_keeps_its_partitions(cluster: Cluster) 
 
 
 def test_a_pattern_and_new_partitions_are_followed(cluster: Cluster) -> None:
-    stem = f"pattern-{time.monotonic_ns()}"
+    stem = "pattern"
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
     names = [f"{stem}-a", f"{stem}-b", f"x-{stem}"]
     for future in admin.create_topics([NewTopic(name, 1, 1) for name in names]).values():
@@ -566,7 +565,7 @@ def test_a_broker_that_restarts_is_found_again(cluster: Cluster) -> None:
         run(test())
 
 
-def test_nothing_hangs_without_a_broker() -> None:
+def test_nothing_hangs_without_a_broker(caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
         with EmbeddedBroker() as broker:
             own = Cluster(broker)
@@ -579,9 +578,8 @@ def test_nothing_hangs_without_a_broker() -> None:
         assert await consumer.poll(300) == []
         with pytest.raises(TimedOut):
             await consumer.commit(timeout_ms=300)
-        started = time.monotonic()
         await consumer.close(timeout_ms=1_000)
-        assert time.monotonic() - started < 5
+        assert "closed without a word to the group: 1000 ms were over" in caplog.messages
         with pytest.raises(Closed):
             await consumer.poll(0)
         await consumer.close()

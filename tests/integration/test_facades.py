@@ -8,7 +8,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -310,9 +309,8 @@ def test_a_broker_that_goes_away(topic: str) -> None:
         lost = producer.send(topic, b"two")
         with pytest.raises(errors.TimedOut, match="timeout_s = 100 ms"):
             producer.flush(timeout_s=0.1)
-        began = time.monotonic()
         producer.close(timeout_s=0.2)
-        assert time.monotonic() - began < 5
+        # A close that ignored its limit would end with delivery.timeout.ms, and this with TimedOut.
         with pytest.raises(errors.Closed):
             lost.result(0)
         with pytest.raises(errors.Closed):

@@ -1,8 +1,7 @@
-"""A broker that is told to stop answers who waits, and does not wait for them."""
+"""A broker that is told to stop answers the requests that wait, and does not wait for them."""
 
 import socket
 import struct
-import time
 from typing import TypeVar
 
 import pytest
@@ -23,7 +22,6 @@ pytestmark = pytest.mark.server
 
 R = TypeVar("R")
 VERSION = 4  # of both requests: the last without flexible headers
-WELL_BELOW_THE_STOP_LIMIT_S = 5.0
 
 
 def send(peer: socket.socket, request: object) -> None:
@@ -67,7 +65,6 @@ def test_a_parked_join_does_not_hold_up_the_end() -> None:
             return receive(watcher, DescribeGroupsResponse).groups[0].group_state == "PreparingRebalance"
 
         eventually(parked, 20)
-        began = time.monotonic()
+        # The join could wait for 50 s more. A stop that waited for it would cut it at its limit: no answer.
         assert broker.stop() == 0
-        assert time.monotonic() - began < WELL_BELOW_THE_STOP_LIMIT_S
         assert receive(peer, JoinGroupResponse).error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE

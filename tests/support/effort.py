@@ -1,4 +1,4 @@
-"""How hard a property is tried: a little in `make check`, at length in `make test`."""
+"""How hard a property is tried: a little in `make check`, at length in `make test` and `make test-full`."""
 
 from hypothesis import settings
 

@@ -1,6 +1,5 @@
 """Transactions of librdkafka, which speaks transaction version 1: no epoch moves at a commit."""
 
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -216,8 +215,6 @@ def test_a_broker_that_restarts_amid_transactions(cluster: Any, reader: Consumer
     send(producer, topic, "before")
     cluster.stop()
     cluster.start()
-    started = time.monotonic()
     send(producer, topic, "after")
     producer.commit_transaction(TIMEOUT_S)
-    assert time.monotonic() - started < TIMEOUT_S
     assert read(reader, topic, 2) == ["before", "after"]

@@ -6,13 +6,14 @@ import sys
 import textwrap
 import threading
 from collections.abc import Awaitable
+from typing import ClassVar
 
 import pytest
 
 from tallystick.client.blocking.thread import EngineThread, engine_thread, hand_back
 from tallystick.client.errors import Closed, IllegalState, TimedOut
 from tallystick.kernel.errors import Effect
-from tallystick.testing import eventually
+from tallystick.testing import FakeClock, eventually
 
 
 async def value(result: object) -> object:
@@ -110,14 +111,18 @@ def test_what_a_callback_raises_is_raised_there_and_here() -> None:
     assert isinstance(seen[0], KeyboardInterrupt)
 
 
-def test_the_time_of_a_callback_is_not_the_engines() -> None:
-    gate = threading.Event()
+def test_the_time_of_a_callback_is_not_the_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, clock = engine_thread(), FakeClock()
+
+    def callback() -> None:
+        clock.advance(100_000)
 
     async def ask() -> str:
-        await hand_back(lambda: gate.wait(0.3))
+        await hand_back(callback)
         return "done"
 
-    assert engine_thread().run(ask(), 0.2, "ask") == "done"
+    monkeypatch.setattr("tallystick.client.blocking.thread.monotonic", lambda: clock.monotonic_ms() / 1000)
+    assert engine.run(ask(), 30, "ask") == "done"
 
 
 def test_a_thread_that_ended_is_replaced_and_says_so() -> None:
@@ -190,16 +195,35 @@ def test_a_forked_child_has_its_own_and_leaves_its_parents_behind() -> None:
 def test_the_end_of_the_interpreter_does_not_wait_for_a_broker_that_is_away() -> None:
     """[CLI-63] Nobody closed the producer, and nothing it says can be delivered."""
     done = run_program("""
-        import atexit, time
-        began = []
-        atexit.register(lambda: print(time.monotonic() - began[0]))  # runs after those registered later
         from tallystick import Producer
         from tallystick.errors import TimedOut
         producer = Producer({"bootstrap.servers": "127.0.0.1:9", "max.block.ms": 100})
         try:
             producer.send("t", b"x")
         except TimedOut:
-            began.append(time.monotonic())
+            print("the exit begins")
     """)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert float(done.stdout) < 4
+    assert (done.returncode, done.stdout, done.stderr) == (0, "the exit begins\n", "")
+
+
+def test_the_clients_that_are_open_at_the_end_share_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """[CLI-63] A close that takes all of the time leaves none to the next."""
+    engine, clock = EngineThread(), FakeClock()
+
+    class Slow:
+        limits_s: ClassVar[list[float]] = []
+
+        def close(self, timeout_s: float) -> None:
+            self.limits_s.append(timeout_s)
+            clock.advance(1_500)
+            raise TimedOut("timeout_s", 1_500, "close")
+
+        def left_behind(self) -> None: ...
+
+    clients = [Slow() for _ in range(3)]
+    for client in clients:
+        engine.opened(client)
+    monkeypatch.setattr("tallystick.client.blocking.thread.monotonic", lambda: clock.monotonic_ms() / 1000)
+    engine.end(2.0)
+    assert Slow.limits_s == [2.0, 0.5, 0]
+    eventually(lambda: not engine.alive)
