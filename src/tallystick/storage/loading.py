@@ -344,7 +344,6 @@ class _Opening:
     def _recover_segment(self, slot: int) -> None:
         log = self.log
         segment = log.segments[slot]
-        last = slot + 1 == len(log.segments)
         segment.file.sync()
         segment.file.forget_cached()
         segment.reset_aborted()
@@ -360,7 +359,8 @@ class _Opening:
         self.scanned_bytes += size
         self._settle(slot, scanner, size)
         log.log_end_offset = Offset(scanner.offset_next)
-        if not last and slot + 1 < len(log.segments):
+        self._remove_unused(slot)
+        if slot + 1 < len(log.segments):
             log.log_end_offset = Offset(max(scanner.offset_next, log.segments[slot + 1].base_offset))
             log.save_snapshot()
         segment.sync_indexes()
@@ -405,6 +405,19 @@ class _Opening:
         segment.cut(bad.position)
         self._note(name, what)
         log.set_segments(log.segments[: slot + 1])
+
+    def _remove_unused(self, slot: int) -> None:
+        """A roll that found no room takes its empty segment back, and the former one grows on: a disk may
+        keep the name for all that. Whoever looked for an offset behind it would find nothing there."""
+        log = self.log
+        while slot + 1 < len(log.segments):
+            following = log.segments[slot + 1]
+            if following.size or following.base_offset >= log.log_end_offset:
+                return
+            following.remove()
+            name = file_name(following.base_offset, naming.LOG)
+            self._note(name, "is empty and begins before the one before it ends, removed")
+            log.set_segments([*log.segments[: slot + 1], *log.segments[slot + 2 :]])
 
     def _copy(self, segment: Segment, position: int, target: str) -> None:
         # Durable before the original is cut: whole batches are never dropped without a copy [LOG-8].

@@ -414,8 +414,9 @@ class Log:
     def roll(self, now_ms: int) -> None:
         """Close the last segment and start one at the log end.
 
-        Order: under `ack` the closed segment is on the disk before the new one exists, so that damage in a
-            closed segment is never a write that was lost [LOG-3]. Otherwise a sync is asked for.
+        Order: under `ack` the closed segment, its name included, is on the disk before the new one exists, so
+            that damage in a closed segment is never a write that was lost [LOG-3]. Otherwise a sync is asked
+            for.
         Raises: LogFull, StorageFailure, LogOffline.
         """
         closing = self.active
@@ -448,6 +449,9 @@ class Log:
     def _sync_closing(self, closing: Segment) -> None:
         with self.syncing:  # also waits for a sync of this segment that the other thread has begun
             try:
+                if self.directory_unsynced:
+                    self.directory_unsynced = False
+                    self.fs.sync_dir(self.directory)
                 closing.sync()
             except OSError as exc:
                 raise self.fail(f"a sync failed: {exc}") from exc

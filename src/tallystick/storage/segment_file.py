@@ -327,8 +327,10 @@ class Segment:
     def append(self, data: bytearray, headers: list[tuple[int, BatchHeader]], first_offset: int) -> None:
         """One write, then the indexes. Raises OSError with the file in an unknown state behind `size`."""
         assert self._file is not None
-        self._file.write([data])
-        self.unsynced = True
+        try:
+            self._file.write([data])
+        finally:
+            self.unsynced = True  # a write that failed may have changed the file, too
         offset = first_offset
         for at, header in headers:
             self._note(header, offset, self.size + at)
@@ -353,7 +355,12 @@ class Segment:
     def cut_back(self) -> None:
         """After a failed write: only what was there before. Raises OSError."""
         assert self._file is not None
-        self._file.truncate(self.size)
+        try:
+            self._file.truncate(self.size)
+        finally:
+            # Until it is synced, power loss can bring back what was cut off: behind a roll that would be
+            # damage in a segment that counts as whole [LOG-3].
+            self.unsynced = True
 
     # -- reading -----------------------------------------------------------------------------------------
 

@@ -6,11 +6,12 @@ happened or not: a file keeps any prefix of its unsynced writes, the last of the
 subset of them with holes of zeros between; a directory keeps any prefix of its unsynced changes, or, on a
 file system that does not order them, any subset.
 
-Effects are numbered and recorded, so that a test can crash after each of them.
+Effects are numbered and recorded, so that a test can crash after each of them. A crash may also be asked for
+every state it could leave, one after the other: `crash_as` with the choices of `every_choice`.
 """
 
 import errno
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Final, Literal
@@ -22,6 +23,13 @@ Keep = Literal["nothing", "everything", "prefix", "subset", "unordered"]
 
 `subset` is of the writes to a file, names keep their order; `unordered` is of both.
 """
+
+
+Choose = Callable[[int], int]
+"""Picks one of so many possibilities, counted from 0."""
+
+Fault = Callable[[str, str], OSError | None]
+"""Whether a system call fails: its name and path; None lets it happen."""
 
 
 class PowerLost(BaseException):
@@ -66,6 +74,21 @@ class _Node:
         self.data = data
         self.sync()
 
+    def crash_as(self, choose: Choose) -> None:
+        """Keep of every change nothing or all, and of a write perhaps its first half."""
+        data = bytearray(self.synced)
+        for at, change in self.pending:
+            if change is None:
+                if choose(2):
+                    _resize(data, at)
+            elif (kept := choose(3)) > 0:
+                part = change if kept == 1 else change[: len(change) // 2]
+                if len(data) < at:
+                    _resize(data, at)
+                data[at : at + len(part)] = part
+        self.data = data
+        self.sync()
+
 
 def _resize(data: bytearray, size: int) -> None:
     del data[size:]
@@ -88,7 +111,7 @@ class MemoryFile:
     def write(self, buffers: Sequence[Buffer]) -> int:
         data = b"".join(buffers)
         self._alive()
-        failure = self._fs.write_failure
+        failure = self._fs.write_failure or self._fs.failure_of("write", self.path)
         room = self._fs.room()
         if failure is not None or len(data) > room:
             part = data[: min(room, len(data) // 2)] if failure else data[:room]
@@ -99,20 +122,23 @@ class MemoryFile:
 
     def pread(self, size: int, at: int) -> bytes:
         self._alive()
+        self._fs.maybe_fail("read", self.path)
         return bytes(self._node.data[at : at + size])
 
     def sync(self) -> None:
         self._alive()
-        if self._fs.sync_failure is not None:
+        failure = self._fs.sync_failure or self._fs.failure_of("sync", self.path)
+        if failure is not None:
             # What the kernel does: the pages are clean now, and not on the disk.
             self._fs.effect("sync fails", self.path, lambda: None)
-            raise self._fs.sync_failure
+            raise failure
         self._fs.effect("sync", self.path, self._node.sync)
 
     def truncate(self, size: int) -> None:
         self._alive()
         if self._fs.truncate_failure is not None:
             raise self._fs.truncate_failure
+        self._fs.maybe_fail("truncate", self.path)
         self._fs.effect("truncate", self.path, lambda: self._node.truncate(size))
 
     def size(self) -> int:
@@ -143,7 +169,8 @@ UNLIMITED: Final = 1 << 60
 
 class MemoryFileSystem:
     """See the module. Attributes to set: `capacity`, `write_failure`, `sync_failure`, `truncate_failure`
-    (raised by the calls they name), `crash_after` (the number of the effect after which power fails)."""
+    (raised by the calls they name), `fault` (asked before every call that can fail), `crash_after` (the
+    number of the effect after which power fails)."""
 
     def __init__(self, *, capacity: int = UNLIMITED, crash_after: int | None = None) -> None:
         self.capacity = capacity
@@ -151,6 +178,7 @@ class MemoryFileSystem:
         self.write_failure: OSError | None = None
         self.sync_failure: OSError | None = None
         self.truncate_failure: OSError | None = None
+        self.fault: Fault | None = None
         self.effects: list[tuple[str, str]] = []
         self.life = 0
         self.unplugged = False  # from the loss of power until `crash`: nothing has an effect any more
@@ -159,6 +187,16 @@ class MemoryFileSystem:
         self._durable: dict[str, _Node] = {}
         self._changes: dict[str, list[_Change]] = {}
         self._locks: set[str] = set()
+
+    def failure_of(self, name: str, path: str) -> OSError | None:
+        """What the call is to fail with, if it is. A dead process makes no calls."""
+        return None if self.fault is None or self.unplugged else self.fault(name, path)
+
+    def maybe_fail(self, name: str, path: str) -> None:
+        """Raise what the call is to fail with, if it is."""
+        failure = self.failure_of(name, path)
+        if failure is not None:
+            raise failure
 
     # -- crashing -----------------------------------------------------------------------------------------
 
@@ -176,11 +214,7 @@ class MemoryFileSystem:
     def crash(self, keep: Keep = "nothing", seed: int = 0) -> None:
         """Lose power: afterwards this is the disk as the next process finds it."""
         random = Random(seed)
-        self.life += 1
-        self.crash_after = None
-        self.unplugged = False
-        self.effects.clear()
-        self._locks.clear()
+        self._begin_life()
         for changes in self._changes.values():
             count = len(changes)
             kept = {"nothing": 0, "everything": count}.get(keep, random.randint(0, count))
@@ -196,6 +230,48 @@ class MemoryFileSystem:
         self._names = dict(self._durable)
         for node in dict.fromkeys(self._names.values()):
             node.crash(keep, random)
+
+    def crash_as(self, choose: Choose, derived: Sequence[str] = ()) -> None:
+        """Lose power, and keep what `choose` says of every change that was not synced, in no order.
+
+        Args:
+            derived: endings of files that can be made again from others. All their names are kept or none,
+                and their bytes in full, in part or not at all: else the choices are too many.
+        """
+        self._begin_life()
+        names_of_derived: int | None = None
+        for changes in self._changes.values():
+            for change in changes:
+                if all(path.endswith(tuple(derived)) for path, _ in change):
+                    kept = names_of_derived = choose(2) if names_of_derived is None else names_of_derived
+                else:
+                    kept = choose(2)
+                if kept:
+                    self._apply_durably(change)
+        self._changes.clear()
+        for path in [path for path, durable in self._dirs.items() if not durable]:
+            if choose(2):
+                self._dirs[path] = True
+            else:
+                self._forget_dir(path)
+        self._names = dict(self._durable)
+        of_derived: int | None = None
+        for path, node in self._names.items():
+            if not node.pending:
+                node.sync()
+            elif path.endswith(tuple(derived)):
+                of_derived = choose(3) if of_derived is None else of_derived
+                keep: Keep = ("nothing", "everything", "prefix")[of_derived]
+                node.crash(keep, Random(0))
+            else:
+                node.crash_as(choose)
+
+    def _begin_life(self) -> None:
+        self.life += 1
+        self.crash_after = None
+        self.unplugged = False
+        self.effects.clear()
+        self._locks.clear()
 
     def _forget_dir(self, gone: str) -> None:
         for names in (self._durable, self._names):
@@ -225,6 +301,7 @@ class MemoryFileSystem:
     # -- FileSystem -----------------------------------------------------------------------------------------
 
     def open_append(self, path: str) -> MemoryFile:
+        self.maybe_fail("open", path)
         if path not in self._names:
             self._require_dir(_parent(path))
             node = _Node()
@@ -232,9 +309,12 @@ class MemoryFileSystem:
         return MemoryFile(self, path, self._names[path])
 
     def open_read(self, path: str) -> MemoryFile:
+        self.maybe_fail("open", path)
         return MemoryFile(self, path, self._node(path))
 
     def read_bytes(self, path: str) -> bytes:
+        self.maybe_fail("open", path)
+        self.maybe_fail("read", path)
         return bytes(self._node(path).data)
 
     def exists(self, path: str) -> bool:
@@ -255,9 +335,11 @@ class MemoryFileSystem:
         if path in self._dirs:
             return
         self.mkdir(_parent(path))
+        self.maybe_fail("mkdir", path)
         self.effect("mkdir", path, lambda: self._dirs.update({path: False}))
 
     def rename(self, old: str, new: str) -> None:
+        self.maybe_fail("rename", old)
         if old in self._dirs:
             self.effect("rename", old, lambda: self._rename_dir(old, new))
             return
@@ -274,17 +356,21 @@ class MemoryFileSystem:
 
     def remove(self, path: str) -> None:
         self._node(path)
+        self.maybe_fail("remove", path)
         self.effect("remove", path, lambda: self._change((path, None)))
 
     def rmdir(self, path: str) -> None:
         if self.listdir(path):
             raise OSError(errno.ENOTEMPTY, "directory not empty", path)
+        self.maybe_fail("remove", path)
         self.effect("rmdir", path, lambda: self._forget_dir(path))
 
     def sync_dir(self, path: str) -> None:
         if self.sync_failure is not None:
             raise self.sync_failure
         self._require_dir(path)
+        self.maybe_fail("open", path)
+        self.maybe_fail("sync_dir", path)
         self.effect("sync_dir", path, lambda: self._sync_dir(path))
 
     def _sync_dir(self, path: str) -> None:
@@ -337,6 +423,31 @@ class MemoryFileSystem:
         made._names = {path: _Node(bytearray(data), data) for path, data in files.items()}
         made._durable = dict(made._names)
         return made
+
+
+def every_choice() -> Iterator[Choose]:
+    """Answer a deterministic run's questions in every way: run it once with each of these, to its end."""
+    script: list[tuple[int, int]] = []  # the answer, of so many possibilities
+    while True:
+        at = 0
+
+        def choose(count: int) -> int:
+            nonlocal at
+            if at == len(script):
+                script.append((0, count))
+            answer, of = script[at]
+            if of != count:
+                raise ValueError(f"question {at} has {count} answers, it had {of}: the run is not the same")
+            at += 1
+            return answer
+
+        yield choose
+        while script and script[-1][0] + 1 == script[-1][1]:
+            script.pop()
+        if not script:
+            return
+        answer, of = script.pop()
+        script.append((answer + 1, of))
 
 
 def _parent(path: str) -> str:

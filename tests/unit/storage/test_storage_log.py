@@ -327,7 +327,7 @@ def test_deleting_records_moves_the_start_and_drops_whole_segments() -> None:
     fs, log = create()
     for _ in range(20):
         append(log)
-    assert log.delete_records_before(Offset(5)) is not None  # nothing is below the high watermark yet
+    assert log.delete_records_before(Offset(20)) is not None  # the last ones are not below the high watermark
     log.sync()
     assert log.delete_records_before(Offset(9)) is None
     assert log.log_start_offset == 9
