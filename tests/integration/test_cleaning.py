@@ -11,7 +11,7 @@ import pytest
 
 from tallystick.broker.cleaning import Cleaning, CleaningConfig, NoRoom
 from tallystick.kernel.errors import Reject
-from tallystick.kernel.ids import LeaderEpoch, TopicPartition
+from tallystick.kernel.ids import INT64_MAX, LeaderEpoch, TopicPartition
 from tallystick.protocol.records import BatchMeta, Record, decode_records, encode_batch, iter_headers
 from tallystick.storage.fs import RealFileSystem
 from tallystick.storage.loading import create_log
@@ -69,6 +69,11 @@ class World:
             )
             assert not isinstance(answer, Reject)
         self.log.sync()
+
+    def write_tombstone(self, key: str) -> None:
+        batch = encode_batch([Record(0, self.clock.now_ms(), key.encode(), None, ())], BatchMeta())
+        answer = self.log.append(batch, now_ms=self.clock.now_ms(), leader_epoch=LeaderEpoch(0))
+        assert not isinstance(answer, Reject)
 
     def table(self) -> dict[bytes | None, bytes | None]:
         found: dict[bytes | None, bytes | None] = {}
@@ -153,17 +158,33 @@ async def test_a_round_ends_where_records_were_deleted_meanwhile(tmp_path: Path)
 
 
 @on_loop
-async def test_a_damaged_log_is_left_alone_until_a_restart(tmp_path: Path) -> None:
+async def test_a_log_whose_compaction_fails_waits_longer_each_time(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.write(500)
     file = next(iter(sorted((tmp_path / "t-0").glob("*.log"))))
-    data = bytearray(file.read_bytes())
-    data[100] ^= 1
-    file.write_bytes(data)
-    assert not await world.cleaning.compact_once()
-    assert world.log in world.cleaning._uncleanable
-    assert not world.leftovers()
-    assert not await world.cleaning.compact_once()
+    whole = file.read_bytes()
+    file.write_bytes(whole[:100] + bytes([whole[100] ^ 1]) + whole[101:])
+    for rest_ms in (2, 4, 8):
+        assert await world.cleaning.compact_once()
+        assert not world.leftovers()
+        world.clock.advance(rest_ms - 1)
+        assert not await world.cleaning.compact_once()
+        world.clock.advance(1)
+    file.write_bytes(whole)
+    assert await world.cleaning.compact_once()
+    assert world.cleaned[NAME] == world.log.active.base_offset
+    await world.cleaning.stop()
+
+
+@on_loop
+async def test_tombstones_that_are_kept_for_ever_do_not_end_compaction(tmp_path: Path) -> None:
+    """delete.retention.ms=9223372036854775807 is beyond the last time that a batch can name."""
+    world = World(tmp_path, replace(CONFIG, delete_retention_ms=INT64_MAX))
+    world.write(500)
+    world.write_tombstone("k0")
+    world.write(500, keys=2)
+    assert await world.cleaning.compact_once()
+    assert world.cleaned[NAME] == world.log.active.base_offset
     await world.cleaning.stop()
 
 

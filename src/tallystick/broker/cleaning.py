@@ -31,6 +31,8 @@ _log = logging.getLogger("tallystick.broker.cleaning")
 _WORKER: Final = "tallystick.storage.cleaner_worker"
 # A child that says nothing for this long has met a disk that hangs; it is ended and the round is lost.
 _SILENCE_S_MAX: Final = 3600.0
+# A log whose compaction fails again and again is read in full each time, so it waits longer each time.
+_REST_MS_MAX: Final = 3_600_000
 # One group names at most 64 old segments.
 _LINE_BYTES_MAX: Final = 64 * 1024
 
@@ -120,8 +122,8 @@ class Cleaning:
         self._tasks: list[asyncio.Task[None]] = []
         self._round: tuple[TopicPartition, asyncio.Task[None]] | None = None
         self._drops: set[asyncio.Task[None]] = set()
-        self._uncleanable: set[Log] = set()  # a round found something wrong with its files
-        self._resting: dict[TopicPartition, int] = {}  # a round found no room: when to try again
+        self._resting: dict[TopicPartition, int] = {}  # a round failed: when to try again
+        self._failed: dict[TopicPartition, int] = {}  # how many rounds did, one after the other
 
     # -- life -----------------------------------------------------------------------------------------
 
@@ -146,6 +148,8 @@ class Cleaning:
             task = self._round[1]
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+        self._resting.pop(topic_partition, None)
+        self._failed.pop(topic_partition, None)
 
     # -- retention ---------------------------------------------------------------------------------------
 
@@ -208,13 +212,13 @@ class Cleaning:
             _log.warning("%s: no room to compact it, tried again in %d ms: %s", topic_partition, rest_ms, exc)
             self._resting[topic_partition] = self._clock.monotonic_ms() + rest_ms
             return True  # another log may need less, and make room
-        except WorkerFailed as exc:
-            _log.error("%s: compaction failed, not tried again before a restart: %s", topic_partition, exc)
-            self._uncleanable.add(log)
-            return False
-        except (StorageFailure, OSError) as exc:
-            _log.error("%s: compaction failed: %s", topic_partition, exc)
-            return False
+        except (WorkerFailed, StorageFailure, OSError) as exc:
+            # What the child could not read or write stays as it is, and what it finished before is right.
+            self._failed[topic_partition] = failed = self._failed.get(topic_partition, 0) + 1
+            rest_ms = min(self._config().backoff_ms << min(failed, 32), _REST_MS_MAX)
+            _log.error("%s: compaction failed, tried again in %d ms: %s", topic_partition, rest_ms, exc)
+            self._resting[topic_partition] = self._clock.monotonic_ms() + rest_ms
+            return True
         finally:
             if task.done():
                 self._round = None
@@ -227,7 +231,6 @@ class Cleaning:
             if (
                 COMPACT not in log.config.cleanup_policy
                 or log.failure is not None
-                or log in self._uncleanable
                 or self._rests(topic_partition)
             ):
                 continue
@@ -280,6 +283,7 @@ class Cleaning:
             await worker.wait()
             _remove_leftovers(log)
         self._cleaned[topic_partition] = done["end_offset"]
+        self._failed.pop(topic_partition, None)
         _log.info(
             "%s: compacted up to %d, %d bytes to %d, in %d ms",
             *(topic_partition, done["end_offset"], done["bytes_read"], done["bytes_written"]),

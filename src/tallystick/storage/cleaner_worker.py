@@ -11,10 +11,8 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import Final, TextIO
 
-from tallystick.protocol.records import RecordsError
-from tallystick.storage.cleaner import CleanedGroup, CleaningFailed, CleaningRequest, clean
+from tallystick.storage.cleaner import CleanedGroup, CleaningRequest, clean
 from tallystick.storage.fs import FileSystem, RealFileSystem, is_full
-from tallystick.storage.malformed import MalformedFile
 
 # The loop of the broker comes first on a busy machine.
 _NICENESS: Final = 10
@@ -28,7 +26,7 @@ def work(fs: FileSystem, request_line: str, output: TextIO) -> bool:
             _say(output, {"kind": kind, **asdict(step)})
     except BrokenPipeError:
         return False
-    except (CleaningFailed, RecordsError, MalformedFile, OSError) as exc:
+    except Exception as exc:  # whatever it is: a child that ends without a word leaves no reason behind
         full = isinstance(exc, OSError) and is_full(exc)
         _say(output, {"kind": "failed", "reason": f"{type(exc).__name__}: {exc}", "full": full})
         return False

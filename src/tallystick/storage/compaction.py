@@ -25,7 +25,7 @@ from hashlib import blake2b
 from typing import Final
 
 from tallystick.kernel.check import check
-from tallystick.kernel.ids import INT32_MAX
+from tallystick.kernel.ids import INT32_MAX, INT64_MAX
 from tallystick.kernel.value import frozen
 from tallystick.protocol.records import (
     BatchHeader,
@@ -297,6 +297,12 @@ class CleaningRules:
     delete_retention_ms: int
     producers: Mapping[int, LastWrite]
 
+    @property
+    def horizon_ms(self) -> int | None:
+        """Until when tombstones met now are kept; None where no timestamp says so late: for ever."""
+        horizon_ms = self.now_ms + self.delete_retention_ms
+        return horizon_ms if horizon_ms <= INT64_MAX else None
+
     def is_last_of_producer(self, header: BatchHeader) -> bool:
         """Source: KAFKA-4523, and KAFKA-9144 for producers of whom only a marker is left."""
         last = self.producers.get(header.producer_id) if header.producer_id >= 0 else None
@@ -324,9 +330,8 @@ class Retainer:
         """
         self.retained_abort = None
         live = self._rules.is_last_of_producer(header)
-        horizon_ms = self._rules.now_ms + self._rules.delete_retention_ms
         if header.is_control:
-            return self._retain_marker(header, batch, is_last, None if live else horizon_ms)
+            return self._retain_marker(header, batch, is_last, live)
         keep_empty = is_last or live
         if self._txns.is_aborted(header):
             return filter_batch(batch, 0, frozenset(), retain_empty=keep_empty)
@@ -335,12 +340,10 @@ class Retainer:
         def keep(record: ScannedKey) -> bool:
             return self._keeps(record, past)
 
-        return filter_batch(batch, 0, keep, retain_empty=keep_empty, horizon_ms=horizon_ms)
+        return filter_batch(batch, 0, keep, retain_empty=keep_empty, horizon_ms=self._rules.horizon_ms)
 
-    def _retain_marker(
-        self, header: BatchHeader, batch: Buffer, is_last: bool, horizon_ms: int | None
-    ) -> bytes | None:
-        """`horizon_ms` None: the marker is all that is known of a live producer, and it stays whole.
+    def _retain_marker(self, header: BatchHeader, batch: Buffer, is_last: bool, live: bool) -> bytes | None:
+        """With `live` the marker is all that is known of a producer, and it stays whole.
 
         Kafka empties it, and with the record goes the epoch that it was kept for.
         """
@@ -348,12 +351,11 @@ class Retainer:
         may_go, aborts = self._txns.end(header, None if marker is None else marker.type)
         due = header.delete_horizon_ms
         expired = (due is not None and due <= self._rules.now_ms) or not header.record_count
-        if may_go and expired and horizon_ms is not None:
+        if may_go and expired and not live:
             return filter_batch(batch, 0, frozenset(), retain_empty=is_last)
         self.retained_abort = aborts
-        return filter_batch(
-            batch, 0, lambda _: True, retain_empty=is_last, horizon_ms=horizon_ms if may_go else None
-        )
+        horizon_ms = self._rules.horizon_ms if may_go and not live else None
+        return filter_batch(batch, 0, lambda _: True, retain_empty=is_last, horizon_ms=horizon_ms)
 
     def _keeps(self, record: ScannedKey, horizon_passed: bool) -> bool:
         if record.offset > self._keys.latest_offset:

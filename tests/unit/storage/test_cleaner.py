@@ -8,7 +8,7 @@ import pytest
 from compacted import CONFIG, DIRECTORY, Compacted
 
 from tallystick.kernel.errors import Reject
-from tallystick.kernel.ids import Identity, ProducerEpoch, ProducerId
+from tallystick.kernel.ids import INT64_MAX, Identity, ProducerEpoch, ProducerId
 from tallystick.storage.cleaner import CleaningFailed, CleaningRequest, clean
 from tallystick.storage.cleaner_worker import work
 from tallystick.storage.swap import Swap
@@ -69,6 +69,19 @@ def test_a_tombstone_is_kept_for_the_horizon_and_then_removed() -> None:
     log.now_ms += 1
     log.clean_all()
     assert log.records() == [(1, "b", "1")]
+
+
+def test_tombstones_are_kept_for_ever_where_the_horizon_is_beyond_all_time() -> None:
+    """No horizon is written then, so that a shorter setting counts from the round that first knows it."""
+    log = Compacted(config=replace(CONFIG, delete_retention_ms=INT64_MAX))
+    log.put(("a", "1"), ("b", "1"))
+    log.put(("a", None))
+    log.roll()
+    log.clean()
+    log.now_ms += 10**15
+    log.clean_all()
+    assert log.records() == [(1, "b", "1"), (2, "a", None)]
+    assert log.batches()[-1][0].delete_horizon_ms is None
 
 
 def test_aborted_records_go_and_do_not_count_as_newest() -> None:
@@ -293,6 +306,14 @@ def test_the_worker_says_why_it_failed() -> None:
     output = io.StringIO()
     assert not work(log.fs, json.dumps(log.request(key_map_bytes=120).as_json()), output)
     assert json.loads(output.getvalue())["kind"] == "failed"
+
+
+def test_the_worker_says_why_it_failed_whatever_it_was() -> None:
+    output = io.StringIO()
+    assert not work(Compacted().fs, "{}", output)
+    said = json.loads(output.getvalue())
+    assert said["kind"] == "failed"
+    assert said["reason"].startswith("KeyError")
 
 
 def test_an_abort_in_the_clean_part_hides_no_commit_in_the_dirty_part() -> None:
