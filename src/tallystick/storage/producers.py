@@ -3,7 +3,8 @@
 For each producer id: the epoch, the last five batches, whether a transaction is open and since which
 offset, and the coordinator epoch of its last marker. From this follow
 
-* duplicates: a batch that is one of the five is answered with the offsets it already has;
+* duplicates: a batch that is one of the five is answered with the offsets it already has; one of a
+  transaction only as long as that transaction is open;
 * order: sequence numbers have no gap within an epoch, 2147483647 is followed by 0, and a new epoch
   begins at 0. A producer id without state may begin anywhere: retention or expiry has removed what
   was known. Only a transaction that the broker itself adds (KIP-890 part 2) must begin at 0;
@@ -598,7 +599,15 @@ def _find_duplicate(header: BatchHeader, state: ProducerState) -> Duplicate | No
         return None
     # The very same sequence numbers, not some of them: a batch is repeated whole [PRD-2].
     first, last = header.base_sequence, header.last_sequence
-    for batch in state.batches:
+    known: Iterable[CachedBatch] = state.batches
+    if header.is_transactional:
+        # Before transaction version 2 an epoch has many transactions. A client that lost the answer, aborted
+        # and counts on from what it knows sends other records under numbers of the one that has ended:
+        # answered as a duplicate they would be lost without a word, as on Apache Kafka. Stricter on
+        # purpose, see docs/adr/0215 [PRD-9].
+        opened = state.txn_first_offset
+        known = () if opened is None else (each for each in known if each.first_offset >= opened)
+    for batch in known:
         if batch.first_sequence == first and batch.last_sequence == last:
             return Duplicate(batch.first_offset, batch.last_offset, batch.timestamp_ms)
     return None

@@ -1,11 +1,14 @@
 """What a partition leader accepts from idempotent producers. Each test names Kafka's rule."""
 
+from dataclasses import replace
+
 import pytest
 
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import INT32_MAX
-from tallystick.protocol.records.batch import BatchHeader
+from tallystick.protocol.records.batch import CONTROL_BIT, TRANSACTIONAL_BIT, BatchHeader
+from tallystick.protocol.records.control import ControlType, Marker
 from tallystick.storage.producers import ACCEPTED, AppendOrigin, Duplicate, ProducerStates, Verification
 
 PID = 7
@@ -43,6 +46,12 @@ def write(states: ProducerStates, header: BatchHeader, offset: int) -> None:
     states.apply(header, offset, header.max_timestamp)
 
 
+def abort(states: ProducerStates, offset: int) -> None:
+    marker = Marker(type=ControlType.ABORT, coordinator_epoch=0)
+    header = batch(-1, 1, attributes=TRANSACTIONAL_BIT | CONTROL_BIT)
+    states.apply_marker(header, marker, offset, 1_000)
+
+
 def code(answer: object) -> ErrorCode:
     assert isinstance(answer, Reject), answer
     return answer.code
@@ -63,6 +72,48 @@ def test_the_last_five_batches_are_answered_with_their_offsets() -> None:
         assert states.check(batch(n * 10)) == Duplicate(100 + n * 10, 109 + n * 10, n)
     # The sixth last is forgotten. Source: a sequence gap it is then (KIP-360 took DUPLICATE away).
     assert code(states.check(batch(10))) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+
+
+def test_numbers_of_an_aborted_transaction_are_no_repetition_in_the_next() -> None:
+    """[PRD-9]: the answer was lost, the client aborted, and other records got the numbers."""
+    states = ProducerStates()
+    write(states, batch(0, attributes=TRANSACTIONAL_BIT), 0)
+    abort(states, offset=10)
+    assert (
+        code(states.check(batch(0, attributes=TRANSACTIONAL_BIT))) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    )
+    write(states, batch(10, attributes=TRANSACTIONAL_BIT), 11)
+    assert (
+        code(states.check(batch(0, attributes=TRANSACTIONAL_BIT))) is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    )
+
+
+def test_a_repetition_inside_its_open_transaction_is_one_also_after_a_restart() -> None:
+    """[PRD-9], [PRD-6]"""
+    states, headers = ProducerStates(), []
+    write(states, batch(0, attributes=TRANSACTIONAL_BIT), 0)
+    abort(states, offset=10)
+    for n in range(1, 4):
+        header = batch(n * 10, attributes=TRANSACTIONAL_BIT)
+        write(states, header, 1 + n * 10)
+        headers.append(replace(header, base_offset=1 + n * 10))
+    again = ProducerStates.from_snapshot(states.take_snapshot())
+    again.recall([batch(0, attributes=TRANSACTIONAL_BIT), *headers])
+    for known in (states, again):
+        for n in range(1, 4):
+            repeated = known.check(batch(n * 10, attributes=TRANSACTIONAL_BIT))
+            assert repeated == Duplicate(1 + n * 10, 10 + n * 10, 1_000)
+        assert code(known.check(batch(0, attributes=TRANSACTIONAL_BIT))) is (
+            ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+        )
+
+
+def test_a_batch_of_no_transaction_is_a_repetition_whatever_ended_in_between() -> None:
+    """[PRD-2]: an administrator's marker says nothing about it."""
+    states = ProducerStates()
+    write(states, batch(0), 0)
+    abort(states, offset=10)
+    assert states.check(batch(0)) == Duplicate(0, 9, 1_000)
 
 
 def test_half_a_duplicate_is_out_of_order() -> None:
