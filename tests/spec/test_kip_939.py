@@ -517,14 +517,16 @@ def test_keep_by_the_owner_and_its_repetition() -> None:
     assert unchanged(txn, before, records)
 
 
-def test_a_repeated_keep_may_ask_for_more_than_the_first() -> None:
-    """KIP-939 "Client Configuration Changes": "transactions that this client starts never expire". A
-    repetition that adds two-phase commit is promised that too, or is refused: it must not be answered as if
-    it had been heard."""
+def test_a_keep_that_asks_for_more_is_no_repetition() -> None:
+    """[TXN-8] KIP-939 "Client Configuration Changes": "transactions that this client starts never expire".
+    Under the former pair nothing is promised and nothing is lifted; under the present one both are."""
     txn = kept()
     txn.init(keep=True, expected=ident(42, 11))
-    answer = txn.init(keep=True, expected=ident(42, 11), two_phase=True)
-    assert code(answer) != ErrorCode.NONE or txn.entry.is_two_phase
+    before, records = txn.entry, len(txn.world.log)
+    assert code(txn.init(keep=True, expected=ident(42, 11), two_phase=True)) == ErrorCode.PRODUCER_FENCED
+    assert unchanged(txn, before, records)
+    assert code(txn.init(keep=True, expected=ident(42, 12), two_phase=True)) == ErrorCode.NONE
+    assert txn.entry.is_two_phase
 
 
 def test_keep_by_a_new_incarnation_is_no_repetition() -> None:

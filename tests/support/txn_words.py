@@ -246,9 +246,3 @@ def speaker(command: Command) -> Identity | None:
             return pair
         case _:
             return None
-
-
-def is_repetition(command: Command, before: TxnEntry, after: TxnEntry) -> bool:
-    """Of an InitProducerId whose reply was lost; it may bring another timeout, and the pair stays."""
-    same = isinstance(command, InitProducerId) and command.expected == before.superseded
-    return same and after.client == before.client and isinstance(after.phase, Idle)

@@ -86,20 +86,18 @@ def _begin(command: InitProducerId, timeout_ms: int | None, env: Env) -> Step:
 
 def _init_idle(entry: TxnEntry, command: InitProducerId, timeout_ms: int | None, env: Env) -> Step | Reject:
     """The next pair; or the present one, when the owner of the one before it asks again (KIP-360)."""
-    expected = command.expected
-    repeated = expected is not None and expected == entry.superseded
-    if repeated and timeout_ms == entry.timeout_ms:
+    if _is_repeated(entry, command, timeout_ms):
         # Nothing is stored, so that how the last transaction ended can still be seen.
         return Step(then_reply=Initialised(client=entry.client))
-    if expected not in (None, entry.client) and not repeated:
+    if command.expected not in (None, entry.client):
         return _fenced(entry, command)
-    client = entry.client if repeated else next_pair(entry.client, WRITER_EPOCH_MAX, env.spare_id)
+    client = next_pair(entry.client, WRITER_EPOCH_MAX, env.spare_id)
     stored = EntryStored(
         entry=replace(
             entry,
             phase=Idle(),
             client=client,
-            superseded=expected,
+            superseded=command.expected,
             timeout_ms=timeout_ms,
             updated_ms=env.now_ms,
         )
@@ -131,15 +129,13 @@ def _keep(
             f"the open transaction of {entry.transactional_id!r} was begun under transaction version"
             f" {entry.transaction_version}, where {phase.writer} may name several",
         )
-    expected = command.expected
-    repeated = expected is not None and expected == entry.superseded
-    if repeated and timeout_ms == entry.timeout_ms:
+    if _is_repeated(entry, command, timeout_ms):
         return Step(then_reply=Initialised(client=entry.client, ongoing=phase.writer))
-    if expected not in (None, entry.client) and not repeated:
+    if command.expected not in (None, entry.client):
         return _fenced(entry, command)
     # The writer's epochs end one earlier, for the marker; a client apart from it signs nothing yet.
     last_epoch = EPOCH_MAX if entry.is_kept else WRITER_EPOCH_MAX
-    client = entry.client if repeated else next_pair(entry.client, last_epoch, env.spare_id)
+    client = next_pair(entry.client, last_epoch, env.spare_id)
     # A promise to wait for a decision is never taken back; one that is made now holds for this one, too.
     open_timeout_ms = None if timeout_ms is None else phase.timeout_ms
     stored = EntryStored(
@@ -147,7 +143,7 @@ def _keep(
             entry,
             phase=replace(phase, timeout_ms=open_timeout_ms),
             client=client,
-            superseded=expected,
+            superseded=command.expected,
             timeout_ms=timeout_ms,
             updated_ms=env.now_ms,
         )
@@ -168,6 +164,17 @@ def _take_over(entry: TxnEntry, phase: Ongoing, command: InitProducerId, env: En
     if command.expected not in (None, entry.client):
         return _fenced(entry, command)
     return take_over(entry, phase, command.expected, env)
+
+
+def _is_repeated(entry: TxnEntry, command: InitProducerId, timeout_ms: int | None) -> bool:
+    """Is this the request that made the present pair, sent again because its answer was lost (KIP-360)?
+
+    One that asks for another timeout is not: under a pair that is not the newest nothing changes [TXN-8].
+    Taken as a repetition, it would lift or set a timeout, and the first request, delayed, would take that
+    back: a promise never to expire (KIP-939) included. Unlike Kafka, which stores the timeout (ADR 0205).
+    """
+    repeats = command.expected is not None and command.expected == entry.superseded
+    return repeats and timeout_ms == entry.timeout_ms
 
 
 def _fenced(entry: TxnEntry, command: InitProducerId) -> Reject:
