@@ -78,7 +78,10 @@ class MemoryPartition:
         self.guards: list[TxnGuard] = []
         self.end = 0
         self.gate = Gate()
-        self.refusal: Reject | None = None
+        self.refusal: Reject | Exception | None = None
+        # Raised when the batch is in the log, and nobody hears of it.
+        self.unheard: Exception | None = None
+        self.unreadable: Exception | None = None
         self.failure: Exception | None = None
         self.full = False
 
@@ -86,6 +89,8 @@ class MemoryPartition:
         self, batches: bytes, origin: AppendOrigin = AppendOrigin.CLIENT, guard: TxnGuard = NO_GUARD
     ) -> AppendResult | Reject:
         assert origin is AppendOrigin.COORDINATOR
+        if isinstance(self.refusal, Exception):
+            raise self.refusal
         if self.refusal is not None:
             return self.refusal
         if self.full:
@@ -95,6 +100,8 @@ class MemoryPartition:
         at, self.end = self.end, self.end + read_header(batches).record_count
         self.batches.append(bytes(placed))
         self.guards.append(guard)
+        if self.unheard is not None:
+            raise self.unheard
         return AppendResult(Offset(at), Offset(self.end - 1), -1, Offset(0))
 
     def durable(self, offset: Offset) -> "asyncio.Future[None] | None":
@@ -108,6 +115,8 @@ class MemoryPartition:
         return future
 
     def read_all(self, max_bytes: int) -> Iterator[bytes]:
+        if self.unreadable is not None:
+            raise self.unreadable
         yield from self.batches
 
 

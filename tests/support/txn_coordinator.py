@@ -74,6 +74,9 @@ class MemoryPartition:
         self.leader_epoch = 7
         self.syncs: list[asyncio.Future[None]] | None = None
         self.refusal: Reject | Exception | None = None
+        # Raised when the batch is in the log, and nobody hears of it.
+        self.unheard: Exception | None = None
+        self.unreadable: Exception | None = None
 
     def append(self, batches: bytes, origin: AppendOrigin) -> At | Reject:
         if isinstance(self.refusal, Exception):
@@ -84,6 +87,8 @@ class MemoryPartition:
         patch_offset_and_epoch(placed, 0, self.end, 0)
         self.end += read_header(batches).record_count
         self.batches.append(bytes(placed))
+        if self.unheard is not None:
+            raise self.unheard
         return At(Offset(self.end - 1))
 
     def durable(self, offset: Offset) -> "asyncio.Future[None] | None":
@@ -107,6 +112,8 @@ class MemoryPartition:
                 future.set_exception(failure)
 
     def read_all(self, max_bytes: int) -> Iterator[bytes]:
+        if self.unreadable is not None:
+            raise self.unreadable
         yield from self.batches
 
     def states(self) -> list[str]:

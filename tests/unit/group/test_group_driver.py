@@ -20,7 +20,6 @@ from tallystick.broker.group.model import GroupState
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import GroupId, MemberId
-from tallystick.kernel.value import replace
 
 
 @on_a_loop
@@ -164,25 +163,6 @@ async def test_who_gave_up_waiting_for_the_disk_is_not_kept_in_line() -> None:
             await world.settle()
             await world.pass_time(200)
         assert len(world.coordinator._lanes[G].queue) == 1
-
-
-@on_a_loop
-async def test_nothing_is_decided_on_a_partition_that_was_lost_meanwhile() -> None:
-    """A command nobody can decide ends the shard: who shares its append and who queues behind it hear so."""
-    async with World() as world:
-        joined = await world.member()
-        partition = world.topic.partitions[0]
-        partition.gate.clear()
-        first = world.ask(commit(1, joined))
-        impossible = replace(commit(2, joined), offsets={T0: None})
-        queued = [world.ask(command) for command in (impossible, commit(3, joined), DeleteGroup(), commit(4))]
-        await world.settle()
-        written = len(partition.batches)
-        partition.gate.set()
-        assert await first == PerPartition()
-        await world.settle()
-        assert [task.done() and task.result() for task in queued] == [LOST] * 4
-        assert len(partition.batches) == written
 
 
 @on_a_loop

@@ -19,6 +19,7 @@ from tests.support.txn_coordinator import (
     other_than,
 )
 
+from tallystick.broker.reloading import BACKOFF_MS
 from tallystick.broker.txn.commands import (
     DONE,
     WHILE_PENDING,
@@ -39,6 +40,7 @@ from tallystick.broker.txn.commands import (
     while_pending,
 )
 from tallystick.broker.txn.driver import (
+    LOADING,
     LOST,
     NO_PRODUCER_ID,
     SLOW,
@@ -55,6 +57,7 @@ from tallystick.kernel.ids import (
     TopicPartition,
     TransactionalId,
 )
+from tallystick.storage.fs import StorageFailure
 
 # ---- order of effects
 
@@ -347,6 +350,7 @@ async def test_other_ids_go_on_while_one_waits_for_the_disk() -> None:
         (ErrorCode.KAFKA_STORAGE_ERROR, ErrorCode.NOT_COORDINATOR),
         (ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.UNKNOWN_SERVER_ERROR),
         (FULL, ErrorCode.NOT_COORDINATOR),
+        (StorageFailure("/data", "input/output error, taken back"), ErrorCode.NOT_COORDINATOR),
     ],
 )
 def test_a_refused_append_changes_nothing(refused: ErrorCode | Exception, answered: ErrorCode) -> None:
@@ -365,7 +369,7 @@ def test_a_refused_append_changes_nothing(refused: ErrorCode | Exception, answer
 
 
 @on_a_loop
-async def test_a_failed_sync_takes_the_partition_offline_until_a_restart() -> None:
+async def test_a_failed_sync_takes_the_partition_off_until_it_is_read_back() -> None:
     """[TXN-1] Durable or not? Nobody is told anything that rests on it, and nothing more is decided on it."""
     async with World(answer_timeout_ms=5_000) as world:
         who = await world.begin()
@@ -375,9 +379,10 @@ async def test_a_failed_sync_takes_the_partition_offline_until_a_restart() -> No
         world.log.sync(OSError("input/output error"))
         assert [await current, await queued] == [LOST, LOST]
         assert world.coordinator.entry(T) == LOST
-        assert world.coordinator.entries() == ()
+        assert world.coordinator.entries() == LOADING
         assert await world.ask(commit(who)) == LOST
-        await world.restart()
+        world.log.syncs = None
+        await world.pass_time(BACKOFF_MS)
         phase = world.entry().phase
         assert isinstance(phase, Ongoing)
         assert phase.partitions == {P0, P1}

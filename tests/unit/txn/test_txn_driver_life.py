@@ -170,23 +170,6 @@ async def test_markers_of_a_large_transaction_leave_room_for_others() -> None:
         assert world.entry().state is TxnState.COMPLETE_COMMIT
 
 
-@on_a_loop
-async def test_the_markers_of_a_lost_partition_are_left_to_the_restart() -> None:
-    async with World() as world:
-        who = await world.begin(P0)
-        world.markers.answers[P0] = Reject(ErrorCode.KAFKA_STORAGE_ERROR, "full")
-        await world.ask(commit(who))
-        await world.settle()
-        world.log.refusal = OSError("eio")
-        assert await world.ask(InitProducerId(timeout_ms=1000), TransactionalId("u")) == LOST
-        del world.markers.answers[P0]
-        await world.pass_time(10 * BACKOFF_MS)
-        assert not world.markers.written
-        world.log.refusal = None
-        await world.restart()
-        assert world.markers.partitions() == [P0]
-
-
 # ---- time
 
 

@@ -23,6 +23,9 @@ class Owner:
     def is_decided(self, transactional_id: TransactionalId, marker: Identity) -> bool:
         return True
 
+    def losses(self, transactional_id: TransactionalId) -> int:
+        return 0
+
     def markers_written(
         self, transactional_id: TransactionalId, command: MarkersWritten
     ) -> "asyncio.Future[Answer]":

@@ -47,12 +47,13 @@ from tallystick.broker.group.log_order import LogOrder
 from tallystick.broker.group.model import Group, GroupConfig, Now, Ticket
 from tallystick.broker.group.ports import OffsetsPartition, OffsetsTopic
 from tallystick.broker.group.table import GroupTable
-from tallystick.broker.refused_appends import answered
+from tallystick.broker.refused_appends import answered, append_or_refuse, decide_or_refuse
+from tallystick.broker.reloading import Reloads, last_offset_of
+from tallystick.broker.serving_time import ServingTimer
 from tallystick.kernel.clock import Clock
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import GroupId, Offset, ProducerId
-from tallystick.storage.fs import LogFull
 from tallystick.storage.log import NO_GUARD, AppendOrigin, AppendResult, TxnGuard
 
 log = logging.getLogger("tallystick.groups")
@@ -64,9 +65,10 @@ EXPIRED_GROUPS_PER_TICK: Final = 64
 # Offsets in one batch of several commits, so that it stays far below max.message.bytes.
 COMMITTED_MAX: Final = 256
 
+GROUP_OFFSETS: Final = "__consumer_offsets"
 STOPPED: Final = Reject(ErrorCode.COORDINATOR_NOT_AVAILABLE, "the coordinator is stopping")
-LOADING: Final = Reject(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "__consumer_offsets is being read")
-LOST: Final = Reject(ErrorCode.NOT_COORDINATOR, "the partition of __consumer_offsets is offline")
+LOADING: Final = Reject(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, f"{GROUP_OFFSETS} is being read")
+LOST: Final = Reject(ErrorCode.NOT_COORDINATOR, f"the partition of {GROUP_OFFSETS} is offline")
 SLOW: Final = Reject(ErrorCode.COORDINATOR_NOT_AVAILABLE, "the offsets topic did not answer in time")
 
 
@@ -131,7 +133,9 @@ class GroupCoordinator:
     ) -> None:
         self.config = config
         self._topic = topic
-        self._clock = clock
+        self._timer = ServingTimer(clock, self.tick, log)
+        self._off = Reloads(GROUP_OFFSETS, self, self._timer, log)
+        self._off.begin(range(len(topic.existing())))
         self._new_id = new_id
         self._groups: dict[GroupId, Group] = {}
         self._in_memory = GroupTable(self._groups)  # for what no log has
@@ -139,15 +143,12 @@ class GroupCoordinator:
         self._lanes: dict[GroupId, _Lane] = {}
         self._parked: dict[Ticket, AnswerFuture] = {}
         self._tickets = 0
-        self._loading = set(range(len(topic.existing())))
-        self._lost: set[int] = set()
+        self._forgotten: dict[int, set[str]] = {}  # topics deleted while a partition was off
         self._stopped = False
         self._wakes: list[tuple[int, GroupId]] = []
         self._wake_at: dict[GroupId, int] = {}
         self._expire_at_ms = 0
         self._to_expire: deque[GroupId] = deque()
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at_ms = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
     # ---- life
@@ -155,13 +156,14 @@ class GroupCoordinator:
     def start(self) -> None:
         """Begin to replay what is there and to keep time. Until replayed, a group answers LOADING."""
         existing = self._topic.existing()
-        self._expire_at_ms = self._clock.monotonic_ms() + self.config.offsets_retention_check_interval_ms
-        self._spawn(self._load(existing))
-        self._arm(self._expire_at_ms)
+        self._expire_at_ms = self._timer.monotonic_ms() + self.config.offsets_retention_check_interval_ms
+        self._spawn(self._load(len(existing)))
+        self._timer.arm(self._expire_at_ms)
 
     def release(self) -> None:
         """Answer everything that is parked and refuse what comes: the broker is stopping."""
         self._stopped = True
+        self._timer.close()
         for future in self._parked.values():
             _answer(future, STOPPED)
         self._parked.clear()
@@ -169,8 +171,8 @@ class GroupCoordinator:
     async def stop(self) -> None:
         """Finish what is being appended, answer what waits for that, end the tasks."""
         self.release()
-        if self._timer is not None:
-            self._timer.cancel()
+        self._timer.cancel()
+        await self._off.stop()
         appending = [lane.applied for lane in self._lanes.values() if lane.applied is not None]
         if appending:
             await asyncio.wait(appending, timeout=self.config.offset_commit_timeout_ms / 1_000)
@@ -190,35 +192,36 @@ class GroupCoordinator:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def _load(self, existing: Sequence[OffsetsPartition]) -> None:
-        for index, partition in enumerate(existing):
-            try:
-                await self._replay(index, partition)
-            except Exception as exc:
-                # Unreadable, or impossible: either way the others must not wait for it.
-                log.exception(
-                    "__consumer_offsets-%d cannot be replayed, its groups are offline: %s", index, exc
-                )
-                self._lost.add(index)
-            finally:
-                self._loading.discard(index)
+    async def _load(self, count: int) -> None:
+        for index in range(count):
+            await self._off.read(index)
 
-    async def _replay(self, index: int, partition: OffsetsPartition) -> None:
+    async def read_back(self, index: int) -> None:
         """Apply the log to nothing; the groups found are announced when all of it is applied."""
-        table = GroupTable({})
+        partition, end, table = self._topic.existing()[index], None, GroupTable({})
         for piece in partition.read_all(REPLAY_CHUNK_BYTES):
             for number, entry in enumerate(decode_batches(piece)):
                 table.replay(entry)
                 if number % REPLAYED_PER_SLICE == 0:
                     await asyncio.sleep(0)
+            end = last_offset_of(piece)
+        waiting = partition.durable(end) if end is not None and self._off.is_lost(index) else None
+        if waiting is not None:
+            await waiting
         found, table.groups = table.groups, self._groups
         self._groups.update(found)
         self._shards[index] = self._new_shard(index, table)
+
+    def resume(self, index: int) -> None:
+        """Members of the groups have a session from now on; offsets of topics that went meanwhile go."""
+        found = [name for name in self._groups if self.partition_of(name) == index]
         for group_id in found:
             self._submit(group_id, Revive())
+        for topic in self._forgotten.pop(index, ()):
+            self._forget(topic, found)
 
     def _new_shard(self, index: int, table: GroupTable) -> _Shard:
-        return _Shard(table, LogOrder(partial(self._report_loss, index)))
+        return _Shard(table, LogOrder(partial(self._lose, index)))
 
     def _shard(self, index: int) -> _Shard:
         shard = self._shards.get(index)
@@ -238,8 +241,14 @@ class GroupCoordinator:
 
     def forget_topic(self, topic: str) -> None:
         """The topic was deleted: its offsets go, in every group, that a namesake does not inherit them."""
-        for group_id, group in list(self._groups.items()):
-            if any(partition.topic == topic for partition in group.all_partitions()):
+        for index in self._off.indexes:
+            self._forgotten.setdefault(index, set()).add(topic)
+        self._forget(topic, list(self._groups))
+
+    def _forget(self, topic: str, group_ids: Sequence[GroupId]) -> None:
+        for group_id in group_ids:
+            group = self._groups.get(group_id)
+            if group is not None and any(each.topic == topic for each in group.all_partitions()):
                 self._submit(group_id, ForgetPartitions(topics=frozenset({topic})))
 
     def new_ticket(self) -> Ticket:
@@ -255,7 +264,17 @@ class GroupCoordinator:
         """All groups; LOADING while some are not known yet."""
         if self._stopped:
             return STOPPED
-        return LOADING if self._loading else tuple(self._groups.values())
+        return LOADING if self._off.is_loading else tuple(self._groups.values())
+
+    @property
+    def offline_partitions(self) -> int:
+        """Partitions of `__consumer_offsets` that are to be read back; their groups are refused till then."""
+        return self._off.lost
+
+    @property
+    def reloads(self) -> int:
+        """How often such a partition was read back, and served again."""
+        return self._off.total
 
     async def settled(self, group_id: GroupId) -> Group | Reject | None:
         """The group with everything applied that was asked for before, for a stable read (KIP-447)."""
@@ -303,19 +322,19 @@ class GroupCoordinator:
         """
         if self._stopped:
             return STOPPED
-        if index in self._loading:
+        if self._off.is_reading(index):
             return LOADING
         existing = self._topic.existing()
         if index >= len(existing):
             return Reject(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no __consumer_offsets-{index}")
-        partition, table, offline = existing[index], self._shard(index).table, index in self._lost
+        partition, table, offline = existing[index], self._shard(index).table, self._off.is_lost(index)
 
         def end_transaction(_: Offset) -> None:
             for entry in decode_batches(batch):
                 table.replay(entry)
 
         try:
-            appended = self._append_in_turn(index, partition, batch, guard, end_transaction)
+            appended = self._append_in_turn(index, partition, lambda: batch, guard, end_transaction)
             if isinstance(appended, Reject):
                 return appended
             result, applied = appended
@@ -323,32 +342,27 @@ class GroupCoordinator:
                 return result
             if not offline:
                 return LOST
-            # The groups are offline, and the log need not be: a transaction must be able to end, or its
-            # producer would wait for that until a restart, which reads the marker like any other.
+            # The groups are off, and the log need not be: a transaction must be able to end. What is read
+            # back has the marker like any other.
             durable = partition.durable(result.last_offset)
             if durable is not None:
                 await durable
             return result
         except Exception as exc:
-            self._report_loss(index, exc)
+            self._lose(index, exc)
             return LOST
 
     def unavailable(self, group_id: GroupId) -> Reject | None:
         """Why nothing can be asked about the group now; None: it can."""
         if self._stopped:
             return STOPPED
-        if not self._loading and not self._lost:
-            return None
-        index = self.partition_of(group_id)
-        if index in self._loading:
-            return LOADING
-        return LOST if index in self._lost else None
+        return self._off.refusal(self.partition_of(group_id)) if self._off else None
 
     def _submit(
         self, group_id: GroupId, command: Command, guard: TxnGuard = NO_GUARD, refused: Refusal = _nothing
     ) -> AnswerFuture:
         future: AnswerFuture = asyncio.get_running_loop().create_future()
-        waiting = _Waiting(command, future, self._clock.monotonic_ms(), guard, refused)
+        waiting = _Waiting(command, future, self._timer.monotonic_ms(), guard, refused)
         lane = self._lanes.get(group_id)
         if lane is None:
             self._run(group_id, waiting)
@@ -359,11 +373,11 @@ class GroupCoordinator:
         return future
 
     def _run(self, group_id: GroupId, waiting: _Waiting, queue: deque[_Waiting] | None = None) -> None:
-        """One command, guarded: a broken invariant ends the shard it was found in, and nothing else.
+        """One command, guarded: a broken invariant takes off the shard it was found in, and no other.
 
         A commit takes along the commits that queue right behind it.
         """
-        if self._lost and self.partition_of(group_id) in self._lost:
+        if self._off and self._off.is_lost(self.partition_of(group_id)):
             _answer(waiting.future, LOST)  # it waited for something else while the partition was lost
             return
         commits = _commits(waiting, queue) if queue and group_id in self._groups else [waiting]
@@ -375,7 +389,7 @@ class GroupCoordinator:
         except Exception as exc:
             for commit in commits:
                 _answer(commit.future, LOST)
-            self._report_loss(self.partition_of(group_id), exc)
+            self._lose(self.partition_of(group_id), exc)
 
     def _decide(self, group_id: GroupId, waiting: _Waiting) -> None:
         """Decide; carry out at once, or take the lane until the records are durable [GRP-1]."""
@@ -386,7 +400,7 @@ class GroupCoordinator:
     def _decided(self, group_id: GroupId, waiting: _Waiting) -> Step | None:
         """The Step, if it has records to append; else it is carried out."""
         env = Env(group_id=group_id, config=self.config, now=self._now(), spare_id=self._new_id())
-        step = decide(self._groups.get(group_id), waiting.command, env)
+        step = decide_or_refuse(lambda: decide(self._groups.get(group_id), waiting.command, env))
         if isinstance(step, Reject):
             _answer(waiting.future, step)
             return None
@@ -433,13 +447,13 @@ class GroupCoordinator:
             if self._lanes.get(group_id) is lane:  # else the partition was lost meanwhile
                 self._append(group_id, lane, parts, partition)
         except Exception as exc:
-            self._report_loss(index, exc)
+            self._lose(index, exc)
 
     def _append(
         self, group_id: GroupId, lane: _Lane, parts: list[_Part], partition: OffsetsPartition | Reject
     ) -> None:
         """Append every part before anybody waits, so that they share a sync. The lane is given up when the
-        last one is applied, which may be now. Raises: StorageFailure."""
+        last one is applied, which may be now. Raises: LogOffline."""
         for part in parts:
             turn = self._append_part(group_id, part, partition)
             if turn is not None and not turn.done():
@@ -467,9 +481,9 @@ class GroupCoordinator:
         elif (refused := first.refused()) is not None:
             appended = refused
         else:
-            batch = encode_batch_of(events, self._clock.now_ms(), producer)
+            encode = partial(encode_batch_of, events, self._timer.now_ms(), producer)
             finish = partial(self._finish_part, group_id, part)
-            appended = self._append_in_turn(index, partition, batch, first.guard, finish)
+            appended = self._append_in_turn(index, partition, encode, first.guard, finish)
         if not isinstance(appended, Reject):
             return appended[1]
         refused = answered(appended)
@@ -481,15 +495,14 @@ class GroupCoordinator:
         self,
         index: int,
         partition: OffsetsPartition,
-        batch: bytes,
+        encode: Callable[[], bytes],
         guard: TxnGuard,
         apply: Callable[[Offset], None],
     ) -> "tuple[AppendResult, asyncio.Future[bool]] | Reject":
-        """Append now, apply when it is this append's turn [GRP-7]. Raises: StorageFailure."""
-        try:
-            result = partition.append(batch, AppendOrigin.COORDINATOR, guard)
-        except LogFull as exc:
-            return Reject(ErrorCode.KAFKA_STORAGE_ERROR, str(exc))
+        """Append now, apply when it is this append's turn [GRP-7]. Raises: LogOffline."""
+        result = append_or_refuse(
+            encode, lambda batch: partition.append(batch, AppendOrigin.COORDINATOR, guard)
+        )
         if isinstance(result, Reject):
             return result
         turn = partial(apply, Offset(result.base_offset))
@@ -543,15 +556,9 @@ class GroupCoordinator:
         else:
             self._parked[ticket] = future
 
-    def _report_loss(self, index: int, cause: Exception) -> None:
+    def _lose(self, index: int, cause: Exception) -> None:
         """An append is durable or not, nobody knows; or an invariant is broken. Nothing more is decided on
-        this state; a restart replays what is there."""
-        log.error("__consumer_offsets-%d: its groups are offline: %s", index, cause, exc_info=cause)
-        self._lose(index)
-
-    def _lose(self, index: int) -> None:
-        """A partition is gone: nobody waits for it any longer."""
-        self._lost.add(index)
+        this state, and nobody waits for it any longer; the partition's log is read back."""
         self._shard(index).order.close()
         gone = [name for name in self._groups if self.partition_of(name) == index]
         gone += [name for name in self._lanes if self.partition_of(name) == index]
@@ -565,11 +572,16 @@ class GroupCoordinator:
             lane = self._lanes.pop(group_id, None)
             for waiting in (*lane.current, *lane.queue) if lane else ():
                 _answer(waiting.future, LOST)
+        self._off.lose(index, cause)
 
     # ---- time
 
+    def wake_at(self, at_ms: int) -> None:
+        """See to it that `tick` is called then."""
+        self._timer.arm(at_ms)
+
     def _now(self) -> Now:
-        return Now(self._clock.now_ms(), self._clock.monotonic_ms())
+        return Now(self._timer.now_ms(), self._timer.monotonic_ms())
 
     def _schedule(self, group_id: GroupId) -> None:
         """See to it that somebody looks at the group when its next deadline passes."""
@@ -583,28 +595,15 @@ class GroupCoordinator:
         if planned is None or at_ms < planned:
             self._wake_at[group_id] = at_ms
             heapq.heappush(self._wakes, (at_ms, group_id))
-            self._arm(at_ms)
-
-    def _arm(self, at_ms: int) -> None:
-        """One timer for all groups, set to the earliest thing to happen."""
-        if self._stopped or (self._timer is not None and self._timer_at_ms <= at_ms):
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-        wait_ms = max(at_ms - self._clock.monotonic_ms(), 0)
-        self._timer_at_ms = at_ms
-        self._timer = asyncio.get_running_loop().call_later(wait_ms / 1_000, self._on_timer)
-
-    def _on_timer(self) -> None:
-        self._timer = None
-        self._arm(self.tick())
+            self._timer.arm(at_ms)
 
     def tick(self) -> int:
         """Let everything happen whose time has come.
 
         Returns: monotonic milliseconds of the next thing to happen.
         """
-        now_ms = self._clock.monotonic_ms()
+        now_ms = self._timer.monotonic_ms()
+        self._off.run_due(now_ms)
         while self._wakes and self._wakes[0][0] <= now_ms:
             at_ms, group_id = heapq.heappop(self._wakes)
             if self._wake_at.get(group_id) == at_ms:

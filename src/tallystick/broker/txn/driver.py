@@ -22,7 +22,9 @@ from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import Final
 
-from tallystick.broker.refused_appends import answered
+from tallystick.broker.refused_appends import answered, append_or_refuse, decide_or_refuse
+from tallystick.broker.reloading import Reloads, last_offset_of
+from tallystick.broker.serving_time import ServingTimer
 from tallystick.broker.txn.apply import apply
 from tallystick.broker.txn.codec import decode_record, encode_batch_of, iter_stored, partition_of
 from tallystick.broker.txn.commands import (
@@ -47,7 +49,6 @@ from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import INT64_MAX, Identity, ProducerId, TransactionalId
 from tallystick.kernel.value import replace
-from tallystick.storage.fs import LogFull
 from tallystick.storage.producers import AppendOrigin
 
 _log = logging.getLogger("tallystick.transactions")
@@ -62,9 +63,10 @@ SPARES: Final = 16
 # What is decided with while there is none. No block of ids has it; a Step that takes it waits for another.
 _NO_SPARE: Final = ProducerId(INT64_MAX)
 
+TRANSACTION_STATE: Final = "__transaction_state"
 STOPPED: Final = Reject(ErrorCode.COORDINATOR_NOT_AVAILABLE, "the coordinator is stopping")
-LOADING: Final = Reject(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "__transaction_state is being read")
-LOST: Final = Reject(ErrorCode.NOT_COORDINATOR, "the partition of __transaction_state is offline")
+LOADING: Final = Reject(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, f"{TRANSACTION_STATE} is being read")
+LOST: Final = Reject(ErrorCode.NOT_COORDINATOR, f"the partition of {TRANSACTION_STATE} is offline")
 SLOW: Final = Reject(ErrorCode.COORDINATOR_NOT_AVAILABLE, "__transaction_state did not answer in time")
 NO_TOPIC: Final = Reject(ErrorCode.COORDINATOR_NOT_AVAILABLE, "there is no __transaction_state")
 NO_PRODUCER_ID: Final = Reject(ErrorCode.COORDINATOR_NOT_AVAILABLE, "no producer id could be had")
@@ -116,9 +118,10 @@ class TransactionCoordinator:
         self._topic = topic
         self._new_producer_id = new_producer_id
         self._settings = settings
-        self._clock = clock
+        self._timer = ServingTimer(clock, self.tick, _log)
         self._forced = forced
-        self._sender = MarkerSender(markers, self, clock)
+        self._sender = MarkerSender(markers, self, self._timer)
+        self._off = Reloads(TRANSACTION_STATE, self, self._timer, _log)
         self._entries: dict[TransactionalId, TxnEntry] = {}
         self._writers: dict[ProducerId, TransactionalId] = {}
         self._lanes: dict[TransactionalId, _Lane] = {}
@@ -128,12 +131,9 @@ class TransactionCoordinator:
         self._starving: deque[tuple[TransactionalId, Sequence[_Asked]]] = deque()
         self._restocking: asyncio.Task[None] | None = None
         self._loading: asyncio.Task[None] | None = None
-        self._lost: set[int] = set()
         self._paused: deque[tuple[TransactionalId, _Asked]] | None = None
         self._stopped = False
         self._deadlines: deque[tuple[int, _Asked]] = deque()
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at_ms = 0
 
     # ---- life
 
@@ -144,16 +144,17 @@ class TransactionCoordinator:
         """
         self._comparison = comparison
         self._loop = asyncio.get_running_loop()
-        self._sweeps = Sweeps(self._entries, self._ask_in_passing, self._settings, self._clock)
+        self._sweeps = Sweeps(self._entries, self._ask_in_passing, self._settings, self._timer)
         existing = self._topic.existing()
         if existing:
             self._loading = self._loop.create_task(self._load(existing))
         self._restock()
-        self._arm(self._sweeps.next_ms)
+        self._timer.arm(self._sweeps.next_ms)
 
     def release(self) -> None:
         """Refuse what comes, and whatever waits and has not been begun: the broker is stopping."""
         self._stopped = True
+        self._timer.close()
         waiting = [asked for lane in self._lanes.values() for asked in lane.queue]
         waiting += [asked for held in self._held.values() for asked in held]
         waiting += [asked for _, group in self._starving for asked in group]
@@ -165,8 +166,8 @@ class TransactionCoordinator:
         """Finish what is being appended, end the rest. Markers on their way are sent again after a start."""
         self.release()
         self._sender.stop()
-        if self._timer is not None:
-            self._timer.cancel()
+        self._timer.cancel()
+        await self._off.stop()
         appending = [lane.synced for lane in self._lanes.values()]
         if appending:
             await asyncio.wait(appending, timeout=self._settings().answer_timeout_ms / 1_000)
@@ -182,13 +183,8 @@ class TransactionCoordinator:
         collects = gc.isenabled()
         gc.disable()  # nothing of the much that is made here is garbage, and to find that out takes long
         try:
-            for index, partition in enumerate(existing):
-                try:
-                    await self._replay(partition)
-                except Exception as exc:
-                    # Unreadable, or impossible: either way the others must not wait for it.
-                    _log.exception("__transaction_state-%d cannot be replayed: %s", index, exc)
-                    self._lost.add(index)
+            for index in range(len(existing)):
+                await self._off.read(index)
         finally:
             if collects:
                 gc.enable()
@@ -197,19 +193,24 @@ class TransactionCoordinator:
                 await self._comparison.settle(self)
             except Exception as exc:
                 _log.exception("partitions cannot be compared with __transaction_state: %s", exc)
-        self._loading = None
+        self._loading = self._comparison = None
         for entry in list(self._entries.values()):
             self._send_markers(entry)
 
-    async def _replay(self, partition: StatePartition) -> None:
+    async def read_back(self, index: int) -> None:
         """Apply the last record of every id; what is found is announced when all of it is applied."""
+        partition, end = self._topic.existing()[index], None
         skipped: Counter[int] = Counter()
         stored: dict[bytes, bytes | None] = {}
         for piece in partition.read_all(REPLAY_CHUNK_BYTES):
             if self._comparison is not None:
                 await self._comparison.read(piece)
             stored.update(iter_stored(piece, skipped))
+            end = last_offset_of(piece)
             await asyncio.sleep(0)
+        waiting = partition.durable(end) if end is not None and self._off.is_lost(index) else None
+        if waiting is not None:
+            await waiting
         found: list[TxnEntry | None] = []
         for key, value in stored.items():
             found.append(apply(None, decode_record(key, value)))
@@ -220,6 +221,15 @@ class TransactionCoordinator:
                 self._keep(entry.transactional_id, entry)
         for version, number in skipped.items():
             _log.warning("%d records of __transaction_state have the unknown key version %d", number, version)
+
+    def resume(self, index: int) -> None:
+        """Markers of what is decided are sent again; at a start when all is loaded, and compared."""
+        if self._loading is None:
+            for entry in [one for one in self._entries.values() if self._place(one) == index]:
+                self._send_markers(entry)
+
+    def _place(self, entry: TxnEntry) -> int:
+        return self.partition_of(entry.transactional_id)
 
     def _send_markers(self, entry: TxnEntry) -> None:
         send = markers_of(entry)
@@ -246,12 +256,18 @@ class TransactionCoordinator:
         """All entries; LOADING while some are not known yet."""
         if self._stopped:
             return STOPPED
-        return LOADING if self._loading is not None else tuple(self._entries.values())
+        is_loading = self._loading is not None or self._off.is_loading
+        return LOADING if is_loading else tuple(self._entries.values())
 
     @property
     def offline_partitions(self) -> int:
-        """Partitions of `__transaction_state` that need a restart: their ids answer NOT_COORDINATOR."""
-        return len(self._lost)
+        """Partitions of `__transaction_state` that are to be read back; their ids are refused till then."""
+        return self._off.lost
+
+    @property
+    def reloads(self) -> int:
+        """How often such a partition was read back, and served again."""
+        return self._off.total
 
     def find_writer(self, producer_id: ProducerId) -> TxnEntry | None:
         """The entry whose transaction, or whose last one, this producer id is in the partitions for."""
@@ -263,7 +279,7 @@ class TransactionCoordinator:
             return STOPPED
         if self._loading is not None:
             return LOADING
-        return LOST if self._lost and self.partition_of(transactional_id) in self._lost else None
+        return self._off.refusal(self.partition_of(transactional_id)) if self._off else None
 
     def _partition(self, index: int) -> StatePartition | None:
         existing = self._topic.existing()
@@ -333,7 +349,7 @@ class TransactionCoordinator:
                     await asyncio.wait(pending)
         except TimeoutError:
             return SLOW
-        return LOST if self._lost else None
+        return LOST if self._off else None
 
     def _meet(self, transactional_id: TransactionalId, asked: _Asked, lane: _Lane) -> None:
         """What a command is told that comes while a Step is pending [TXN-5]."""
@@ -347,8 +363,8 @@ class TransactionCoordinator:
                 self._queue(lane.queue, asked)
 
     def _run(self, transactional_id: TransactionalId, group: Sequence[_Asked]) -> None:
-        """One decision, guarded: a broken invariant ends the shard it was found in, and nothing else."""
-        if self._lost and self.partition_of(transactional_id) in self._lost:
+        """One decision, guarded: a broken invariant takes the shard off in which it was found, no other."""
+        if self._off and self._off.is_lost(self.partition_of(transactional_id)):
             _answer_all(group, LOST)  # it waited for something else while the partition was lost
             return
         try:
@@ -361,7 +377,7 @@ class TransactionCoordinator:
         """Decide; then carry out, or take the lane until the records are durable [TXN-1]."""
         command = _merged(group)
         env = self._env(transactional_id)
-        step = decide(self._entries.get(transactional_id), command, env)
+        step = decide_or_refuse(lambda: decide(self._entries.get(transactional_id), command, env))
         if isinstance(step, Reject):
             self._refuse(transactional_id, group, step)
             return
@@ -391,7 +407,7 @@ class TransactionCoordinator:
         return Env(
             transactional_id=transactional_id,
             config=self._settings().config,
-            now_ms=self._clock.now_ms(),
+            now_ms=self._timer.now_ms(),
             spare_id=self._spares[0] if self._spares else _NO_SPARE,
         )
 
@@ -418,12 +434,11 @@ class TransactionCoordinator:
         partition = self._partition(self.partition_of(transactional_id))
         if partition is None:
             return NO_TOPIC
-        batch = encode_batch_of(step.append, env.now_ms, env.config.transaction_version)
         origin = AppendOrigin.COORDINATOR if step.begins else AppendOrigin.DECISION
-        try:
-            appended = partition.append(batch, origin)
-        except LogFull as exc:
-            appended = Reject(ErrorCode.KAFKA_STORAGE_ERROR, str(exc))
+        appended = append_or_refuse(
+            lambda: encode_batch_of(step.append, env.now_ms, env.config.transaction_version),
+            lambda batch: partition.append(batch, origin),
+        )
         if isinstance(appended, Reject):
             return answered(appended)
         return partition.durable(appended.last_offset) if step.needs_durable else None
@@ -484,9 +499,7 @@ class TransactionCoordinator:
 
     def _lose(self, index: int, exc: BaseException) -> None:
         """Durable or not? Unknown, or an invariant is broken. Nothing more is decided on this partition's
-        state; a restart replays what is there. Nobody waits for it any longer."""
-        _log.error("__transaction_state-%d: its ids are offline: %r", index, exc, exc_info=exc)
-        self._lost.add(index)
+        state, and nobody waits for it any longer; its log is read back."""
         for name in [name for name in self._entries if self.partition_of(name) == index]:
             self._keep(name, None)
         for name in [name for name in self._lanes if self.partition_of(name) == index]:
@@ -494,6 +507,7 @@ class TransactionCoordinator:
             _answer_all((*lane.current, *lane.queue), LOST)
         for name in [name for name in self._held if self.partition_of(name) == index]:
             _answer_all(self._held.pop(name), LOST)
+        self._off.lose(index, exc)
 
     # ---- at the end of loading, after an unclean start
 
@@ -557,8 +571,11 @@ class TransactionCoordinator:
         entry = self._entries.get(transactional_id)
         return entry is not None and isinstance(entry.phase, Decided) and entry.phase.marker == marker
 
+    def losses(self, transactional_id: TransactionalId) -> int:
+        return self._off.losses[self.partition_of(transactional_id)]
+
     def wake_at(self, at_ms: int) -> None:
-        self._arm(at_ms)
+        self._timer.arm(at_ms)
 
     # ---- time
 
@@ -567,30 +584,16 @@ class TransactionCoordinator:
         deadlines = self._deadlines
         while deadlines and deadlines[0][1].future.done():
             deadlines.popleft()
-        at_ms = self._clock.monotonic_ms() + self._settings().answer_timeout_ms
+        at_ms = self._timer.monotonic_ms() + self._settings().answer_timeout_ms
         deadlines.append((at_ms, asked))
-        self._arm(at_ms)
-
-    def _arm(self, at_ms: int) -> None:
-        """One timer for everything, set to the earliest thing to happen."""
-        if self._stopped or (self._timer is not None and self._timer_at_ms <= at_ms):
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-        wait_ms = max(at_ms - self._clock.monotonic_ms(), 0)
-        self._timer_at_ms = at_ms
-        self._timer = self._loop.call_later(wait_ms / 1_000, self._on_timer)
-
-    def _on_timer(self) -> None:
-        self._timer = None
-        self._arm(self.tick())
+        self._timer.arm(at_ms)
 
     def tick(self) -> int:
         """Let everything happen whose time has come.
 
         Returns: monotonic milliseconds of the next thing to happen.
         """
-        now_ms = self._clock.monotonic_ms()
+        now_ms = self._timer.monotonic_ms()
         while self._deadlines and self._deadlines[0][0] <= now_ms:
             _, asked = self._deadlines.popleft()
             # One that is being appended may still happen; what queues or is held must not, and will not.
@@ -599,6 +602,7 @@ class TransactionCoordinator:
         self._sender.retry_due(now_ms)
         if self._loading is not None:
             return now_ms + LOADING_MS
+        self._off.run_due(now_ms)
         self._sweeps.run()
         next_ms = self._sweeps.next_ms
         return min(self._deadlines[0][0], next_ms) if self._deadlines else next_ms

@@ -56,6 +56,10 @@ class Owner(Protocol):
         """Whether these markers are still what the id waits for."""
         ...
 
+    def losses(self, transactional_id: TransactionalId) -> int:
+        """How often what is known of the id was lost: what was sent before is sent again."""
+        ...
+
     def wake_at(self, at_ms: int) -> None:
         """Call `retry_due` at this monotonic time."""
         ...
@@ -68,6 +72,7 @@ class _Delivery:
     transactional_id: TransactionalId
     send: SendMarkers
     coordinator_epoch: int
+    losses: int
     to_write: deque[TopicPartition]
     refused: list[TopicPartition] = field(default_factory=list)
     untold: dict[TopicPartition, Offset | None] = field(default_factory=dict)
@@ -92,7 +97,8 @@ class MarkerSender:
 
     def send(self, transactional_id: TransactionalId, send: SendMarkers, coordinator_epoch: int) -> None:
         """Begin to write. The first marker is written in the next turn of the loop, after the answer."""
-        self._enqueue(_Delivery(transactional_id, send, coordinator_epoch, deque(sorted(send.partitions))))
+        losses, to_write = self._owner.losses(transactional_id), deque(sorted(send.partitions))
+        self._enqueue(_Delivery(transactional_id, send, coordinator_epoch, losses, to_write))
 
     def stop(self) -> None:
         """Leave the rest to the next start."""
@@ -132,12 +138,17 @@ class MarkerSender:
         while self._queue and room > 0:
             delivery = self._queue.popleft()
             delivery.is_queued = False
-            if not self._owner.is_decided(delivery.transactional_id, delivery.send.marker):
-                continue  # its partition of __transaction_state is lost: a restart decides what is left
+            if not self._is_wanted(delivery):
+                continue  # its partition of __transaction_state was lost: what is read back decides
             room -= self._write_some(delivery, room)
             self._tell(delivery)
         if self._queue:
             self._go_on()
+
+    def _is_wanted(self, delivery: _Delivery) -> bool:
+        name = delivery.transactional_id
+        is_decided = self._owner.is_decided(name, delivery.send.marker)
+        return is_decided and delivery.losses == self._owner.losses(name)
 
     def _write_some(self, delivery: _Delivery, most: int) -> int:
         written = min(most, len(delivery.to_write))

@@ -1,0 +1,176 @@
+"""Partitions of a coordinator's own topic that it has to read back, as Kafka unloads and loads them.
+
+Where nobody knows whether an append happened, or an invariant is broken, nothing more may be decided on what
+is in memory: the partition is off, who waits for it is told NOT_COORDINATOR, and after a moment its log is
+read again, which has the truth. While that goes on its clients are told COORDINATOR_LOAD_IN_PROGRESS. What
+cannot be read is tried again, later each time; nothing waits for a person.
+
+A log that is offline is not read again: its data directory is finished, and the process ends [LOG-4].
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Iterable
+from typing import Final, Protocol
+
+from tallystick.kernel.clock import Clock
+from tallystick.kernel.codes import ErrorCode
+from tallystick.kernel.errors import Reject
+from tallystick.kernel.ids import Offset
+from tallystick.protocol.records import iter_headers
+from tallystick.storage.fs import LogOffline
+
+BACKOFF_MS: Final = 100
+BACKOFF_DOUBLINGS: Final = 8
+BACKOFF_MAX_MS: Final = 20_000
+# A partition that has served for so long is in order: the next loss begins with the shortest wait again.
+STEADY_MS: Final = 60_000
+_NEVER: Final = -1
+
+
+class Owner(Protocol):
+    """The coordinator whose partitions these are."""
+
+    async def read_back(self, index: int) -> None:
+        """Read all of the partition's log and take it over. Order: what was read is durable."""
+        ...
+
+    def resume(self, index: int) -> None:
+        """The partition serves again: go on with what its log says is under way."""
+        ...
+
+    def wake_at(self, at_ms: int) -> None:
+        """Call `run_due` at this monotonic time."""
+        ...
+
+
+class Reloads:
+    """Which partitions are off, and when each is read back. Lives on the loop, owned by its coordinator.
+
+    losses  how often each partition was lost: what was begun before belongs to none that serves now
+    """
+
+    def __init__(self, topic: str, owner: Owner, clock: Clock, log: logging.Logger) -> None:
+        self._topic = topic
+        self._owner = owner
+        self._clock = clock
+        self._log = log
+        self._lost_text = Reject(ErrorCode.NOT_COORDINATOR, f"the partition of {topic} is offline")
+        self._reading_text = Reject(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, f"{topic} is being read")
+        self._due: dict[int, int] = {}  # of the partitions that are lost
+        self._reading: set[int] = set()
+        self._failures: Counter[int] = Counter()
+        self._back_ms: dict[int, int] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._stopped = False
+        self.losses: Counter[int] = Counter()
+        self.total = 0
+
+    # ---- what is off
+
+    def __bool__(self) -> bool:
+        return bool(self._due or self._reading)
+
+    def refusal(self, index: int) -> Reject | None:
+        """Why the partition answers nothing now, if so."""
+        if index in self._reading:
+            return self._reading_text
+        return self._lost_text if index in self._due else None
+
+    def is_lost(self, index: int) -> bool:
+        """Off, whether or not it is being read back now."""
+        return index in self._due
+
+    def is_reading(self, index: int) -> bool:
+        return index in self._reading
+
+    @property
+    def indexes(self) -> frozenset[int]:
+        """All that are off."""
+        return frozenset((*self._reading, *self._due))
+
+    @property
+    def lost(self) -> int:
+        """How many partitions are off; those a start has yet to read are not."""
+        return len(self._due)
+
+    @property
+    def is_loading(self) -> bool:
+        """Something is being read, or about to be; not what could not be read before."""
+        return bool(self._reading) or any(self._failures[index] < 2 for index in self._due)
+
+    # ---- reading
+
+    def begin(self, indexes: Iterable[int]) -> None:
+        """A start: these are to be read, by `read`."""
+        self._reading.update(indexes)
+
+    async def read(self, index: int) -> None:
+        """Read a partition at a start, or back; one that cannot be read is lost. Never raises."""
+        self._reading.add(index)
+        losses = self.losses[index]
+        try:
+            await self._owner.read_back(index)
+        except Exception as exc:
+            # Unreadable, or impossible: either way the others must not wait for it.
+            self._reading.discard(index)
+            self._put_off(index, exc, "cannot be read")
+            return
+        self._reading.discard(index)
+        if self.losses[index] != losses:
+            return  # lost again meanwhile
+        if self._due.pop(index, None) is not None:
+            self.total += 1
+            self._back_ms[index] = self._clock.monotonic_ms()
+            self._log.warning("%s-%d was read back and serves again", self._topic, index)
+        self._owner.resume(index)
+
+    def lose(self, index: int, cause: BaseException) -> None:
+        """Nothing that is in memory of the partition holds any more. Order: its waiters have been told."""
+        self.losses[index] += 1
+        back_ms = self._back_ms.pop(index, None)
+        if back_ms is not None and self._clock.monotonic_ms() - back_ms >= STEADY_MS:
+            del self._failures[index]
+        self._put_off(index, cause, "is off until it is read back")
+
+    def _put_off(self, index: int, cause: BaseException, said: str) -> None:
+        if isinstance(cause, LogOffline):
+            self._due[index] = _NEVER
+            self._log.error("%s-%d is off: %r", self._topic, index, cause, exc_info=cause)
+            return
+        wait_ms = min(BACKOFF_MS << min(self._failures[index], BACKOFF_DOUBLINGS), BACKOFF_MAX_MS)
+        self._failures[index] += 1
+        self._due[index] = self._clock.monotonic_ms() + wait_ms
+        self._log.error("%s-%d %s, in %d ms: %r", self._topic, index, said, wait_ms, cause, exc_info=cause)
+        if not self._stopped:
+            self._owner.wake_at(self._due[index])
+
+    def run_due(self, now_ms: int) -> None:
+        """Begin to read back what has waited for long enough."""
+        waiting = {index: at_ms for index, at_ms in self._due.items() if at_ms != _NEVER}
+        for index, at_ms in waiting.items():
+            if index in self._reading or self._stopped:
+                continue
+            if at_ms <= now_ms:
+                self._reading.add(index)
+                task = asyncio.get_running_loop().create_task(self.read(index))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+            else:
+                self._owner.wake_at(at_ms)
+
+    async def stop(self) -> None:
+        """Read nothing more."""
+        self._stopped = True
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+def last_offset_of(piece: bytes) -> Offset | None:
+    """The offset of the last record in whole batches."""
+    last = None
+    for _, header in iter_headers(piece):
+        last = Offset(header.next_offset - 1)
+    return last
