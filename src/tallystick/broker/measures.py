@@ -18,6 +18,7 @@ from typing import Final, Protocol
 
 from tallystick.broker.metrics import Counter, Reading, Registry, Sample, counter, gauge, of_kafka
 from tallystick.broker.partition import Partition
+from tallystick.broker.topics import GROUP_OFFSETS, TRANSACTION_STATE
 from tallystick.broker.txn.consistency import Loss
 from tallystick.broker.txn.model import Decided, ForcedCause, ForcedOutcome, Ongoing, TxnEntry, TxnState
 from tallystick.kernel.errors import Reject
@@ -95,7 +96,11 @@ UNMARKED_TIME_MAX: Final = gauge(
 )
 OFFLINE: Final = gauge(
     "transaction_log_offline_partitions",
-    "Partitions of __transaction_state whose last append may or may not be there: a restart finds out.",
+    "Partitions of __transaction_state whose last append may or may not be there, until they are read back.",
+)
+OFFSETS_OFFLINE: Final = gauge(
+    "offsets_log_offline_partitions",
+    "Partitions of __consumer_offsets whose last append may or may not be there, until they are read back.",
 )
 
 # ---- the last start, where it was unclean
@@ -130,14 +135,28 @@ DELETIONS_REFUSED: Final = counter(
     "deletions_refused",
     "Deletions of topics, records, groups or their offsets refused because of open transactions.",
 )
+RELOADS: Final = counter(
+    "coordinator_reloads",
+    "Partitions of a coordinator's topic that were read back and serve again.",
+    ("topic",),
+)
 
 FAMILIES: Final = (
     *(PARTITIONS, PRODUCER_IDS, LSO_LAG, OPEN_DURATION, LSO_LAG_MAX, LATE, LATE_TWO_PHASE, HANGING),
     *(HELD_BACK, HELD_BACK_PARTITIONS),
-    *(OPEN_TIME_MAX, IDS, IN_DOUBT, IN_DOUBT_OPEN_TIME_MAX, KEPT, UNMARKED_TIME_MAX, OFFLINE),
+    *(
+        OPEN_TIME_MAX,
+        IDS,
+        IN_DOUBT,
+        IN_DOUBT_OPEN_TIME_MAX,
+        KEPT,
+        UNMARKED_TIME_MAX,
+        OFFLINE,
+        OFFSETS_OFFLINE,
+    ),
     *(HANGING_AT_START, LOST_AT_START),
     *(RESERVE, RESERVE_MISSING),
-    *(VERIFICATION_FAILURES, FORCED, DELETIONS_REFUSED),
+    *(VERIFICATION_FAILURES, FORCED, DELETIONS_REFUSED, RELOADS),
 )
 
 
@@ -157,7 +176,17 @@ class BrokerMetrics:
         self.forced_outcomes.add(outcome.cause.name.lower())
 
 
-class Transactions(Protocol):
+class Coordinator(Protocol):
+    """What is asked of either coordinator."""
+
+    @property
+    def offline_partitions(self) -> int: ...
+
+    @property
+    def reloads(self) -> int: ...
+
+
+class Transactions(Coordinator, Protocol):
     """What the walk asks the coordinator."""
 
     def entries(self) -> tuple[TxnEntry, ...] | Reject:
@@ -167,9 +196,6 @@ class Transactions(Protocol):
     def find_writer(self, producer_id: ProducerId) -> TxnEntry | None:
         """Whose open or decided transaction this producer id signs."""
         ...
-
-    @property
-    def offline_partitions(self) -> int: ...
 
 
 class Found(Protocol):
@@ -204,6 +230,7 @@ class Observed:
     transaction_max_timeout_ms: Callable[[], int]
     partitions: Callable[[], list[Partition]]
     transactions: Transactions
+    groups: Coordinator
     held_back: Callable[[Partition], int]
     reserve: Reserved
     unclean_start: Found | None = None
@@ -221,6 +248,9 @@ def read_gauges(of: Observed) -> Iterator[Reading | None]:
     found, reserve = of.unclean_start, of.reserve
     losses = () if found is None else found.losses
     yield OFFLINE, [((), of.transactions.offline_partitions)]
+    yield OFFSETS_OFFLINE, [((), of.groups.offline_partitions)]
+    reloads = {TRANSACTION_STATE: of.transactions.reloads, GROUP_OFFSETS: of.groups.reloads}
+    yield RELOADS, [((topic,), count) for topic, count in reloads.items()]
     yield HANGING_AT_START, [((), 0 if found is None else len(found.hanging))]
     yield LOST_AT_START, [((), sum(loss.last_offset - loss.first_offset + 1 for loss in losses))]
     yield RESERVE, [((), reserve.held_bytes)]

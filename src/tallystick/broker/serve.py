@@ -106,6 +106,7 @@ def observed(broker: Broker) -> Observed:
         transaction_max_timeout_ms=lambda: broker.config.transaction_max_timeout_ms,
         partitions=broker.topics.all_partitions,
         transactions=broker.transactions,
+        groups=broker.groups,
         held_back=held_back,
         reserve=broker.files.reserve,
         unclean_start=broker.comparison,

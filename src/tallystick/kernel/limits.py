@@ -40,9 +40,18 @@ PRODUCER_BATCHES_CACHED: Final = 5
 # Topic names (Kafka: at most 249 characters, so that "-<partition>" fits a file name).
 TOPIC_NAME_LENGTH_MAX: Final = 249
 
+# Kafka's clients refuse a longer group.instance.id themselves.
+GROUP_INSTANCE_ID_LENGTH_MAX: Final = 249
+# What a member id shows of its client id; the rest of it is a UUID.
+CLIENT_ID_SHOWN_MAX: Final = 255
+
 EPOCH_MAX: Final = INT16_MAX
 SEQUENCE_MAX: Final = INT32_MAX
 
 check(FRAME_BYTES_MAX_DEFAULT <= INT32_MAX, "a frame's length is an int32")
 check(DECOMPRESSED_BYTES_MAX >= FRAME_BYTES_MAX_DEFAULT, "an uncompressed frame must always fit")
+check(
+    4 * max(CLIENT_ID_SHOWN_MAX, GROUP_INSTANCE_ID_LENGTH_MAX) + 64 < STRING_BYTES_MAX,
+    "a member id fits a string, whatever the letters of its client id",
+)
 check(DECOMPRESSED_BYTES_FLOOR <= DECOMPRESSED_BYTES_MAX, "the floor lies below the bound")

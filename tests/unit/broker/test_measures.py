@@ -61,6 +61,7 @@ class Coordinator:
         self.known: dict[str, TxnEntry] = {}
         self.loading = False
         self.offline_partitions = 0
+        self.reloads = 0
 
     def entries(self) -> tuple[TxnEntry, ...] | Reject:
         if self.loading:
@@ -85,6 +86,7 @@ class World:
 
     clock: FakeClock = field(default_factory=FakeClock)
     coordinator: Coordinator = field(default_factory=Coordinator)
+    groups: Coordinator = field(default_factory=Coordinator)
     partitions: list[Partition] = field(default_factory=list)
     unclean_start: FoundAtStart | None = None
 
@@ -156,6 +158,7 @@ class World:
             transaction_max_timeout_ms=lambda: MAX_TIMEOUT_MS,
             partitions=lambda: self.partitions,
             transactions=self.coordinator,
+            groups=self.groups,
             held_back=lambda partition: held_back_bytes(partition.log, self.clock.now_ms()),
             reserve=self.reserve,
             unclean_start=self.unclean_start,
@@ -382,9 +385,13 @@ def test_what_an_unclean_start_found_stays_in_sight(world: World) -> None:
     assert [world.value(name) for name in names] == [1, 4]
 
 
-def test_partitions_of_the_transaction_log_that_need_a_restart_are_counted(world: World) -> None:
-    world.coordinator.offline_partitions = 2
+def test_partitions_that_are_read_back_are_counted(world: World) -> None:
+    world.coordinator.offline_partitions, world.coordinator.reloads = 2, 3
+    world.groups.offline_partitions, world.groups.reloads = 4, 5
     assert world.value("tallystick_transaction_log_offline_partitions") == 2
+    assert world.value("tallystick_offsets_log_offline_partitions") == 4
+    reloads = "tallystick_coordinator_reloads_total"
+    assert (world.value(reloads, "__transaction_state"), world.value(reloads, "__consumer_offsets")) == (3, 5)
 
 
 def test_the_reserve_shows_what_it_holds_and_lacks(world: World) -> None:
@@ -409,6 +416,7 @@ def test_the_walk_pauses_and_what_ends_meanwhile_does_it_no_harm(world: World) -
         transaction_max_timeout_ms=lambda: MAX_TIMEOUT_MS,
         partitions=lambda: world.partitions,
         transactions=world.coordinator,
+        groups=world.groups,
         held_back=lambda _: 0,
         reserve=world.reserve,
     )

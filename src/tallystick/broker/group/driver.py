@@ -50,6 +50,7 @@ from tallystick.broker.group.table import GroupTable
 from tallystick.broker.refused_appends import answered, append_or_refuse, decide_or_refuse
 from tallystick.broker.reloading import Reloads, last_offset_of
 from tallystick.broker.serving_time import ServingTimer
+from tallystick.broker.topics import GROUP_OFFSETS
 from tallystick.kernel.clock import Clock
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
@@ -65,7 +66,6 @@ EXPIRED_GROUPS_PER_TICK: Final = 64
 # Offsets in one batch of several commits, so that it stays far below max.message.bytes.
 COMMITTED_MAX: Final = 256
 
-GROUP_OFFSETS: Final = "__consumer_offsets"
 STOPPED: Final = Reject(ErrorCode.COORDINATOR_NOT_AVAILABLE, "the coordinator is stopping")
 LOADING: Final = Reject(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, f"{GROUP_OFFSETS} is being read")
 LOST: Final = Reject(ErrorCode.NOT_COORDINATOR, f"the partition of {GROUP_OFFSETS} is offline")

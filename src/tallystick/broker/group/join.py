@@ -31,6 +31,7 @@ from tallystick.broker.group.rebalance import (
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import MemberId
+from tallystick.kernel.limits import CLIENT_ID_SHOWN_MAX, GROUP_INSTANCE_ID_LENGTH_MAX
 
 
 def decide_join(group: Group | None, command: Join, env: Env) -> Step | Reject:
@@ -39,10 +40,10 @@ def decide_join(group: Group | None, command: Join, env: Env) -> Step | Reject:
     A group that does not exist is created by a member without an id, and stored empty
     before its first member is known, as Kafka does: later records presume it.
 
-    Rejects with: INVALID_SESSION_TIMEOUT, UNKNOWN_MEMBER_ID, INCONSISTENT_GROUP_PROTOCOL,
+    Rejects with: INVALID_SESSION_TIMEOUT, INVALID_REQUEST, UNKNOWN_MEMBER_ID, INCONSISTENT_GROUP_PROTOCOL,
         GROUP_MAX_SIZE_REACHED, FENCED_INSTANCE_ID.
     """
-    refusal = _check_session_timeout(command, env)
+    refusal = _check_session_timeout(command, env) or _check_instance_id(command)
     if refusal is not None:
         return refusal
     known = group or Group(group_id=env.group_id, state_timestamp_ms=env.now.wall_ms)
@@ -80,6 +81,17 @@ def _check_session_timeout(command: Join, env: Env) -> Reject | None:
     )
 
 
+def _check_instance_id(command: Join) -> Reject | None:
+    """Kafka has this in its clients alone; ours become part of member ids, and of what the log keeps."""
+    if command.instance_id is None or len(command.instance_id) <= GROUP_INSTANCE_ID_LENGTH_MAX:
+        return None
+    return Reject(
+        ErrorCode.INVALID_REQUEST,
+        f"group.instance.id has {len(command.instance_id)} characters;"
+        f" {GROUP_INSTANCE_ID_LENGTH_MAX} are allowed",
+    )
+
+
 def _has_room(group: Group, member_id: MemberId | None, most: int) -> bool:
     """group.max.size. While members rejoin, the first `most` to come are kept, whoever they were."""
     member = group.members.get(member_id) if member_id is not None else None
@@ -107,7 +119,8 @@ def _turned_away(group: Group, command: Join, env: Env) -> Step | Reject:
 
 
 def _join_new(draft: Draft, command: Join) -> Step:
-    prefix = command.instance_id if command.instance_id is not None else command.client_id
+    client_id = command.client_id[:CLIENT_ID_SHOWN_MAX]
+    prefix = command.instance_id if command.instance_id is not None else client_id
     new_id = MemberId(f"{prefix}-{draft.env.spare_id}")
     if command.instance_id is not None:
         owner = draft.group.member_of_instance(command.instance_id)

@@ -29,7 +29,7 @@ from tallystick.broker.group.rebalance import REBALANCING, check_generation, che
 from tallystick.broker.group.subscription import subscribed_topics
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
-from tallystick.kernel.ids import MemberId, TimestampMs, TopicPartition
+from tallystick.kernel.ids import INT64_MAX, MemberId, TimestampMs, TopicPartition
 
 _NOTHING_TO_DO = Step(then_reply=DONE)
 _ACTIVE = (GroupState.STABLE, GroupState.PREPARING_REBALANCE)
@@ -135,9 +135,12 @@ def _offsets_to_store(
     env: Env,
     retention_ms: int | None = None,
 ) -> Mapping[TopicPartition, CommittedOffset]:
-    """What the record will hold: one with an expiry of its own has no room for epoch and topic id."""
+    """What the record will hold: one with an expiry of its own has no room for epoch and topic id.
+
+    Some clients ask for a retention of Long.MAX_VALUE, which stands for ever.
+    """
     now_ms = env.now.wall_ms
-    expire_ms = None if retention_ms is None else TimestampMs(now_ms + retention_ms)
+    expire_ms = None if retention_ms is None else TimestampMs(min(now_ms + retention_ms, INT64_MAX))
     return {
         partition: CommittedOffset(
             offset=wanted.offset,

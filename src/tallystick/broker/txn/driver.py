@@ -25,6 +25,7 @@ from typing import Final
 from tallystick.broker.refused_appends import answered, append_or_refuse, decide_or_refuse
 from tallystick.broker.reloading import Reloads, last_offset_of
 from tallystick.broker.serving_time import ServingTimer
+from tallystick.broker.topics import TRANSACTION_STATE
 from tallystick.broker.txn.apply import apply
 from tallystick.broker.txn.codec import decode_record, encode_batch_of, iter_stored, partition_of
 from tallystick.broker.txn.commands import (
@@ -63,7 +64,6 @@ SPARES: Final = 16
 # What is decided with while there is none. No block of ids has it; a Step that takes it waits for another.
 _NO_SPARE: Final = ProducerId(INT64_MAX)
 
-TRANSACTION_STATE: Final = "__transaction_state"
 STOPPED: Final = Reject(ErrorCode.COORDINATOR_NOT_AVAILABLE, "the coordinator is stopping")
 LOADING: Final = Reject(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, f"{TRANSACTION_STATE} is being read")
 LOST: Final = Reject(ErrorCode.NOT_COORDINATOR, f"the partition of {TRANSACTION_STATE} is offline")
