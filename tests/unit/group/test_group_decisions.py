@@ -22,6 +22,7 @@ from tallystick.broker.group.commands import (
 )
 from tallystick.broker.group.expiry import expired_offsets
 from tallystick.broker.group.model import (
+    PENDING_MEMBERS_MAX,
     CommittedOffset,
     Group,
     GroupConfig,
@@ -31,6 +32,7 @@ from tallystick.broker.group.model import (
 )
 from tallystick.broker.group.queries import describe, fetch_offset, list_groups
 from tallystick.broker.group.subscription import read_topics, subscribed_topics
+from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import GroupId, MemberId, Offset, ProducerId, TimestampMs, TopicPartition
 from tallystick.testing.groups import GroupWorld
@@ -287,3 +289,22 @@ def test_an_instance_id_of_somebody_else_is_fenced() -> None:
     stage = Stage("Stable")
     beat = Heartbeat(member_id=stage.leader, instance_id=InstanceId("i"), generation=1)
     assert name_of(stage.world.run(G, beat)) == "UNKNOWN_MEMBER_ID"
+
+
+def test_ids_that_are_handed_out_and_not_used_are_bounded_and_the_newest_are_good() -> None:
+    """KIP-394 has the client come back at once. One that asks for ids for ever costs no more than so many,
+    and keeps nobody out: what gives way is the oldest."""
+    stage = Stage("Stable")
+    ids = []
+    for _ in range(PENDING_MEMBERS_MAX + 1):
+        required = stage.world.run(G, stage.join(None))
+        assert isinstance(required, MemberIdRequired)
+        ids.append(required.member_id)
+    assert len(stage.world.groups[G].pending_members) == PENDING_MEMBERS_MAX
+    forgotten = stage.world.run(G, stage.join(ids[0]))
+    assert isinstance(forgotten, Reject)
+    assert forgotten.code is ErrorCode.UNKNOWN_MEMBER_ID
+    assert stage.world.run(G, stage.join(ids[-1])) is None
+    assert ids[-1] in stage.world.groups[G].members
+    stage.world.pass_time(10_000)
+    assert not stage.world.groups[G].pending_members

@@ -28,6 +28,7 @@ from tallystick.broker.group.events import (
 )
 from tallystick.broker.group.model import (
     NOTHING,
+    PENDING_MEMBERS_MAX,
     PREVIOUS_STATES,
     DeadlineMs,
     Group,
@@ -132,7 +133,11 @@ def _apply_membership(group: Group, event: _Membership) -> Group:
     match event:
         case MemberPending(member_id=member_id, deadline_ms=deadline):
             check(member_id not in group.members, f"{member_id} is pending and a member [GRP-3]")
-            return replace(group, pending_members={**group.pending_members, member_id: deadline})
+            pending = {**group.pending_members, member_id: deadline}
+            if len(pending) > PENDING_MEMBERS_MAX:
+                # Not the newest is refused: who asks for ids for ever would keep everybody else out.
+                del pending[next(iter(pending))]
+            return replace(group, pending_members=pending)
         case MemberAdded():
             return _member_added(group, event)
         case MemberUpdated(member_id=member_id):

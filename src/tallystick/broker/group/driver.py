@@ -37,8 +37,10 @@ from tallystick.broker.group.commands import (
 from tallystick.broker.group.decide import decide
 from tallystick.broker.group.events import (
     DurableEvent,
+    Event,
     GenerationStarted,
     GroupStored,
+    MemberPending,
     RebalancePrepared,
     SessionExtended,
 )
@@ -546,9 +548,7 @@ class GroupCoordinator:
             if parked is not None:
                 _answer(parked, send.answer)
         _report(group_id, waiting.command, step)
-        # A session that was extended only moves a deadline away; the wake-up finds out.
-        if any(not isinstance(event, SessionExtended) for event in step.then_apply):
-            self._schedule(group_id)
+        self._plan(group_id, step.then_apply)
 
     def _park(self, ticket: Ticket, future: AnswerFuture) -> None:
         if self._stopped:
@@ -589,6 +589,18 @@ class GroupCoordinator:
         deadline = next_deadline(group) if group is not None else None
         if deadline is not None:
             self._wake(group_id, deadline)
+
+    def _plan(self, group_id: GroupId, events: Sequence[Event]) -> None:
+        """Look at the group in time, after these. Cost: linear in members, but for what members do often."""
+        for event in events:
+            match event:
+                case SessionExtended():
+                    pass  # it only moves a deadline away; the wake-up finds out
+                case MemberPending(deadline_ms=deadline):
+                    self._wake(group_id, deadline)
+                case _:
+                    self._schedule(group_id)
+                    return
 
     def _wake(self, group_id: GroupId, at_ms: int) -> None:
         planned = self._wake_at.get(group_id)

@@ -192,12 +192,17 @@ class CommittedOffset:
 Offsets = Mapping[TopicPartition, CommittedOffset]
 
 
+# Ids handed out and not used yet, of one group: a client uses its own within a round trip.
+PENDING_MEMBERS_MAX: Final = 1_000
+
+
 @frozen(kw_only=True)
 class Group:
     """One group, whole.
 
     state_timestamp_ms  when it entered `state`; None only if an old Kafka wrote the record
-    pending_members     ids handed out by MEMBER_ID_REQUIRED and not yet used, with their deadlines
+    pending_members     ids handed out by MEMBER_ID_REQUIRED and not yet used, with their deadlines; the last
+                        PENDING_MEMBERS_MAX, oldest first
     pending_sync        members of this generation that have not sent SyncGroup
     new_member_added    somebody came during the current slice of the initial delay
     pending_offsets     offsets of open transactions by producer; they become `offsets` by a marker
