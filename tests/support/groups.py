@@ -19,6 +19,7 @@ from tallystick.broker.group.commands import (
 )
 from tallystick.broker.group.driver import GroupCoordinator
 from tallystick.broker.group.model import Group, GroupConfig, InstanceId, ProtocolChoice
+from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import GroupId, MemberId, Offset, TopicPartition
 from tallystick.protocol.records import patch_offset_and_epoch, read_header
@@ -84,6 +85,7 @@ class MemoryPartition:
         self.unreadable: Exception | None = None
         self.failure: Exception | None = None
         self.full = False
+        self.most: int | None = None  # bytes in a batch
 
     def append(
         self, batches: bytes, origin: AppendOrigin = AppendOrigin.CLIENT, guard: TxnGuard = NO_GUARD
@@ -93,6 +95,8 @@ class MemoryPartition:
             raise self.refusal
         if self.refusal is not None:
             return self.refusal
+        if self.most is not None and len(batches) > self.most:
+            return Reject(ErrorCode.MESSAGE_TOO_LARGE, f"{len(batches)} bytes, above {self.most}")
         if self.full:
             raise LogFull("/data", "no space left")
         placed = bytearray(batches)

@@ -7,19 +7,22 @@ from tests.support.groups import T0, G, MemoryTopic, World, commit, on_a_loop
 from tallystick.broker.group.codec import decode_batches
 from tallystick.broker.group.commands import (
     DONE,
+    CommitOffsets,
     DeleteGroup,
     Heartbeat,
     Joined,
     Leave,
     LeavingMember,
     MemberIdRequired,
+    OffsetToCommit,
     PerPartition,
 )
 from tallystick.broker.group.driver import LOADING, LOST, SLOW, STOPPED
 from tallystick.broker.group.model import GroupState
+from tallystick.broker.group.sharing import COMMITTED_BYTES_MAX
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
-from tallystick.kernel.ids import GroupId, MemberId
+from tallystick.kernel.ids import GroupId, MemberId, Offset
 
 
 @on_a_loop
@@ -100,6 +103,46 @@ async def test_commits_that_queue_share_one_append_and_keep_their_order() -> Non
     again = World(world.topic)
     async with again:
         assert again.group().offsets == offsets
+
+
+def with_metadata(offset: int, metadata: str) -> CommitOffsets:
+    return CommitOffsets(offsets={T0: OffsetToCommit(offset=Offset(offset), metadata=metadata)})
+
+
+@on_a_loop
+async def test_commits_that_are_too_large_together_are_appended_one_by_one() -> None:
+    """Each is fine alone, so none may be refused for its neighbours; one that is not is refused alone."""
+    async with World(offset_metadata_max_bytes=10_000) as world:
+        partition = world.topic.partitions[0]
+        partition.gate.clear()
+        first = world.ask(commit(1))
+        sizes = (1_000, 1_000, 9_000, 1_000)
+        queued = [world.ask(with_metadata(at, "x" * size)) for at, size in enumerate(sizes, 2)]
+        await world.settle()
+        partition.most = 2_500
+        partition.gate.set()
+        assert await first == PerPartition()
+        answers = await asyncio.gather(*queued)
+        assert [answer == PerPartition() for answer in answers] == [True, True, False, True]
+        refused = answers[2]
+        assert isinstance(refused, Reject)
+        assert refused.code is ErrorCode.UNKNOWN_SERVER_ERROR
+        assert world.group().offsets[T0].offset == 5
+
+
+@on_a_loop
+async def test_commits_share_a_batch_of_bounded_bytes() -> None:
+    async with World(offset_metadata_max_bytes=20_000) as world:
+        partition = world.topic.partitions[0]
+        partition.gate.clear()
+        first = world.ask(commit(1))
+        queued = [world.ask(with_metadata(at, "é" * 16_000)) for at in range(2, 20)]
+        await world.settle()
+        partition.gate.set()
+        assert await asyncio.gather(first, *queued) == [PerPartition()] * 19
+        sizes = list(map(len, partition.batches))
+        assert COMMITTED_BYTES_MAX < max(sizes) < 3 * COMMITTED_BYTES_MAX
+        assert world.group().offsets[T0].offset == 19
 
 
 @on_a_loop

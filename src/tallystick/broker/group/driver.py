@@ -48,6 +48,7 @@ from tallystick.broker.group.expiry import due, next_deadline
 from tallystick.broker.group.log_order import LogOrder
 from tallystick.broker.group.model import Group, GroupConfig, Now, Ticket
 from tallystick.broker.group.ports import OffsetsPartition, OffsetsTopic
+from tallystick.broker.group.sharing import BatchRoom
 from tallystick.broker.group.table import GroupTable
 from tallystick.broker.refused_appends import answered, append_or_refuse, decide_or_refuse
 from tallystick.broker.reloading import Reloads, last_offset_of
@@ -65,8 +66,12 @@ REPLAY_CHUNK_BYTES: Final = 256 * 1024
 # About a millisecond of work; in between the broker serves others.
 REPLAYED_PER_SLICE: Final = 64
 EXPIRED_GROUPS_PER_TICK: Final = 64
-# Offsets in one batch of several commits, so that it stays far below max.message.bytes.
-COMMITTED_MAX: Final = 256
+# Refusals of a batch for what is in it.
+_OF_CONTENT: Final = (
+    ErrorCode.MESSAGE_TOO_LARGE,
+    ErrorCode.RECORD_LIST_TOO_LARGE,
+    ErrorCode.UNKNOWN_SERVER_ERROR,
+)
 
 STOPPED: Final = Reject(ErrorCode.COORDINATOR_NOT_AVAILABLE, "the coordinator is stopping")
 LOADING: Final = Reject(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, f"{GROUP_OFFSETS} is being read")
@@ -473,7 +478,10 @@ class GroupCoordinator:
     def _append_part(
         self, group_id: GroupId, part: _Part, partition: OffsetsPartition | Reject
     ) -> "asyncio.Future[bool] | None":
-        """Append one batch, to be finished in turn. None: it was refused, and so are its commands."""
+        """Append one batch, to be finished in turn. None: it was refused, and so are its commands.
+
+        Returns: done when the last of it is applied.
+        """
         index, (first, _) = self.partition_of(group_id), part[0]
         producer = first.command.identity if isinstance(first.command, CommitTxnOffsets) else None
         events = tuple(event for _, step in part for event in step.append)
@@ -488,6 +496,10 @@ class GroupCoordinator:
             appended = self._append_in_turn(index, partition, encode, first.guard, finish)
         if not isinstance(appended, Reject):
             return appended[1]
+        if appended.code in _OF_CONTENT and len(part) > 1:
+            # Too large together, or one of them cannot be written: none is refused for its neighbours.
+            turns = [self._append_part(group_id, [one], partition) for one in part]
+            return next((turn for turn in reversed(turns) if turn is not None), None)
         refused = answered(appended)
         for waiting, _ in part:
             _answer(waiting.future, refused)
@@ -653,14 +665,8 @@ class GroupCoordinator:
 
 def _commits(first: _Waiting, queue: deque[_Waiting]) -> list[_Waiting]:
     """`first` and, if it is a commit, the commits right behind it, taken out of the queue."""
-    taken, partitions = [first], 0
-    while isinstance(taken[-1].command, CommitOffsets | CommitTxnOffsets) and queue:
-        following = queue[0].command
-        if not isinstance(following, CommitOffsets | CommitTxnOffsets):
-            break
-        partitions += len(taken[-1].command.offsets)
-        if partitions + len(following.offsets) > COMMITTED_MAX:
-            break
+    taken, room = [first], BatchRoom(first.command)
+    while queue and room.takes(queue[0].command):
         waiting = queue.popleft()
         if not waiting.future.done():
             taken.append(waiting)
