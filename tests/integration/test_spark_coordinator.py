@@ -8,7 +8,8 @@ from tests.support.spark_queries import Interrupted, MuteStation, Query
 from tallystick import Admin, Producer
 from tallystick.admin.topics import NewTopic
 from tallystick.client.modes import Wish
-from tallystick.kernel.ids import Identity
+from tallystick.kernel.ids import Identity, ProducerEpoch, ProducerId
+from tallystick.kernel.value import replace
 from tallystick.spark.committable import Decision
 from tallystick.spark.recovery import resolve
 from tallystick.spark.sink_errors import (
@@ -87,16 +88,53 @@ def test_a_batch_in_doubt_is_finished_in_a_stronger_mode(query: Query) -> None:
 
 
 def test_a_recovery_that_dies_half_way_is_recovered_again(query: Query) -> None:
-    """[SPK-23] The ids it completed have moved on by two, and nothing was noted: their state tells."""
+    """[SPK-23] It completed one id, which moved on by two, and only kept the other: nothing was noted."""
     votes = query.decide_and_die()
-    first = votes[0].participant
+    first, second = (vote.participant for vote in votes)
     assert first is not None
+    assert second is not None
     station = query.station()
-    assert station.run(station.participants.recover([first]), "recover") == {}
+    assert station.run(station.participants.recover([first], 2, Wish.COMMIT), "recover") == {}
+    keep(query, second.transactional_id)
     lease = query.station().begin()
     assert query.open_ids() == []
     assert query.committed() == 22
     assert lease.decided is not None
+
+
+def keep(query: Query, transactional_id: str) -> None:
+    """Become the id's client (KIP-939), and leave what is open: its own pair ends it no more."""
+    settings = {
+        "bootstrap.servers": query.bootstrap,
+        "transactional.id": transactional_id,
+        "transaction.two.phase.commit.enable": "true",
+    }
+    with Producer(settings) as producer:
+        producer.init_transactions(keep_prepared_txn=True)
+
+
+def test_a_recovery_leaves_what_it_was_not_asked_for_alone(query: Query) -> None:
+    """[SPK-28] KIP-939's recipe would abort it; here it may be what a newer driver has decided on."""
+    driver = query.station()
+    lease = driver.begin()
+    vote = query.write(lease, 0)
+    assert vote.participant is not None
+    another = replace(vote.participant, identity=Identity(ProducerId(9), ProducerEpoch(9)))
+    failures = driver.run(driver.participants.recover([another], 2, Wish.COMMIT), "recover")
+    assert "no longer what is open" in str(failures[another.transactional_id])
+    driver.commit([vote])
+    assert query.open_ids() == []
+    assert query.committed() == 11
+
+
+def test_a_transaction_that_was_kept_and_not_decided_is_aborted(query: Query) -> None:
+    """[SPK-26] By the next start, though its own pair may no longer end it."""
+    lease = query.station().begin()
+    vote = query.write(lease, 0)
+    assert vote.participant is not None
+    keep(query, vote.participant.transactional_id)
+    query.station().begin()
+    assert query.open_ids() == []
 
 
 def test_a_decision_that_the_cluster_aborted_is_reported_until_it_is_accepted(query: Query) -> None:

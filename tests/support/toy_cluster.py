@@ -1,8 +1,7 @@
 """A cluster of dictionaries for the protocol of Spark's sink, and a scheduler that may stop anybody anywhere.
 
-It has transactional ids, what is open and what is committed, and one log of decisions; transactions end as
-under transaction.version 2. Every effect yields to the scheduler before and after it happens, so a coroutine
-that is closed there has crashed there.
+It has transactional ids, what is open and what is committed, and one log of decisions. Every effect yields to
+the scheduler before and after it happens, so a coroutine that is closed there has crashed there.
 """
 
 from collections import Counter
@@ -32,12 +31,18 @@ class Step:
 
 @dataclass
 class ToyId:
-    """One transactional id. `last` is the pair before the last bump, where a retry may name it (KIP-360)."""
+    """One transactional id.
+
+    pair    the one that may speak
+    last    the one before it, where a retry may name it (KIP-360, KIP-890)
+    writer  of the open transaction: `pair`, unless that was kept by a recovery (KIP-939)
+    """
 
     pair: Identity
     last: Identity | None = None
     state: str = "Empty"
     rows: list[Any] = field(default_factory=list)
+    writer: Identity | None = None
 
 
 @dataclass
@@ -49,6 +54,10 @@ class ToyCluster:
     decisions: dict[str, bytes | None] = field(default_factory=dict)
     done: dict[str, str] = field(default_factory=dict)
     timeout_ms: int | None = None
+    version: int = 2
+    """transaction.version: from 2 on the end of a transaction moves its epoch."""
+    keeps: bool = True
+    """InitProducerId can keep what is open (KIP-939)."""
     effects: int = 0
     flaky: Callable[[], bool] = lambda: False
     """Is this answer lost, or this request?"""
@@ -58,33 +67,45 @@ class ToyCluster:
         if found is None:
             found = self.ids[name] = ToyId(Identity(ProducerId(len(self.ids)), ProducerEpoch(-1)))
         found.rows.clear()
-        found.state, found.last, found.pair = "Empty", None, _next(found.pair)
+        found.state, found.last, found.pair, found.writer = "Empty", None, _next(found.pair), None
         return found.pair
+
+    def keep(self, name: str) -> tuple[Identity, Identity | None]:
+        """InitProducerId with KeepPreparedTxn: the new client's pair, and the pair of what is open."""
+        found = self.ids[name]
+        if not self.keeps:
+            raise refused("InitProducerId", name, ErrorCode.UNSUPPORTED_VERSION)
+        found.pair = _next(found.pair)
+        return found.pair, found.writer
 
     def produce(self, name: str, pair: Identity, rows: Iterable[Any]) -> None:
         found = self.ids[name]
         if found.pair != pair:
             raise refused("Produce", name, ErrorCode.INVALID_PRODUCER_EPOCH)
-        found.state = "Ongoing"
+        found.state, found.writer = "Ongoing", pair
         found.rows.extend(rows)
 
     def end(self, name: str, pair: Identity, wish: Wish) -> None:
         found = self.ids[name]
         complete = "CompleteCommit" if wish is Wish.COMMIT else "CompleteAbort"
-        if found.last == pair and found.state == complete:
+        if found.state == complete and pair == (found.last if self.version >= 2 else found.pair):
             return  # the answer was lost, and this is asked again (KIP-890)
-        if found.pair != pair or found.state != "Ongoing":
+        if found.pair != pair:
             raise refused("EndTxn", name, ErrorCode.PRODUCER_FENCED)
+        if found.state != "Ongoing":
+            raise refused("EndTxn", name, ErrorCode.INVALID_TXN_STATE)
         if wish is Wish.COMMIT:
             self.committed.update(found.rows)
         found.rows.clear()
-        found.state, found.last, found.pair = complete, pair, _next(pair)
+        found.state, found.writer = complete, None
+        if self.version >= 2:
+            found.last, found.pair = pair, _next(pair)
 
     def time_out(self, name: str) -> None:
         """The coordinator's clock ends what is open."""
         found = self.ids[name]
         found.rows.clear()
-        found.state, found.last, found.pair = "CompleteAbort", None, _next(found.pair)
+        found.state, found.last, found.pair, found.writer = "CompleteAbort", None, _next(found.pair), None
 
     def open_ids(self) -> list[str]:
         return [name for name, found in self.ids.items() if found.state == "Ongoing"]
@@ -112,7 +133,7 @@ class ToyParticipants:
         await self._cluster.effect()
         pair = self._cluster.initialise(self._name)
         await self._cluster.effect()
-        return pair, 2
+        return pair, self._cluster.version
 
     async def reclaim(self, held: Identity) -> Identity | None:
         await self._cluster.effect()
@@ -142,7 +163,7 @@ class ToyParticipants:
             transactional_id=name,
             coordinator=0,
             state=found.state,
-            writer=found.pair,
+            writer=found.writer or found.pair,
             timeout_ms=self._cluster.timeout_ms,
             started_ms=0,
             partitions=frozenset(),
@@ -163,26 +184,27 @@ class ToyParticipants:
         await self._cluster.effect()
         return failures
 
-    async def recover(self, participants: Collection[Participant]) -> Mapping[str, ClientError]:
-        """Kept: another pair may end what the first one wrote (KIP-939)."""
+    async def recover(
+        self, participants: Collection[Participant], transaction_version: int, wish: Wish
+    ) -> Mapping[str, ClientError]:
+        failures = {}
         for each in participants:
             await self._cluster.effect()
-            found = self._cluster.ids[each.transactional_id]
-            if found.pair == each.identity and found.state == "Ongoing":
+            name = each.transactional_id
+            try:
+                client, kept = self._cluster.keep(name)
                 await self._cluster.effect()
-                found.pair = _next(found.pair)  # fenced from here on; still open
-                self._cluster.end(each.transactional_id, found.pair, Wish.COMMIT)
+                if kept != each.identity:
+                    raise refused("InitProducerId", name, ErrorCode.INVALID_PRODUCER_EPOCH)
+                self._cluster.end(name, client, wish)
+            except ClientError as exc:
+                failures[name] = exc
         await self._cluster.effect()
-        return {}
+        return failures
 
     async def open_ids(self) -> Collection[str]:
         await self._cluster.effect()
         return self._cluster.open_ids()
-
-    async def fence(self, transactional_ids: Collection[str]) -> None:
-        for name in transactional_ids:
-            await self._cluster.effect()
-            self._cluster.initialise(name)
 
 
 class ToyLog:

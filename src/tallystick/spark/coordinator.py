@@ -10,14 +10,15 @@ not in the lease, the votes or the log: Spark calls begin and commit in differen
 """
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from secrets import token_hex
 from typing import Final, TypeVar
 
-from tallystick.client.errors import ClientError
+from tallystick.client.errors import ClientError, Fenced
 from tallystick.client.modes import Wish
 from tallystick.kernel.clock import Clock, SystemClock
 from tallystick.kernel.errors import TallystickError
+from tallystick.kernel.ids import Identity
 from tallystick.kernel.value import frozen
 from tallystick.spark.committable import Decision, Lease, Participant, Vote
 from tallystick.spark.deciding import (
@@ -27,6 +28,7 @@ from tallystick.spark.deciding import (
     broken,
     count,
     fate,
+    is_open,
     next_decision,
     orphans,
     replayed,
@@ -34,7 +36,7 @@ from tallystick.spark.deciding import (
     unsound,
 )
 from tallystick.spark.ports import DecisionLog, Participants
-from tallystick.spark.sink_errors import SinkError
+from tallystick.spark.sink_errors import PrefixTaken, SinkError
 
 _log = logging.getLogger("tallystick.spark")
 
@@ -84,14 +86,14 @@ class Coordinator:
         Args:
             write_id: of a batch write that has a name.
             resuming: of a query that may follow another one, if it begins where that one ended.
-        Raises: DecisionBroken, UnknownCheckpoint; what asking the cluster ends with.
+        Raises: DecisionBroken, PrefixTaken, UnknownCheckpoint; what asking the cluster ends with.
         """
         await self._decisions.open()
         held, transaction_version = await self._participants.claim()
         known = await self._decisions.read()
         if known.decision is not None and not known.done:
             await self._roll_forward(known.decision)
-        await self._sweep()
+        await self._sweep(held, transaction_version)
         last = known.decision
         decided = _or_raise(resumed(last, resuming))
         return Lease(
@@ -121,7 +123,7 @@ class Coordinator:
             raise refusal
         await self._decisions.append(decision, ballot.coordinator, ballot.transaction_version)
         # Decided. From here on there is no way back, only forward [SPK-21].
-        await self._complete(decision)
+        await self._complete(decision, decision.participants)
         await self._tidy(ballot)
         return decision
 
@@ -141,7 +143,7 @@ class Coordinator:
             return
         last = (await self._decisions.read()).decision
         if last is not None and last.nonce == ballot.nonce:
-            await self._complete(last)
+            await self._complete(last, last.participants)
             return
         opened = await self._opened()  # of tasks that have not voted, too
         if opened and await self._participants.holds(held):
@@ -168,43 +170,42 @@ class Coordinator:
         held, transaction_version = await self._participants.claim()
         found = await self.inspect()
         if found.decision is not None:
-            left = [
-                p for p in found.decision.participants if found.fates.get(p.transactional_id) is Fate.OPEN
-            ]
-            for failure in (await self._participants.recover(left)).values():
-                raise failure
-        await self._sweep()
+            decided = found.decision
+            left = [p for p in decided.participants if found.fates.get(p.transactional_id) is Fate.OPEN]
+            failures = await self._end(left, decided.transaction_version, Wish.COMMIT)
+            for each in await self._still_open(left) if failures else ():
+                raise _why_open(each, failures)
+        await self._sweep(held, transaction_version)
         if found.decision is not None:
             await self._decisions.forget(held, transaction_version)
         return found
 
     async def _roll_forward(self, decision: Decision) -> None:
-        """Complete the last decision, of whoever took it, and note that."""
-        if decision.participants:
-            left = await self._left(decision)
-            if left:
-                _log.warning("%s: completing %d transactions of %s", self.prefix, len(left), decision)
-                await self._check(decision, await self._participants.recover(left))
-        await self._decisions.mark_done(decision.nonce)
+        """Complete the last decision, no matter which driver took it, and note that."""
+        left = await self._left(decision) if decision.participants else []
+        if left:
+            _log.warning("%s: completing %d transactions of %s", self.prefix, len(left), decision)
+        await self._complete(decision, left)
 
-    async def _complete(self, decision: Decision) -> None:
-        participants, version = decision.participants, decision.transaction_version
-        failures = await self._participants.end(participants, version, Wish.COMMIT)
-        if failures:
-            await self._check(decision, failures)
+    async def _complete(self, decision: Decision, left: Collection[Participant]) -> None:
+        """Commit what may be open of a decision, and note that all of it is committed."""
+        failures = await self._end(left, decision.transaction_version, Wish.COMMIT)
+        # Some could not be ended: they may have been committed before.
+        for each in await self._left(decision) if failures else ():
+            raise _why_open(each, failures)
         await self._decisions.mark_done(decision.nonce)
-
-    async def _check(self, decision: Decision, failures: Mapping[str, ClientError]) -> None:
-        """Some could not be ended: what became of them? Raises, unless they are all committed after all."""
-        for each in await self._left(decision):
-            raise failures.get(each.transactional_id) or SinkError(
-                f"{each.transactional_id} is still open although it was committed"
-            )
 
     async def _left(self, decision: Decision) -> list[Participant]:
-        """Those still prepared. Raises: DecisionBroken if any can no longer be committed."""
+        """Return those still prepared.
+
+        Raises: DecisionBroken if any can no longer be committed. PrefixTaken where a newer driver has gone on
+            from this decision, which it completed first: its batches use the ids again.
+        """
         fates = await self._fates(decision)
         if (report := broken(self.prefix, decision, fates)) is not None:
+            last = (await self._decisions.read()).decision
+            if last is None or last.nonce != decision.nonce:
+                raise PrefixTaken(self.prefix, f"it has completed {decision} and gone on")
             raise report
         return [each for each in decision.participants if fates[each.transactional_id] is Fate.OPEN]
 
@@ -240,17 +241,51 @@ class Coordinator:
             if found is not None and found.state == "Ongoing"
         ]
 
-    async def _drop(self, opened: list[Participant], transaction_version: int) -> None:
-        failures = await self._participants.end(opened, transaction_version, Wish.ABORT)
+    async def _drop(self, opened: Collection[Participant], transaction_version: int) -> None:
+        failures = await self._end(opened, transaction_version, Wish.ABORT)
         for name, failure in failures.items():
             _log.info("%s: %s was not aborted: %s", self.prefix, name, failure)
 
-    async def _sweep(self) -> None:
-        """End every other open transaction of our workers. Only here, between a claim and its first task."""
-        found = orphans(self.prefix, await self._participants.open_ids())
-        if found:
-            _log.info("%s: ending %d transactions that nobody decided on", self.prefix, len(found))
-            await self._participants.fence(found)
+    async def _sweep(self, held: Identity, transaction_version: int) -> None:
+        """Abort every open transaction that no decision will ever name. Only under a claim.
+
+        A driver may stall here for any time, with a newer one at work beside it. So it aborts what it has
+        seen under the pairs it has seen, and that only if the prefix was its own after it looked: then all of
+        it was written under an earlier lease [SPK-28].
+        """
+        opened = await self._opened()
+        if not opened:
+            return
+        if not await self._participants.holds(held):
+            raise PrefixTaken(self.prefix, "another driver began while this one looked at what is open")
+        _log.info("%s: ending %d transactions that are in no decision", self.prefix, len(opened))
+        failures = await self._end(opened, transaction_version, Wish.ABORT)
+        for each in await self._still_open(opened) if failures else ():
+            raise _why_open(each, failures)
+
+    async def _end(
+        self, participants: Collection[Participant], transaction_version: int, wish: Wish
+    ) -> Mapping[str, ClientError]:
+        """End transactions, under exactly their pairs; what was not ended now, and why."""
+        failures = await self._participants.end(participants, transaction_version, wish)
+        fenced = [p for p in participants if isinstance(failures.get(p.transactional_id), Fenced)]
+        # Fenced and still open: a recovery has kept it (KIP-939) and not come to its end.
+        kept = await self._still_open(fenced) if fenced else []
+        if not kept:
+            return failures
+        again = await self._participants.recover(kept, transaction_version, wish)
+        tried = {each.transactional_id for each in kept}
+        return {**{name: why for name, why in failures.items() if name not in tried}, **again}
+
+    async def _still_open(self, participants: Collection[Participant]) -> list[Participant]:
+        shown = await self._participants.describe(each.transactional_id for each in participants)
+        return [each for each in participants if is_open(each, shown[each.transactional_id])]
+
+
+def _why_open(one: Participant, failures: Mapping[str, ClientError]) -> TallystickError:
+    return failures.get(one.transactional_id) or SinkError(
+        f"{one.transactional_id} is open although it was ended"
+    )
 
 
 def _or_raise(found: T | SinkError) -> T:

@@ -9,7 +9,7 @@ One batch is one decision over many transactions [SPK-21]:
                       decision under the lease's own pair: the commit point. Then end them all
     abort    driver   settle whether a decision was recorded; then finish it, or end what is open
 
-Three rules carry it, and everything else follows from them:
+Four rules carry it, and everything else follows from them:
 
 - Nothing is completed before the decision is in the log, and what was decided is only ever completed: errors
   after the decision are retried or reported, never answered by an abort [SPK-21].
@@ -17,6 +17,9 @@ Three rules carry it, and everything else follows from them:
   rows are counted and compared. Everything else that does not fit stops the query [SPK-22].
 - An id whose transaction was decided last is not initialised again before the next decision is recorded
   (`worker_ids`): InitProducerId wipes out the evidence of how it ended [SPK-23].
+
+- A transaction is ended under the pair that was seen, by its exact name, and never by initialising its id: a
+  driver that stalls between looking and ending ends nothing that a newer one has written since [SPK-28].
 
 Refusals are values of `sink_errors`; the shells raise them.
 
@@ -29,7 +32,7 @@ from enum import Enum
 from typing import Final
 
 from tallystick.admin.model import TransactionDescription
-from tallystick.client.modes import Asked, Finding, Seen, compare
+from tallystick.client.modes import Asked, Finding, Mode, Seen, compare
 from tallystick.kernel.ids import Identity
 from tallystick.kernel.value import frozen, replace
 from tallystick.spark.committable import (
@@ -54,7 +57,7 @@ from tallystick.spark.sink_errors import (
     UnknownCheckpoint,
     VoteLost,
 )
-from tallystick.spark.transactional_ids import is_of_workers
+from tallystick.spark.transactional_ids import IN_DATABASE, is_of_workers
 
 MARGIN_SHARE: Final = 4
 """A transaction that would time out within a quarter of its timeout is no longer decided on."""
@@ -328,7 +331,7 @@ def unsound(
 def _unsound(one: Participant, shown: TransactionDescription | None, now_ms: int) -> str | None:
     if shown is None:
         return f"{one.transactional_id}: unknown to the cluster"
-    if shown.state != "Ongoing" or shown.writer != one.identity:
+    if not is_open(one, shown):
         return (
             f"{one.transactional_id}: prepared as {one.identity}, and the cluster has {shown.writer} "
             f"{shown.state}"
@@ -377,6 +380,11 @@ _FATES: Final = {
 }
 
 
+def is_open(one: Participant, shown: TransactionDescription | None) -> bool:
+    """Is exactly this transaction open?"""
+    return shown is not None and shown.state == "Ongoing" and shown.writer == one.identity
+
+
 def fate(one: Participant, transaction_version: int, shown: TransactionDescription | None) -> Fate:
     """What a decided transaction's coordinator says of it."""
     asked = Asked(writer=one.identity, client=one.identity, version=transaction_version)
@@ -399,12 +407,32 @@ def broken(prefix: str, decision: Decision, fates: Mapping[str, Fate]) -> Decisi
         return None
     told = "; ".join(f"{name}: {found.value}" for name, found in bad[:5])
     more = f", and {len(bad) - 5} more" if len(bad) > 5 else ""
+    decided = f"the last decision under {prefix!r} ({decision})"
     return DecisionBroken(
-        f"the last decision under {prefix!r} ({decision}) cannot be completed: {told}{more}. Rows of these "
-        "transactions are not in the topic, or cannot be told to be. The query stops and nothing else was "
-        "changed. Without two-phase commit a cluster aborts what its driver leaves prepared for longer than "
-        "transaction.timeout.ms: compare the topic with the source of that batch, write what is missing, "
-        f"then accept the loss with `tallystick transactions resolve --prefix {prefix} --retire`"
+        f"{decided} cannot be completed: {told}{more}. Rows of these transactions are not in the topic, or "
+        f"cannot be told to be. The query stops and nothing else was changed. {_why_broken(decision.mode)}: "
+        "compare the topic with the source of that batch, write what is missing, then accept the loss with "
+        f"`{resolving(prefix)} --retire`"
+    )
+
+
+def resolving(prefix: str) -> str:
+    """The command that finishes what is under a prefix."""
+    name = prefix.removesuffix(IN_DATABASE)
+    where = "" if name == prefix else " --store URL"
+    return f"tallystick transactions resolve --prefix {name}{where}"
+
+
+def _why_broken(mode: str) -> str:
+    if mode == Mode.TWO_PHASE.value:
+        return (
+            "A prepared transaction of two-phase commit does not end by itself: it was aborted by hand "
+            "(`tallystick transactions abort`, kafka-transactions.sh), or the cluster lost what it had "
+            "acknowledged; its log tells which"
+        )
+    return (
+        "Without two-phase commit a cluster aborts what its driver leaves prepared for longer than "
+        "transaction.timeout.ms"
     )
 
 
@@ -412,6 +440,6 @@ def orphans(prefix: str, open_ids: Iterable[str]) -> tuple[str, ...]:
     """Of all open transactions, those that no decision will ever name.
 
     Right after a claim, and after the last decision was finished, that is every one of this prefix's workers:
-    no task of the new lease exists yet.
+    no task of the new lease exists yet. By name alone: a newer driver's may be among them.
     """
     return tuple(sorted(each for each in open_ids if is_of_workers(prefix, each)))

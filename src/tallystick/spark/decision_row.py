@@ -268,11 +268,10 @@ class RowParticipants:
     ) -> Mapping[str, ClientError]:
         return await self._cluster.end(participants, transaction_version, wish)
 
-    async def recover(self, participants: Collection[Participant]) -> Mapping[str, ClientError]:
-        return await self._cluster.recover(participants)
+    async def recover(
+        self, participants: Collection[Participant], transaction_version: int, wish: Wish
+    ) -> Mapping[str, ClientError]:
+        return await self._cluster.recover(participants, transaction_version, wish)
 
     async def open_ids(self) -> Collection[str]:
         return await self._cluster.open_ids()
-
-    async def fence(self, transactional_ids: Collection[str]) -> None:
-        await self._cluster.fence(transactional_ids)

@@ -1,30 +1,22 @@
 """The transactional ids of a prefix, on a cluster. Thin: what follows from the answers is `deciding`'s."""
 
-import asyncio
 from collections.abc import Collection, Iterable, Mapping
-from typing import Final
 
 from tallystick.admin.listing import gather
 from tallystick.admin.model import TransactionDescription
 from tallystick.admin.transactions import Transactions
-from tallystick.client.aio.producer import Producer
 from tallystick.client.cluster import Cluster
-from tallystick.client.errors import BrokerRefused, ClientError, Fenced, IdExpired
-from tallystick.client.modes import Wish
-from tallystick.client.prepared import PreparedTxnState
+from tallystick.client.errors import BrokerRefused, ClientError, Fenced, IdExpired, refused
+from tallystick.client.modes import REFUSALS, Mode, Wish
 from tallystick.client.txn_producer import End
 from tallystick.client.txn_wire import TxnWire
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import Identity
+from tallystick.kernel.value import replace
 from tallystick.protocol.messages.init_producer_id import InitProducerIdRequest
 from tallystick.spark.committable import Participant
-from tallystick.spark.sink_options import SinkOptions
+from tallystick.spark.sink_options import TIMEOUT_MS, SinkOptions
 from tallystick.spark.transactional_ids import coordinator_id
-
-# Each recovery is a client of its own, with connections of its own.
-_RECOVERIES_MAX: Final = 8
-# Every broker allows it, and whoever uses the id next sets its own.
-_FENCED_TIMEOUT_MS: Final = 60_000
 
 
 class ClusterParticipants:
@@ -73,27 +65,45 @@ class ClusterParticipants:
 
         return (await gather(named, one)).failures
 
-    async def recover(self, participants: Collection[Participant]) -> Mapping[str, ClientError]:
-        named = {each.transactional_id: each for each in participants}
-        places = asyncio.Semaphore(_RECOVERIES_MAX)
+    async def recover(
+        self, participants: Collection[Participant], transaction_version: int, wish: Wish
+    ) -> Mapping[str, ClientError]:
+        named = {each.transactional_id: each.identity for each in participants}
 
         async def one(name: str) -> None:
-            async with places, Producer(self._options.of_worker(name)) as producer:
-                await producer.init_transactions(keep_prepared_txn=True)
-                await producer.complete_transaction(PreparedTxnState.of(named[name].identity))
+            client, kept = await self._keep(name)
+            if kept != named[name]:
+                # The id was used again. What is open now is another transaction, and stays open.
+                why = f"{named[name]} is no longer what is open: that is {kept}"
+                raise refused("InitProducerId", name, ErrorCode.INVALID_PRODUCER_EPOCH, why)
+            await self._wire(name).end(End(client=client, wish=wish, version=transaction_version))
 
         return (await gather(named, one)).failures
+
+    async def _keep(self, name: str) -> tuple[Identity, Identity | None]:
+        """Become the id's client, and leave what is open: the new pair, and the one of what is open.
+
+        Not `Producer.complete_transaction`: that aborts what it was not asked for, as KIP-939's recipe does,
+        and here that may be what a newer driver has decided on [SPK-28].
+        """
+        two_phase = Mode.TWO_PHASE.value in self._options.modes
+        request = InitProducerIdRequest(
+            transactional_id=name,
+            transaction_timeout_ms=int(self._options.client.get("transaction.timeout.ms", TIMEOUT_MS)),
+            enable_2pc=two_phase,
+            keep_prepared_txn=True,
+        )
+        try:
+            return await self._wire(name).init_producer_id(request)
+        except BrokerRefused as exc:
+            if (Mode.TWO_PHASE, exc.code) not in REFUSALS or not two_phase:
+                raise
+            return await self._wire(name).init_producer_id(replace(request, enable_2pc=False))
 
     async def open_ids(self) -> Collection[str]:
         answers = await self._transactions.list(states=("Ongoing",))
         # A coordinator that does not answer keeps its orphans until the next batch; they are in no decision.
         return {each.transactional_id for found in answers.found.values() for each in found}
-
-    async def fence(self, transactional_ids: Collection[str]) -> None:
-        async def one(name: str) -> Identity:
-            return await self._initialise(name, _FENCED_TIMEOUT_MS, None)
-
-        (await gather(transactional_ids, one)).all()
 
     async def _initialise(self, name: str, timeout_ms: int, held: Identity | None) -> Identity:
         request = InitProducerIdRequest(

@@ -38,17 +38,17 @@ class Participants(Protocol):
     ) -> Mapping[str, ClientError]:
         """EndTxn for each, with exactly its pair; what could not be ended, and why."""
 
-    async def recover(self, participants: Collection[Participant]) -> Mapping[str, ClientError]:
-        """Commit what is prepared, as a new incarnation of each id; the old one is fenced by that (KIP-939).
+    async def recover(
+        self, participants: Collection[Participant], transaction_version: int, wish: Wish
+    ) -> Mapping[str, ClientError]:
+        """End what `end` cannot, as a new incarnation of each id (KIP-939), if it is exactly what is open.
 
-        Where the cluster cannot keep transactions it is EndTxn with the pair.
+        For transactions that a recovery has kept already: their own pair may no longer end them. Anything
+        else that is open under the id stays open, and is a failure.
         """
 
     async def open_ids(self) -> Collection[str]:
         """Every transactional id with an open transaction, of whatever prefix."""
-
-    async def fence(self, transactional_ids: Collection[str]) -> None:
-        """Initialise ids: what is open under them is aborted, and whoever wrote it writes nothing more."""
 
 
 class DecisionLog(Protocol):

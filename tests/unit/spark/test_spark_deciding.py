@@ -267,6 +267,18 @@ def test_a_broken_decision_names_what_is_lost_and_what_to_do() -> None:
     assert "c: aborted by the cluster" in str(report)
     assert "resolve --prefix p --retire" in str(report)
     assert "a:" not in str(report)
+    assert "resolve --prefix p --store URL --retire" in str(broken("p/database", LAST, {"c": Fate.ABORTED}))
+
+
+@pytest.mark.parametrize(
+    ("mode", "why"),
+    [("2pc", "aborted by hand"), ("keep", "longer than transaction.timeout.ms"), ("resume", "longer than")],
+)
+def test_a_broken_decision_says_what_may_have_broken_it(mode: str, why: str) -> None:
+    """Two-phase commit has no timeout that could have."""
+    report = str(broken("p", replace(LAST, mode=mode), {"c": Fate.ABORTED}))
+    assert why in report
+    assert ("timeout" in report) == (mode != "2pc")
 
 
 def test_orphans_are_the_workers_of_this_prefix() -> None:

@@ -1,0 +1,273 @@
+"""A driver that stalls, anywhere and for any time, while a newer one takes over: nothing decided is lost.
+
+The old driver stalls before and after each effect of what it does; the newer one begins, writes one or two
+batches with the same worker processes, so that ids are used again, and is itself at any effect of its last
+commit when the old one wakes and goes on. Nothing crashes.
+"""
+
+import os
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, Final
+
+import pytest
+from tests.support.toy_cluster import ToyCluster, ToyLog, ToyParticipants, run_alone
+
+from tallystick.client.errors import ClientError
+from tallystick.kernel.errors import InDoubt
+from tallystick.spark.committable import Batch, Lease, Participant, Tally, Vote, no_vote
+from tallystick.spark.coordinator import Coordinator
+from tallystick.spark.deciding import Course, NewCheckpoint, course
+from tallystick.spark.sink_errors import SinkError
+from tallystick.spark.transactional_ids import coordinator_id
+from tallystick.spark.worker_ids import WorkerIds
+from tallystick.testing import FakeClock
+
+PREFIX: Final = "p"
+QUERY: Final = "q"
+ROWS: Final = 4
+LONG: Final = os.environ.get("TALLYSTICK_LONG") == "1"
+"""Without it, two batches are tried at every fourth effect of the newer driver's commit, one at each."""
+FAILURES: Final = (SinkError, ClientError, InDoubt)
+# What the protocol sees of a mode: whether there is KeepPreparedTxn, and whether an end moves the epoch.
+MODES: Final[dict[str, dict[str, Any]]] = {
+    "2pc": {},
+    "keep": {"timeout_ms": 900_000},
+    "resume": {"timeout_ms": 900_000, "keeps": False},
+    "resume, transaction.version 0": {"timeout_ms": 900_000, "keeps": False, "version": 0},
+}
+
+
+@dataclass
+class World:
+    """A cluster, the workers of its tasks, and drivers that know of one another only through the cluster."""
+
+    cluster: ToyCluster
+    workers: list[WorkerIds] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        drawn = count()
+        self.workers = [WorkerIds(PREFIX, lambda: f"{next(drawn):016x}") for _ in range(3)]
+
+    def driver(self) -> Coordinator:
+        ports = ToyParticipants(self.cluster, PREFIX), ToyLog(self.cluster, PREFIX)
+        return Coordinator(PREFIX, *ports, clock=FakeClock(start_ms=0))
+
+    async def tasks(self, lease: Lease, number: int) -> list[Vote | None]:
+        """Two tasks with votes, and before them a third one that is lost when it has written."""
+        rows = list(range(number * ROWS, (number + 1) * ROWS))
+        await self.attempt(lease, number, rows[:1], self.workers[2])
+        halves = zip((rows[:2], rows[2:]), self.workers, strict=False)
+        return [await self.attempt(lease, number, half, worker) for half, worker in halves]
+
+    async def attempt(self, lease: Lease, number: int, rows: list[int], worker: WorkerIds) -> Vote:
+        job = Batch(QUERY, number)
+        way = course(lease.decided, job, NewCheckpoint.REFUSE)
+        if isinstance(way, SinkError):
+            raise way
+        participant = None
+        if way is Course.WRITE:
+            name = str(worker.take(lease))
+            pair = self.cluster.initialise(name)
+            self.cluster.produce(name, pair, rows)
+            participant = Participant(transactional_id=name, identity=pair)
+        return Vote(
+            nonce=lease.nonce,
+            coordinator=lease.coordinator,
+            transaction_version=lease.transaction_version,
+            job=job,
+            tallies=(Tally(len(rows), sum(rows)),),
+            participant=participant,
+            skipped=way is Course.SKIP,
+        )
+
+    @property
+    def owner(self) -> object:
+        found = self.cluster.ids.get(coordinator_id(PREFIX))
+        return None if found is None else found.pair
+
+
+Stalling = Callable[[World], tuple[int, Coroutine[Any, Any, Any]]]
+"""Prepare a world; the first batch that it lacks, and what the old driver does in it."""
+
+
+def crashed(world: World) -> None:
+    """A driver decides batch 0, and is gone before it completes anything; an attempt of it is left open."""
+    driver = world.driver()
+    lease = run_alone(driver.begin())
+    commit = driver.commit(run_alone(world.tasks(lease, 0)))
+    while PREFIX not in world.cluster.decisions:
+        commit.send(None)
+    commit.close()
+
+
+def kept(world: World) -> tuple[int, Coroutine[Any, Any, Any]]:
+    """A recovery made itself the client of the decided transactions (KIP-939), and came no further."""
+    crashed(world)
+    if world.cluster.keeps:
+        decision = run_alone(ToyLog(world.cluster, PREFIX).read()).decision
+        for each in decision.participants:
+            world.cluster.keep(each.transactional_id)
+    return 1, world.driver().begin()
+
+
+def begins(world: World) -> tuple[int, Coroutine[Any, Any, Any]]:
+    crashed(world)
+    return 1, world.driver().begin()
+
+
+def resolves(world: World) -> tuple[int, Coroutine[Any, Any, Any]]:
+    crashed(world)
+    driver = world.driver()
+
+    async def resolve() -> None:
+        await driver.inspect()
+        await driver.begin()
+
+    return 1, resolve()
+
+
+def retires(world: World) -> tuple[int, Coroutine[Any, Any, Any]]:
+    crashed(world)
+    return 1, world.driver().retire()
+
+
+def commits(world: World) -> tuple[int, Coroutine[Any, Any, Any]]:
+    driver = world.driver()
+    lease = run_alone(driver.begin())
+    votes = run_alone(world.tasks(lease, 0))
+
+    async def commit() -> None:
+        try:
+            await driver.commit(votes)
+        except FAILURES:
+            await driver.abort(votes)  # as Spark asks for
+
+    return 0, commit()
+
+
+def aborts(world: World) -> tuple[int, Coroutine[Any, Any, Any]]:
+    driver = world.driver()
+    lease = run_alone(driver.begin())
+    votes = run_alone(world.tasks(lease, 0))
+    return 0, driver.abort([votes[0], None])
+
+
+def settles(world: World) -> tuple[int, Coroutine[Any, Any, Any]]:
+    """A pipeline that is stopped in a batch: its driver has the lease, and no votes."""
+    driver = world.driver()
+    lease = run_alone(driver.begin())
+    run_alone(world.tasks(lease, 0))
+    return 0, driver.abort([no_vote(lease)])
+
+
+STALLING: Final[dict[str, Stalling]] = {
+    each.__name__: each for each in (begins, kept, resolves, retires, commits, aborts, settles)
+}
+
+
+class Taker:
+    """The newer driver. It begins, and writes, as soon as it is made; the last commit goes step by step."""
+
+    def __init__(self, world: World, first: int, batches: int) -> None:
+        self.failure: Exception | None = None
+        self._more = True
+        self._driver = world.driver()
+        lease = run_alone(self._driver.begin())
+        decided = lease.decided.batch_id if lease.decided is not None else None
+        self.first = first if decided is None else decided + 1
+        self.last = self.first + batches - 1
+        for number in range(self.first, self.last):
+            run_alone(self._driver.commit(run_alone(world.tasks(lease, number))))
+            lease = run_alone(self._driver.begin())
+        self._commit = self._driver.commit(run_alone(world.tasks(lease, self.last)))
+
+    def advance(self, steps: int) -> bool:
+        """Some effects of the last commit; is there more to come?"""
+        for _ in range(steps):
+            self._more = self._more and go(self._commit, self)
+        return self._more
+
+    def finish(self) -> None:
+        self.advance(1_000)
+
+
+def go(coroutine: Coroutine[Any, Any, Any], taker: Taker | None = None) -> bool:
+    """One effect; is there more to come? The newer driver's failure is kept, the old one's expected."""
+    try:
+        coroutine.send(None)
+    except StopIteration:
+        return False
+    except FAILURES as exc:
+        if taker is not None:
+            taker.failure = exc
+        return False
+    return True
+
+
+def stalled(stalling: Stalling, mode: dict[str, Any], effects: int) -> tuple[World, int, Any] | None:
+    """The old driver after so many effects; None when it has come to its end before."""
+    world = World(ToyCluster(**mode))
+    first, doing = stalling(world)
+    alive = all(go(doing) for _ in range(effects))
+    return (world, first, doing) if alive else None
+
+
+def runs(stalling: Stalling, mode: dict[str, Any], batches: int) -> Iterator[str | None]:
+    """What went wrong in each: the old driver at any effect, the newer one at any of its last commit."""
+    for effects in count():
+        for steps in count(0, 1 if LONG or batches == 1 else 4):
+            found = stalled(stalling, mode, effects)
+            if found is None:
+                return
+            world, first, old = found
+            newer = Taker(world, first, batches)
+            more = newer.advance(steps)
+            owner = world.owner
+            while go(old):
+                pass
+            undisturbed = world.owner == owner
+            newer.finish()
+            if wrong := verdict(world, newer, undisturbed):
+                yield f"stalled after {effects} effects, woken after {steps} of the newer commit: {wrong}"
+            else:
+                yield None
+            if not more:
+                break
+
+
+def verdict(world: World, newer: Taker, undisturbed: bool) -> str | None:
+    if undisturbed and newer.failure is not None:
+        return f"the newer driver ended with {newer.failure!r}"
+    driver = world.driver()
+    try:
+        lease = run_alone(driver.begin())
+        given_up = newer.first > 0 and lease.decided is None
+        decided = lease.decided.batch_id if lease.decided is not None else None
+        for number in range(newer.first if decided is None else decided + 1, newer.last + 1):
+            if given_up:  # `retire` came after a decision, completed that, and forgot it
+                break
+            run_alone(driver.commit(run_alone(world.tasks(lease, number))))
+            lease = run_alone(driver.begin())
+    except FAILURES as exc:
+        return f"the next start ended with {exc!r}"
+    committed = world.cluster.committed
+    whole = [Counter(range((batch + 1) * ROWS)) for batch in range(newer.first - 1, newer.last + 1)]
+    if committed not in (whole if given_up and newer.failure else whole[-1:]):
+        return f"committed is {sorted(committed.elements())}"
+    return f"left open: {world.cluster.open_ids()}" if world.cluster.open_ids() else None
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("batches", [1, 2])
+@pytest.mark.parametrize("doing", STALLING)
+def test_a_driver_that_stalls_and_wakes_loses_nothing_that_was_decided(
+    doing: str, batches: int, mode: str
+) -> None:
+    """[SPK-21] [SPK-25] [SPK-28] Every effect of begin, commit, abort, retire, resolve, before and after."""
+    found = list(runs(STALLING[doing], MODES[mode], batches))
+    bad = [each for each in found if each is not None]
+    assert len(found) > 20, "the enumeration has its points"
+    assert not bad, f"{len(bad)} of {len(found)}: {bad[:3]}"
