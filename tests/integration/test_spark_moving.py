@@ -70,8 +70,8 @@ def test_a_query_of_sparks_own_source_and_sink_moves_to_ours(spark: SparkSession
             topics.send(10)
             topics.run(spark, "kafka", tmp_path)
         topics.send(10)
-        for _ in range(2):
-            topics.run(spark, "tallystick", tmp_path, **{"transactional.id.prefix": "moved"})
+        for adopt in ({"onNewPrefix": "adopt"}, {}):
+            topics.run(spark, "tallystick", tmp_path, **{"transactional.id.prefix": "moved"}, **adopt)
             assert topics.written() == topics.expected
             topics.send(5)
 

@@ -19,7 +19,7 @@ from tallystick.client.errors import ClientError
 from tallystick.kernel.errors import InDoubt
 from tallystick.spark.committable import Batch, Lease, Participant, Tally, Vote, no_vote
 from tallystick.spark.coordinator import Coordinator
-from tallystick.spark.deciding import Course, NewCheckpoint, course
+from tallystick.spark.deciding import Course, NewCheckpoint, NewPrefix, course
 from tallystick.spark.sink_errors import SinkError
 from tallystick.spark.transactional_ids import coordinator_id
 from tallystick.spark.worker_ids import WorkerIds
@@ -64,7 +64,7 @@ class World:
 
     async def attempt(self, lease: Lease, number: int, rows: list[int], worker: WorkerIds) -> Vote:
         job = Batch(QUERY, number)
-        way = course(lease.decided, job, NewCheckpoint.REFUSE)
+        way = course(lease.decided, job, NewCheckpoint.REFUSE, NewPrefix.ADOPT)
         if isinstance(way, SinkError):
             raise way
         participant = None

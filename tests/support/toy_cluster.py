@@ -216,6 +216,9 @@ class ToyLog:
     async def open(self) -> None:
         pass
 
+    async def place(self) -> str | None:
+        return "toy"
+
     async def read(self) -> Known:
         await self._cluster.effect()
         data = self._cluster.decisions.get(self._prefix)

@@ -27,7 +27,6 @@ from tallystick.cli.connecting import Exit, complain, run
 from tallystick.cli.interrupts import interruptible
 from tallystick.cli.tables import Output
 from tallystick.kernel.errors import TallystickError
-from tallystick.pipeline.checkpoints import local_folder
 from tallystick.pipeline.definition import Definition
 from tallystick.pipeline.explaining import Section, explain
 from tallystick.pipeline.failures import failure_of
@@ -36,7 +35,8 @@ from tallystick.pipeline.pipeline import Pipeline
 from tallystick.pipeline.progress import Progress
 from tallystick.pipeline.running import Running
 from tallystick.pipeline.standing import Decided
-from tallystick.spark.deciding import NewCheckpoint
+from tallystick.spark.checkpoint import folder_of
+from tallystick.spark.deciding import NewCheckpoint, NewPrefix
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
@@ -57,6 +57,9 @@ def pipeline(
     on_new_checkpoint: Annotated[
         NewCheckpoint, typer.Option(help="Where the pipeline is known and its checkpoint is not.")
     ] = NewCheckpoint.REFUSE,
+    on_new_prefix: Annotated[
+        NewPrefix, typer.Option(help="Where a checkpoint goes on and its decisions are not known.")
+    ] = NewPrefix.REFUSE,
     log_file: Annotated[
         Path | None, typer.Option(help="Where Spark's log goes; tallystick.log in the checkpoint's folder.")
     ] = None,
@@ -69,7 +72,7 @@ def pipeline(
     log = log_file or _log_of(made.definition)
     stopped = Event()
     with interruptible(), _spark_says_to(log), ExitStack() as stack:
-        started = made.start(once, on_new=on_new_checkpoint)
+        started = made.start(once, on_new=on_new_checkpoint, on_new_prefix=on_new_prefix)
         stack.callback(started.stop)
         # Now, since Spark puts a handler of its own in place when it starts.
         for number in _SIGNALS:
@@ -205,7 +208,7 @@ def _failed(started: Running, log: Path) -> bool:
 
 
 def _log_of(definition: Definition) -> Path:
-    folder = local_folder(definition.checkpoint) or Path(tempfile.gettempdir())
+    folder = folder_of(definition.checkpoint) or Path(tempfile.gettempdir())
     return folder / _LOG_NAME
 
 

@@ -24,6 +24,7 @@ _AGAIN: Final = "Put right what is said above, and start the pipeline again with
 _BROKERS: Final = "See that the brokers are up, and start the pipeline again with the same checkpoint."
 _BY_KIND: Final = {
     "UnknownCheckpoint": "With `tallystick run`, onNewCheckpoint is --on-new-checkpoint.",
+    "DecisionsMissing": "With `tallystick run`, onNewPrefix is --on-new-prefix.",
     "DataLoss": 'If the records are not wanted, set failOnDataLoss = "false" in [sources.NAME.options].',
     "TimedOut": _BROKERS,
     "Unreachable": _BROKERS,

@@ -15,7 +15,7 @@ from tallystick.pipeline.definition import Definition
 from tallystick.pipeline.definition_toml import parse
 from tallystick.pipeline.running import Running
 from tallystick.pipeline.writing import Start
-from tallystick.spark.deciding import NewCheckpoint
+from tallystick.spark.deciding import NewCheckpoint, NewPrefix
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -50,6 +50,7 @@ class Pipeline:
         once: bool = False,
         *,
         on_new: NewCheckpoint = NewCheckpoint.REFUSE,
+        on_new_prefix: NewPrefix = NewPrefix.REFUSE,
         spark: "SparkSession | None" = None,
     ) -> Running:
         """Start the broker (where the pipeline has its own), Spark and a query for each output.
@@ -57,7 +58,8 @@ class Pipeline:
         Args:
             once: read what is there now, and end.
             on_new: what to do where the prefix has decisions of another checkpoint.
+            on_new_prefix: what to do where a checkpoint goes on, and its decisions are not known here.
             spark: a session of the caller's, who keeps it; the settings of [spark] are not for it.
         Raises: BadConfig, NoJava, BrokerDidNotStart, a client's errors; then nothing is left running.
         """
-        return Running(self.definition, Start(once=once, on_new=on_new), spark)
+        return Running(self.definition, Start(once=once, on_new=on_new, on_new_prefix=on_new_prefix), spark)

@@ -20,7 +20,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from tallystick.broker.embedded import EmbeddedBroker
 from tallystick.kernel.errors import TallystickError
-from tallystick.pipeline.checkpoints import claim_checkpoints
+from tallystick.pipeline.checkpoints import check_checkpoints
 from tallystick.pipeline.clients import of_role
 from tallystick.pipeline.definition import Broker, Definition, Output
 from tallystick.pipeline.progress import Progress, progress_of
@@ -29,7 +29,7 @@ from tallystick.pipeline.topics import require_topics
 from tallystick.pipeline.views import make_views
 from tallystick.pipeline.writing import Start, resume_options, start_query, station_of
 from tallystick.spark.data_source import register
-from tallystick.spark.deciding import NewCheckpoint
+from tallystick.spark.deciding import NewCheckpoint, NewPrefix
 from tallystick.spark.session import spark_session
 
 _log = logging.getLogger("tallystick.pipeline")
@@ -56,7 +56,8 @@ class Running:
         with ExitStack() as stack:
             self.client = _cluster(stack, definition)
             require_topics(definition, of_role("admin", self.client), make=definition.broker is not None)
-            claim_checkpoints(definition)
+            if how.on_new_prefix is NewPrefix.REFUSE:
+                check_checkpoints(definition)
             self._spark = spark or _session(stack, definition)
             register(self._spark)
             make_views(self._spark, definition, self.client)

@@ -17,7 +17,7 @@ from tallystick.pipeline.clients import of_role, sink_options
 from tallystick.pipeline.definition import Definition, Output, TableSink, TableWrite, TopicSink
 from tallystick.pipeline.outputs import dead_letter_records, dead_letters, records
 from tallystick.spark.combined_attempt import TABLE_STATION
-from tallystick.spark.deciding import NewCheckpoint
+from tallystick.spark.deciding import NewCheckpoint, NewPrefix
 from tallystick.spark.sink_options import SinkOptions
 from tallystick.spark.sinks import Sink, ToTable, Write, quoted, to_table, to_topic
 from tallystick.spark.station import Station
@@ -30,12 +30,14 @@ _DEAD = "_dead_letter"
 class Start:
     """How the queries are started.
 
-    once    read what is there now, in as many batches as it takes, and end
-    on_new  what to do where decisions are known and the checkpoint is not
+    once           read what is there now, in as many batches as it takes, and end
+    on_new         what to do where decisions are known and the checkpoint is not
+    on_new_prefix  what to do where the checkpoint goes on and its decisions are not known
     """
 
     once: bool = False
     on_new: NewCheckpoint = NewCheckpoint.REFUSE
+    on_new_prefix: NewPrefix = NewPrefix.REFUSE
 
 
 def start_query(
@@ -50,6 +52,7 @@ def start_query(
     options = {
         **sink_options(definition, output, client),
         "onNewCheckpoint": how.on_new.value,
+        "onNewPrefix": how.on_new_prefix.value,
         "checkpointLocation": checkpoint_of(definition, output),
     }
     if output.database is None:

@@ -41,7 +41,7 @@ def attempt(station: Station, lease: Lease, job: Job, batches: Iterable[pa.Recor
     """
     way = Course.SKIP if lease.repeats else Course.WRITE
     if isinstance(job, Batch):
-        found = course(lease.decided, job, station.options.on_new)
+        found = course(lease.decided, job, station.options.on_new, station.options.on_new_prefix)
         if isinstance(found, SinkError):
             raise found
         way = found

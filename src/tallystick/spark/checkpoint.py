@@ -4,6 +4,7 @@
     offsets/N                Spark's: the sources' offsets at the end of batch N
     state/                   Spark's: there where the query keeps state
     tallystick/start-*.json  ours: where a source began
+    tallystick/decisions.json  ours: under which prefix its batches are decided, and where
 
 Spark asks a source where it begins again when the first batch is repeated, and by then the answer may be
 another one. Its own Kafka source keeps its answer in the checkpoint (`KafkaMicroBatchStream
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from tallystick.kernel.errors import TallystickError
-from tallystick.spark.deciding import Beginning, NewCheckpoint
+from tallystick.spark.deciding import Beginning, Home, NewCheckpoint
 from tallystick.spark.offsets import OffsetJson
 from tallystick.spark.sink_options import SinkOptions
 
@@ -88,6 +89,35 @@ def resuming(options: SinkOptions, query_id: str | None = None) -> Beginning | N
     return Beginning(
         query_id=query_id, starts=tuple(starts), sources=len(ends.splitlines()), keeps_state=keeps_state
     )
+
+
+def home_of(location: str | None) -> Home | None:
+    """Return where the query's decisions are, by a note in its checkpoint; None where none can be read.
+
+    Raises: BadCheckpoint.
+    """
+    path = _note(location)
+    if path is None:
+        return None
+    try:
+        found = json.loads(path.read_text())
+        return Home(prefix=str(found["prefix"]), place=str(found["place"]))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as exc:
+        raise BadCheckpoint(f"{path} cannot be read: {exc!r}. Nothing was begun") from exc
+
+
+def note_home(location: str | None, home: Home) -> None:
+    """Note it, where the checkpoint is a folder with a query in it. Raises: BadCheckpoint."""
+    path = _note(location)
+    if path is not None and (path.parent.parent / "metadata").is_file():
+        _write(path, json.dumps({"prefix": home.prefix, "place": home.place}))
+
+
+def _note(location: str | None) -> Path | None:
+    folder = None if location is None else folder_of(location)
+    return None if folder is None else folder / _OURS / "decisions.json"
 
 
 def kept_start(location: str, source: str, find: Callable[[], OffsetJson]) -> OffsetJson:

@@ -53,7 +53,7 @@ class Work:
 
     def vote(self, batches: Iterable[pa.RecordBatch]) -> tuple[Vote, str]:
         """Write, or count, what there is. Raises: SinkErrors, BadConfig, errors of client and database."""
-        way = course(self.lease.decided, self.job, self.options.on_new)
+        way = course(self.lease.decided, self.job, self.options.on_new, self.options.on_new_prefix)
         if isinstance(way, SinkError):
             raise way
         tallies = [Tally()] * len(self.sinks)

@@ -51,6 +51,7 @@ from tallystick.spark.committable import (
 from tallystick.spark.sink_errors import (
     CheckpointsDiffer,
     DecisionBroken,
+    DecisionsMissing,
     MixedVotes,
     PrefixTaken,
     SinkError,
@@ -81,6 +82,24 @@ class NewCheckpoint(Enum):
     RESUME = "resume"
 
 
+class NewPrefix(Enum):
+    """`onNewPrefix`: what to do where a query goes on, and no decision of it is known."""
+
+    REFUSE = "refuse"
+    ADOPT = "adopt"
+
+
+@frozen(kw_only=True)
+class Home:
+    """Where the decisions of a query are; its checkpoint has a note of it, for neither means anything alone.
+
+    place  the topic and its cluster, or the database
+    """
+
+    prefix: str
+    place: str
+
+
 @frozen(kw_only=True)
 class Beginning:
     """What the checkpoint of a query tells of its beginning, where the driver can read it.
@@ -96,15 +115,20 @@ class Beginning:
     keeps_state: bool = False
 
 
-def course(decided: Decided | None, batch: Batch, on_new: NewCheckpoint) -> Course | SinkError:
-    """What becomes of a batch of a query [SPK-22].
+def course(
+    decided: Decided | None,
+    batch: Batch,
+    on_new: NewCheckpoint,
+    on_new_prefix: NewPrefix = NewPrefix.REFUSE,
+) -> Course | SinkError:
+    """Return what becomes of a batch of a query [SPK-22] [SPK-29].
 
     `<=` and not `==`: a driver that lags behind repeats batches before the last decided one.
     """
-    if decided is None or decided.query_id is None:
-        return Course.WRITE
-    if decided.query_id != batch.query_id:
-        return stranger(decided, batch.query_id, on_new) or Course.WRITE
+    if decided is None or decided.query_id != batch.query_id:
+        if (refusal := stranger(decided, batch.query_id, on_new)) is not None:
+            return refusal
+        return _without_decisions(batch, on_new_prefix) or Course.WRITE
     last = -1 if decided.batch_id is None else decided.batch_id
     if batch.batch_id <= last:
         return Course.SKIP
@@ -114,7 +138,40 @@ def course(decided: Decided | None, batch: Batch, on_new: NewCheckpoint) -> Cour
         f"checkpoint and decisions differ: {batch} follows no decided batch: the last one decided is "
         f"{'none' if last < 0 else last}. Batches in between were committed without this sink, or decisions "
         "were lost. Nothing was written. Find out which; to go on from here, give the sink a new "
-        "transactional.id.prefix"
+        "transactional.id.prefix, and onNewPrefix=adopt until its first batch is decided"
+    )
+
+
+def _without_decisions(batch: Batch, on_new: NewPrefix) -> DecisionsMissing | None:
+    """A batch that is not the query's first has one before it: where is that decided?"""
+    if batch.batch_id == 0 or on_new is NewPrefix.ADOPT:
+        return None
+    return DecisionsMissing(
+        f"{batch} is not its first, and no decision of this query is known under this prefix: "
+        "transactional.id.prefix, decisions.topic, the cluster or the database was changed, or the decisions "
+        "were lost. The batch may have been decided there; nothing was written here. Take back what was "
+        "changed. If the query comes from another sink, or this is meant: onNewPrefix=adopt writes this "
+        "batch and goes on, whatever was written of it before"
+    )
+
+
+def moved(noted: Home | None, prefix: str, place: str | None, on_new: NewPrefix) -> DecisionsMissing | None:
+    """Has a query other decisions than those that its checkpoint was made with? [SPK-29]
+
+    Args:
+        noted: in the checkpoint; None where there is no note, or it cannot be read.
+        place: where decisions are looked for now; None where there are none yet.
+    """
+    if noted is None or on_new is NewPrefix.ADOPT or noted == Home(prefix=prefix, place=place or ""):
+        return None
+    now = "nowhere yet" if place is None else f"in {place}"
+    return DecisionsMissing(
+        f"the decisions of this checkpoint are those of transactional.id.prefix {noted.prefix!r}, in "
+        f"{noted.place}; the query is started with {prefix!r}, and decisions {now}. What was decided there "
+        "and is not in the checkpoint would be written again. Nothing was begun. Take back what was changed; "
+        "if the decisions were lost, compare the topic with the sources. If this is meant: start the query "
+        "once more as it was, so that nothing is left half-way, then with onNewPrefix=adopt, which writes "
+        "the next batch and goes on here"
     )
 
 
@@ -248,7 +305,7 @@ def replayed(last: Decision | None, ballot: Ballot) -> SinkError | None:
         return CheckpointsDiffer(
             f"checkpoint and decisions differ: {ballot.job} came again with {now}, and the decisions "
             f"tell only of the last {len(kept)}. It was neither written nor skipped. The checkpoint is an "
-            "old one: restore a newer one, or begin anew with a new transactional.id.prefix"
+            "old one: restore a newer one, or begin anew with a new checkpoint and transactional.id.prefix"
         )
     if written.tallies == ballot.tallies:
         return None
@@ -412,7 +469,8 @@ def broken(prefix: str, decision: Decision, fates: Mapping[str, Fate]) -> Decisi
         f"{decided} cannot be completed: {told}{more}. Rows of these transactions are not in the topic, or "
         f"cannot be told to be. The query stops and nothing else was changed. {_why_broken(decision.mode)}: "
         "compare the topic with the source of that batch, write what is missing, then accept the loss with "
-        f"`{resolving(prefix)} --retire`"
+        f"`{resolving(prefix)} --retire` and start the query with onNewPrefix=adopt, which writes that batch "
+        "again if it is not in the checkpoint's commits/"
     )
 
 

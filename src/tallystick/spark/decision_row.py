@@ -13,6 +13,7 @@ later has the row in the end, whoever is quicker [SPK-43]. docs/adr/0185.
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from secrets import token_hex
 from typing import Any, Final, cast
 
 from sqlalchemy import (
@@ -53,6 +54,8 @@ from tallystick.spark.staging import Staged
 
 TABLE: Final = "tallystick_decisions"
 SCHEMA_VERSION: Final = 1
+_PLACE: Final = "#place"  # no prefix has this character
+_PLACE_BYTES: Final = 16
 _MYSQL: Final = ("mysql", "mariadb")
 
 _TABLE: Final = Table(
@@ -107,6 +110,14 @@ class DecisionRow:
             return mysql.insert(_TABLE).values(values).on_duplicate_key_update(owner=owner)
         made = postgresql.insert(_TABLE) if dialect == "postgresql" else sqlite.insert(_TABLE)
         return made.values(values).on_conflict_do_update(index_elements=["prefix"], set_={"owner": owner})
+
+    def place(self) -> str | None:
+        """Return what the decisions call their database: that stays, whatever its address becomes."""
+        if not self._made and not inspect(self._engine).has_table(TABLE):
+            return None
+        with self._engine.connect() as connection:
+            name = connection.execute(select(_TABLE.c.owner).where(_TABLE.c.prefix == _PLACE)).scalar()
+        return None if name is None else f"database {name}"
 
     def read(self) -> Known:
         """Raises: BadCommittable, BadStore."""
@@ -185,7 +196,18 @@ class DecisionRow:
         with self._engine.begin() as connection:
             connection.execute(CreateTable(_TABLE, if_not_exists=True))
             _check_columns(inspect(connection))
+            connection.execute(_naming(connection.dialect.name))
         self._made = True
+
+
+def _naming(dialect: str) -> Executable:
+    """Name the database, unless it has its name."""
+    name = token_hex(_PLACE_BYTES)
+    values = {"prefix": _PLACE, "owner": name, "done": 0, "schema_version": SCHEMA_VERSION}
+    if dialect in _MYSQL:
+        return mysql.insert(_TABLE).values(values).prefix_with("IGNORE")
+    made = postgresql.insert(_TABLE) if dialect == "postgresql" else sqlite.insert(_TABLE)
+    return made.values(values).on_conflict_do_nothing(index_elements=["prefix"])
 
 
 def _check_columns(found: Inspector) -> None:
@@ -210,6 +232,9 @@ class RowLog:
 
     async def open(self) -> None:
         await asyncio.to_thread(self._row.make)
+
+    async def place(self) -> str | None:
+        return await asyncio.to_thread(self._row.place)
 
     async def read(self) -> Known:
         return await asyncio.to_thread(self._row.read)

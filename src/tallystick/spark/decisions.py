@@ -153,6 +153,13 @@ class DecisionTopic:
         if self._fold.next_offset == before:
             raise refused("Fetch", self._at, ErrorCode.OFFSET_NOT_AVAILABLE)
 
+    async def place(self) -> str | None:
+        # The id, since a topic that was deleted and made again has forgotten everything (KIP-516).
+        info = await self._cluster.retrying("Metadata", self._at, self._look, self._asker().deadline)
+        if info is None:
+            return None
+        return f"topic {info.name} ({info.id}) of cluster {self._cluster.image.cluster_id}"
+
     async def open(self) -> None:
         if not await self._found():
             await self._create(self._asker())

@@ -242,6 +242,16 @@ OPTIONS: Final = (
         "write what is read; or go on where that one ended, and stop if the sources begin elsewhere.",
     ),
     Option(
+        name="onNewPrefix",
+        values="`refuse`, `adopt`",
+        default="`refuse`",
+        sides=_SINK,
+        queries=_STREAM,
+        doc="What to do where a query goes on and no decision of it is known: it comes from another sink, "
+        "the prefix or the place of the decisions was changed, or they were lost. Stop; or write the next "
+        "batch, whatever was decided of it elsewhere. For one start: take it out when a batch is decided.",
+    ),
+    Option(
         name="write.id",
         values="name",
         sides=_SINK,

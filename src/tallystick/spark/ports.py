@@ -57,6 +57,9 @@ class DecisionLog(Protocol):
     async def open(self) -> None:
         """Make the place that keeps them, where there is none. Raises: NoDecisionTopic, BadStore."""
 
+    async def place(self) -> str | None:
+        """Return what tells this place from every other one; None where nothing was made yet."""
+
     async def read(self) -> Known:
         """What is decided. Complete if it is asked after a claim. Makes nothing."""
 

@@ -4,6 +4,7 @@
       NotBegun            a batch cannot begin; what Spark shows of it
       PrefixTaken         another query has claimed the prefix; this one writes nothing more
       UnknownCheckpoint   the prefix is known, and the query is not
+      DecisionsMissing    the query goes on, and what was decided of it is not known where it is looked for
       CheckpointsDiffer   checkpoint and decisions tell of different batches
       VoteLost            a prepared transaction is no longer there; nothing was decided
       BadRows             rows that cannot be records
@@ -48,6 +49,10 @@ class PrefixTaken(SinkError):
 
 class UnknownCheckpoint(SinkError):
     """The prefix has decisions of another query: its checkpoint was deleted, or two queries share it."""
+
+
+class DecisionsMissing(SinkError):
+    """A query goes on without its decisions: they are elsewhere, or lost, or another sink wrote before."""
 
 
 class CheckpointsDiffer(SinkError):

@@ -4,17 +4,20 @@ Names and meaning are in `option_table`; this is what they amount to.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Final
+from enum import Enum
+from typing import Final, TypeVar
 
 from tallystick.client.config import ProducerConfig
 from tallystick.client.modes import Mode
 from tallystick.kernel.settings import BadConfig
 from tallystick.kernel.value import frozen
 from tallystick.spark.committable import WRITE_ID_BYTES_MAX
-from tallystick.spark.deciding import NewCheckpoint
+from tallystick.spark.deciding import NewCheckpoint, NewPrefix
 from tallystick.spark.option_table import DECISIONS_TOPIC, PREFIX, Query, Side
 from tallystick.spark.options import common_problems, kafka_settings
 from tallystick.spark.transactional_ids import prefix_problems
+
+E = TypeVar("E", bound=Enum)
 
 TIMEOUT_MS: Final = 900_000
 """Of prepared transactions without two-phase commit: the longest a broker allows unless told otherwise."""
@@ -41,6 +44,7 @@ class SinkOptions:
     topic           for every row, whatever its column `topic` says
     modes           acceptable ways to keep a prepared transaction, strongest first
     on_new          what to do where the prefix is known and the query is not
+    on_new_prefix   what to do where the query goes on and no decision of it is known
     write_id        the name of a batch write: a repetition of it writes nothing
     decisions       the topic of the decisions
     checkpoint      where the query keeps its checkpoint, if the options say so
@@ -51,6 +55,7 @@ class SinkOptions:
     topic: str | None = None
     modes: tuple[str, ...] = (Mode.TWO_PHASE.value,)
     on_new: NewCheckpoint = NewCheckpoint.REFUSE
+    on_new_prefix: NewPrefix = NewPrefix.REFUSE
     write_id: str | None = None
     decisions: str = DECISIONS_TOPIC
     checkpoint: str | None = None
@@ -103,7 +108,8 @@ def write_options(given: Mapping[str, str], query: Query) -> SinkOptions:
         client=client,
         topic=texts.get("topic") or None,
         modes=tuple(each.strip() for each in texts.get("tallystick.modes", "2pc").split(",")),
-        on_new=_on_new(texts, problems),
+        on_new=_choice(texts, "onNewCheckpoint", NewCheckpoint.REFUSE, problems),
+        on_new_prefix=_choice(texts, "onNewPrefix", NewPrefix.REFUSE, problems),
         write_id=texts.get("write.id") or None,
         decisions=texts.get("decisions.topic") or DECISIONS_TOPIC,
         checkpoint=checkpoint,
@@ -114,14 +120,14 @@ def write_options(given: Mapping[str, str], query: Query) -> SinkOptions:
     return options
 
 
-def _on_new(texts: Mapping[str, str], problems: list[str]) -> NewCheckpoint:
-    text = texts.get("onnewcheckpoint", NewCheckpoint.REFUSE.value)
+def _choice(texts: Mapping[str, str], name: str, default: E, problems: list[str]) -> E:
+    text = texts.get(name.lower(), default.value)
     try:
-        return NewCheckpoint(text)
+        return type(default)(text)
     except ValueError:
-        choices = ", ".join(each.value for each in NewCheckpoint)
-        problems.append(f"onNewCheckpoint: {text!r} is not one of {choices}")
-        return NewCheckpoint.REFUSE
+        choices = ", ".join(each.value for each in type(default))
+        problems.append(f"{name}: {text!r} is not one of {choices}")
+        return default
 
 
 def _client_problems(options: SinkOptions) -> Iterator[str]:

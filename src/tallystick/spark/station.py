@@ -16,9 +16,10 @@ from tallystick.client.cluster import Cluster
 from tallystick.client.config import ProducerConfig
 from tallystick.client.modes import Mode
 from tallystick.kernel.ids import Identity
+from tallystick.spark.checkpoint import home_of, note_home
 from tallystick.spark.committable import Decision, Lease, Vote
 from tallystick.spark.coordinator import Coordinator
-from tallystick.spark.deciding import Beginning, resumed, stranger
+from tallystick.spark.deciding import Beginning, Home, NewPrefix, moved, resumed, stranger
 from tallystick.spark.decisions import DecisionTopic
 from tallystick.spark.participants import ClusterParticipants
 from tallystick.spark.ports import DecisionLog, Participants
@@ -47,7 +48,6 @@ class Station:
         """Connects to nothing yet. Raises: BadConfig."""
         self.options = options
         self.ids = WorkerIds(options.prefix)
-        self._known_here = False
         self._mode = ""
         self._config = ProducerConfig.parse(options.of_driver)
         self._engine = engine_thread()
@@ -83,15 +83,35 @@ class Station:
                 before it fences the query that has it.
             resuming: under `onNewCheckpoint=resume`, where the driver can see how the query begins.
         """
-        if query_id is not None and not self._known_here:
-            last = self.run(self.decisions.read(), "look").decision
-            decided = resumed(last, resuming)
-            if not isinstance(decided, SinkError):
-                decided = stranger(decided, query_id, self.options.on_new)
-            if isinstance(decided, SinkError):
-                raise decided
-            self._known_here = True
-        return self.run(self.coordinator.begin(write_id, resuming), "begin")
+        options = self.options
+        noted = home_of(options.checkpoint)
+        if query_id is not None:
+            self.run(self._look(query_id, resuming, noted), "look")
+        lease = self.run(self.coordinator.begin(write_id, resuming), "begin")
+        if query_id is not None and (noted is None or options.on_new_prefix is NewPrefix.ADOPT):
+            # Before anything is decided there.
+            place = self.run(self.decisions.place(), "look")
+            if place is not None and noted != (home := Home(prefix=options.prefix, place=place)):
+                note_home(options.checkpoint, home)
+        return lease
+
+    async def _look(self, query_id: str, resuming: Beginning | None, noted: Home | None) -> None:
+        """Refuse a query that must not begin here, before it fences the one that has the prefix.
+
+        At every batch: one that was replaced, with another checkpoint, must not fence its successor.
+        Raises: UnknownCheckpoint, DecisionsMissing.
+        """
+        options = self.options
+        last = (await self.decisions.read()).decision
+        if (
+            refusal := moved(noted, options.prefix, await self.decisions.place(), options.on_new_prefix)
+        ) is not None:
+            raise refusal
+        decided = resumed(last, resuming)
+        if not isinstance(decided, SinkError):
+            decided = stranger(decided, query_id, options.on_new)
+        if isinstance(decided, SinkError):
+            raise decided
 
     def commit(self, votes: Iterable[Vote | None], offsets: str | None = None) -> Decision | None:
         decision = self.run(self.coordinator.commit(votes, offsets), "commit")
@@ -138,7 +158,7 @@ def _abandon(engine: EngineThread, cluster: Cluster) -> None:
 
 Connect = Callable[[SinkOptions], Station]
 
-_KEYS: Final = ("prefix", "topic", "modes", "on_new", "decisions", "checkpoint")
+_KEYS: Final = ("prefix", "topic", "modes", "on_new", "on_new_prefix", "decisions", "checkpoint")
 _STATIONS: Final[dict[tuple[object, ...], Station]] = {}
 _STATIONS_MAX: Final = 16
 """A loop over tables, each with a prefix of its own, must not run out of sockets."""

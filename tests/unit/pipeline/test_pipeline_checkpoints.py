@@ -5,29 +5,58 @@ from pathlib import Path
 import pytest
 
 from tallystick.kernel.settings import BadConfig
-from tallystick.pipeline.checkpoints import checkpoint_of, claim_checkpoints, local_folder
-from tallystick.pipeline.definition import Definition, Output, Source, TopicSink
+from tallystick.pipeline.checkpoints import check_checkpoints, checkpoint_of
+from tallystick.pipeline.definition import Definition, Output, Source, TableSink, TopicSink
+from tallystick.spark.checkpoint import note_home
+from tallystick.spark.deciding import Home
 
 OUTPUTS = tuple(Output(name=name, view="s", sinks=(TopicSink(topic="t"),)) for name in ("a", "b"))
+TABLES = (Output(name="a", view="s", sinks=(TableSink(table="t", database="sqlite:///x.db"),)),)
 
 
-def definition(name: str, checkpoint: str) -> Definition:
-    return Definition(name=name, checkpoint=checkpoint, sources=(Source(name="s"),), outputs=OUTPUTS)
+def definition(name: str, checkpoint: str, outputs: tuple[Output, ...] = OUTPUTS) -> Definition:
+    return Definition(name=name, checkpoint=checkpoint, sources=(Source(name="s"),), outputs=outputs)
 
 
-def test_a_checkpoint_is_whoevers_it_was_first(tmp_path: Path) -> None:
+def decide(made: Definition, prefix: str | None = None) -> None:
+    """What Spark and the sink keep in the checkpoints of its queries."""
+    for output in made.outputs:
+        folder = Path(checkpoint_of(made, output))
+        folder.mkdir(parents=True)
+        (folder / "metadata").write_text('{"id": "q"}')
+        note_home(str(folder), Home(prefix=prefix or made.prefix(output), place="topic t"))
+
+
+def test_a_checkpoint_stays_with_the_pipeline_that_made_it(tmp_path: Path) -> None:
     mine, other = definition("mine", str(tmp_path)), definition("other", str(tmp_path))
-    claim_checkpoints(mine)
-    claim_checkpoints(mine)
+    check_checkpoints(mine)
+    check_checkpoints(other)
+    decide(mine)
+    check_checkpoints(mine)
     with pytest.raises(BadConfig) as refused:
-        claim_checkpoints(other)
+        check_checkpoints(other)
     assert str(refused.value).count("\n") == 1, "both outputs are told"
     assert "is of 'mine.a', and this is 'other.a'" in str(refused.value)
-    claim_checkpoints(mine)
+
+
+def test_a_note_of_an_earlier_version_counts(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "tallystick-prefix").write_text("mine.a\n")
+    check_checkpoints(definition("mine", str(tmp_path)))
+    check_checkpoints(definition("mine", str(tmp_path), TABLES))
+    with pytest.raises(BadConfig, match=r"is of 'mine\.a'"):
+        check_checkpoints(definition("other", str(tmp_path)))
+
+
+def test_an_output_with_a_table_decides_under_a_name_of_its_own(tmp_path: Path) -> None:
+    tables = definition("mine", str(tmp_path), TABLES)
+    decide(tables, "mine.a/database")
+    check_checkpoints(tables)
+    with pytest.raises(BadConfig, match=r"is of 'mine\.a/database'"):
+        check_checkpoints(definition("mine", str(tmp_path)))
 
 
 def test_a_checkpoint_elsewhere_is_not_looked_at() -> None:
-    claim_checkpoints(definition("mine", "s3a://bucket/c"))
-    assert local_folder("s3a://bucket/c") is None
-    assert local_folder("file:///var/c") == local_folder("/var/c") == Path("/var/c")
-    assert checkpoint_of(definition("mine", "s3a://bucket/c/"), OUTPUTS[0]) == "s3a://bucket/c/a"
+    made = definition("mine", "s3a://bucket/c/")
+    check_checkpoints(made)
+    assert checkpoint_of(made, OUTPUTS[0]) == "s3a://bucket/c/a"

@@ -24,11 +24,14 @@ from tallystick.spark.deciding import (
     Beginning,
     Course,
     Fate,
+    Home,
     NewCheckpoint,
+    NewPrefix,
     broken,
     count,
     course,
     fate,
+    moved,
     next_decision,
     orphans,
     replayed,
@@ -38,6 +41,7 @@ from tallystick.spark.deciding import (
 from tallystick.spark.sink_errors import (
     CheckpointsDiffer,
     DecisionBroken,
+    DecisionsMissing,
     MixedVotes,
     PrefixTaken,
     UnknownCheckpoint,
@@ -109,14 +113,33 @@ def test_what_fits_nowhere_is_refused() -> None:
         if choice is not NewCheckpoint.RESTART:
             assert isinstance(found, UnknownCheckpoint)
             assert "batch 7 of query q" in str(found)
+        elif batch_id:
+            assert isinstance(found, DecisionsMissing)
+            assert course(decided, Batch("other", batch_id), choice, NewPrefix.ADOPT) is Course.WRITE
         else:
             assert found is Course.WRITE
 
 
 @pytest.mark.parametrize("decided", [None, Decided(nonce="n", query_id=None, batch_id=None)])
-def test_a_prefix_without_batches_takes_any(decided: Decided | None) -> None:
-    """A query that wrote with Spark's own sink until now comes with a checkpoint."""
-    assert course(decided, Batch("q", 57), NewCheckpoint.REFUSE) is Course.WRITE
+def test_a_query_that_goes_on_without_its_decisions_needs_a_word(decided: Decided | None) -> None:
+    """[SPK-29] It wrote with Spark's own sink until now; or its decisions are elsewhere, or lost."""
+    refused = course(decided, Batch("q", 57), NewCheckpoint.REFUSE)
+    assert isinstance(refused, DecisionsMissing)
+    assert "onNewPrefix=adopt" in str(refused)
+    assert course(decided, Batch("q", 57), NewCheckpoint.REFUSE, NewPrefix.ADOPT) is Course.WRITE
+    assert course(decided, Batch("q", 0), NewCheckpoint.REFUSE) is Course.WRITE
+
+
+@pytest.mark.parametrize(
+    ("prefix", "place"), [("p", "there"), ("p", None), ("other", "here"), ("p/database", "x")]
+)
+def test_decisions_in_another_place_are_refused_unless_adopted(prefix: str, place: str | None) -> None:
+    """[SPK-29] The checkpoint says where they were."""
+    noted = Home(prefix="p", place="here")
+    assert moved(None, prefix, place, NewPrefix.REFUSE) is None
+    assert moved(noted, "p", "here", NewPrefix.REFUSE) is None
+    assert isinstance(moved(noted, prefix, place, NewPrefix.REFUSE), DecisionsMissing)
+    assert moved(noted, prefix, place, NewPrefix.ADOPT) is None
 
 
 # -------------------------------------------------------------------------------------- the votes
