@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from reading import committed_records
@@ -26,7 +27,11 @@ from tallystick.pipeline.definition import (
     TopicSink,
     Transform,
 )
+from tallystick.spark.attempt import attempt
+from tallystick.spark.committable import Batch
 from tallystick.spark.deciding import NewCheckpoint
+from tallystick.spark.sink_options import SinkOptions
+from tallystick.spark.station import Station
 from tallystick.testing import EmbeddedBroker, eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.server]
@@ -109,6 +114,28 @@ def test_stopped_in_a_batch_it_leaves_nothing_undecided_and_goes_on(
     with Pipeline(made).start(once=True, spark=spark) as running:
         assert running.wait(timeout_s=120)
     assert committed(broker.bootstrap_servers, "stopped.out") == Counter(range(0, ROWS, 2))
+
+
+def test_stopped_when_it_is_idle_it_leaves_the_instance_that_follows_alone(
+    spark: SparkSession, broker: EmbeddedBroker, tmp_path: Path
+) -> None:
+    """[PIP-1] [SPK-25] A rolling deployment: the new one is in a batch when the old one is told to stop."""
+    made = definition(broker, tmp_path, "rolling")
+    make_topics(made)
+    send(broker.bootstrap_servers, "rolling.in", range(ROWS))
+    with Pipeline(made).start(spark=spark) as running:
+        watch = running.watch(made.outputs[0])
+        eventually(lambda: (found := watch.look()) is not None and found.batch == 0, deadline_s=60)
+        watch.close()
+        query = running.queries["all"]
+        eventually(lambda: not query.status["isTriggerActive"], deadline_s=60)
+        options = SinkOptions(prefix="rolling.all", client=client(broker), topic="rolling.out")
+        newer = Station(options)
+        lease = newer.begin()
+        vote = attempt(newer, lease, Batch(query.id, 1), [pa.record_batch({"value": ['{"a": -1}']})])
+    assert newer.commit([vote]) is not None
+    newer.close()
+    assert committed(broker.bootstrap_servers, "rolling.out") == Counter([-1, *range(0, ROWS, 2)])
 
 
 def test_a_pipeline_without_a_cluster_has_a_broker_of_its_own(spark: SparkSession, tmp_path: Path) -> None:

@@ -10,7 +10,9 @@ from tallystick.admin.topics import NewTopic
 from tallystick.client.modes import Wish
 from tallystick.kernel.ids import Identity, ProducerEpoch, ProducerId
 from tallystick.kernel.value import replace
+from tallystick.spark import handover
 from tallystick.spark.committable import Decision
+from tallystick.spark.deciding import NewCheckpoint
 from tallystick.spark.recovery import resolve
 from tallystick.spark.sink_errors import (
     DecisionBroken,
@@ -135,6 +137,51 @@ def test_a_transaction_that_was_kept_and_not_decided_is_aborted(query: Query) ->
     keep(query, vote.participant.transactional_id)
     query.station().begin()
     assert query.open_ids() == []
+
+
+def test_what_stops_settles_its_own_batch_and_no_other(query: Query) -> None:
+    """[PIP-1] [SPK-25] A rolling deployment: the new instance is in a batch when the old one is stopped.
+
+    The old one is idle, or was replaced in the middle of a batch and has not noticed.
+    """
+    old, new = query.station(), query.station()
+    stale = old.begin()
+    old.commit([query.write(stale, 0)])
+    for batch_id, left in ((1, None), (2, stale)):
+        lease = new.begin()
+        votes = [query.write(lease, batch_id)]
+        if left is not None:
+            handover.keep(old.options, left)
+        handover.settle(old, None)
+        assert new.commit(votes) is not None
+    assert query.open_ids() == []
+
+
+def test_what_stops_in_a_batch_leaves_nothing_open(query: Query) -> None:
+    """[PIP-1] Its tasks have told nothing; one that is late finds that out by itself."""
+    station = query.station()
+    lease = station.begin()
+    handover.keep(station.options, lease)
+    query.write(lease, 0)
+    handover.settle(query.station(), None)
+    assert query.open_ids() == []
+    assert handover.find(station.options) is None
+    with pytest.raises(PrefixTaken):
+        query.write(lease, 0)
+
+
+def test_a_driver_that_was_replaced_looks_before_it_claims(query: Query) -> None:
+    """[SPK-25] With another checkpoint it would only fence its successor: its own tasks are refused."""
+    zombie, query.on_new = query.station(), NewCheckpoint.RESTART
+    zombie.commit([query.write(zombie.begin(query_id="q"), 0)])
+    live = query.station()
+    lease = live.begin(query_id="newer")
+    live.commit([query.write(lease, 0, query_id="newer")])
+    lease = live.begin(query_id="newer")
+    votes = [query.write(lease, 1, query_id="newer")]
+    with pytest.raises(UnknownCheckpoint):
+        zombie.begin(query_id="q")
+    assert live.commit(votes) is not None
 
 
 def test_a_decision_that_the_cluster_aborted_is_reported_until_it_is_accepted(query: Query) -> None:

@@ -14,6 +14,7 @@ from tallystick.client.errors import ClientError
 from tallystick.client.modes import Wish
 from tallystick.spark.attempt import attempt
 from tallystick.spark.committable import Batch, Lease, Participant, Vote
+from tallystick.spark.deciding import NewCheckpoint
 from tallystick.spark.participants import ClusterParticipants
 from tallystick.spark.ports import DecisionLog, Participants
 from tallystick.spark.sink_options import SinkOptions
@@ -48,6 +49,7 @@ class Query:
     bootstrap: str
     modes: tuple[str, ...] = ("2pc",)
     timeout_ms: int | None = None
+    on_new: NewCheckpoint = NewCheckpoint.REFUSE
     prefix: str = field(default_factory=lambda: f"query/{next(_NAMES)}")
     stations: list[Station] = field(default_factory=list)
 
@@ -68,14 +70,16 @@ class Query:
         client = {"bootstrap.servers": self.bootstrap, "max.block.ms": "10000"}
         if self.timeout_ms is not None:
             client["transaction.timeout.ms"] = str(self.timeout_ms)
-        options = SinkOptions(prefix=self.prefix, client=client, topic=self.topic, modes=self.modes)
+        options = SinkOptions(
+            prefix=self.prefix, client=client, topic=self.topic, modes=self.modes, on_new=self.on_new
+        )
         self.stations.append(make(options))
         return self.stations[-1]
 
-    def write(self, lease: Lease, batch_id: int, rows: int = 10) -> Vote:
+    def write(self, lease: Lease, batch_id: int, rows: int = 10, query_id: str = "q") -> Vote:
         """One task in a process of its own."""
         batch = pa.record_batch({"value": [f"{batch_id}-{row}" for row in range(rows)]})
-        return attempt(self.station(), lease, Batch("q", batch_id), [batch, batch.slice(0, 0)])
+        return attempt(self.station(), lease, Batch(query_id, batch_id), [batch, batch.slice(0, 0)])
 
     def decide_and_die(self, batch_id: int = 0) -> list[Vote]:
         driver = self.station(MuteStation)

@@ -33,8 +33,8 @@ def check_checkpoints(definition: Definition) -> None:
         if noted not in (None, prefix, definition.prefix(output)):
             problems.append(
                 f"checkpoint: {folder_of(checkpoint)} is of {noted!r}, and this is {prefix!r}: rows that "
-                "were decided there would be written again here. Nothing was read; take back the old name, or "
-                "another checkpoint; or, if it is to go on under the new name, --on-new-prefix adopt"
+                "were decided there would be written again here. Nothing was read; take back the old name, "
+                "or another checkpoint; or, if it is to go on under the new name, --on-new-prefix adopt"
             )
     if problems:
         raise BadConfig("\n".join(problems))

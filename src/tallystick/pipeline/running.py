@@ -5,7 +5,6 @@ broker. Whoever is killed instead leaves all that to the next start, which finds
 """
 
 import json
-import logging
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -19,7 +18,6 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from tallystick.broker.embedded import EmbeddedBroker
-from tallystick.kernel.errors import TallystickError
 from tallystick.pipeline.checkpoints import check_checkpoints
 from tallystick.pipeline.clients import of_role
 from tallystick.pipeline.definition import Broker, Definition, Output
@@ -30,9 +28,8 @@ from tallystick.pipeline.views import make_views
 from tallystick.pipeline.writing import Start, resume_options, start_query, station_of
 from tallystick.spark.data_source import register
 from tallystick.spark.deciding import NewCheckpoint, NewPrefix
+from tallystick.spark.handover import driver_of, settle
 from tallystick.spark.session import spark_session
-
-_log = logging.getLogger("tallystick.pipeline")
 
 _BROKER: Final = {"flush.policy": "ack", "transaction.two.phase.commit.enable": "true"}
 _POLL_S: Final = 0.2
@@ -131,12 +128,14 @@ class Running:
                 self._settle(output)
 
     def _settle(self, output: Output) -> None:
-        """Nobody else ends what the tasks of the last batch have prepared, unless the query starts again."""
+        """Give the last batch up, if the sink has not: else what its tasks prepared stays open for long.
+
+        Under the lease of that batch, and not by a claim: an instance that has taken over, as in a rolling
+        deployment, is left alone.
+        """
         station = station_of(self._spark, self.definition, output, self.client, _PATIENCE_MS)
         try:
-            station.begin()
-        except TallystickError as exc:
-            _log.warning("%s: %s; the next start ends what is open", self.definition.prefix(output), exc)
+            settle(station, driver_of(self._spark))
         finally:
             station.close()
 

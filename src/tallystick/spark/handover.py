@@ -1,10 +1,12 @@
-"""The lease, for an abort that has no vote.
+"""The lease of the batch that is running, for an end of it that has no vote.
 
 `stop()` in the middle of a batch makes Spark abort it before any task has reported: without a vote the driver
 does not know its lease, and could only claim the prefix, which would fence a newer driver. So where the batch
 began, a worker of the driver leaves the lease in a file that only processes of the same driver find: its name
-has the driver's process in it. Nothing rests on it. Where it cannot be written or found, the next begin or
-`transactions resolve` ends what is open, as after a crash.
+has the driver's process in it. A function of `foreachBatch`, which is in the driver's own Python, keeps it
+in memory. It is forgotten when the batch is committed or given up, so what is found is of a batch that is
+neither. Nothing rests on it. Where it cannot be written or found, the next begin or `transactions resolve`
+ends what is open, as after a crash.
 """
 
 import os
@@ -12,20 +14,33 @@ import tempfile
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from tallystick.spark.committable import Lease, decode_lease, encode_lease
+from tallystick.spark.committable import Lease, decode_lease, encode_lease, no_vote
 from tallystick.spark.sink_errors import BadCommittable
 from tallystick.spark.sink_options import SinkOptions
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tallystick.spark.station import Station
 
 _PARENT: Final = 1  # of the fields behind the name in /proc/<pid>/stat
 _STARTED: Final = 19
 _DEPTH_MAX: Final = 8
 
+_HERE: Final[dict[str, Lease]] = {}
+"""Of the batches that this process has begun and will end itself."""
+
+
+def keep(options: SinkOptions, lease: Lease) -> None:
+    """In the process that begins a batch and ends it, too."""
+    _HERE[_about(options)] = lease
+
 
 def leave(options: SinkOptions, lease: Lease) -> None:
-    """On the driver, where a batch begins."""
-    path = _path(options)
+    """On the driver, where a batch begins, for another process of it."""
+    path = _path(options, _driver())
     if path is None:
         return
     with suppress(OSError):
@@ -35,26 +50,62 @@ def leave(options: SinkOptions, lease: Lease) -> None:
         fresh.replace(path)
 
 
-def take(options: SinkOptions) -> Lease | None:
-    """On the driver, where it ends: the lease of the batch that began last, and the file is gone."""
-    path = _path(options)
-    if path is None:
-        return None
+def find(options: SinkOptions, driver: str | None = None) -> Lease | None:
+    """Return the lease of the batch that is running under these options, or was left.
+
+    Args:
+        driver: as `driver_of` has it, in a process that no Java has started.
+    """
+    here = _HERE.get(_about(options))
+    path = _path(options, driver or _driver())
+    if here is not None or path is None:
+        return here
     try:
-        data = path.read_bytes()
-        path.unlink()
-        return decode_lease(data)
+        return decode_lease(path.read_bytes())
     except (OSError, BadCommittable):
         return None
 
 
-def _path(options: SinkOptions) -> Path | None:
-    driver = _driver()
+def forget(options: SinkOptions, driver: str | None = None) -> None:
+    """The batch was committed, or given up."""
+    _HERE.pop(_about(options), None)
+    path = _path(options, driver or _driver())
+    if path is not None:
+        with suppress(OSError):
+            path.unlink()
+
+
+def settle(station: "Station", driver: str | None) -> None:
+    """Give up the batch that is running, or was left, if there is one and the prefix is still its."""
+    lease = find(station.options, driver)
+    if lease is not None and station.give_up([no_vote(lease)]):
+        forget(station.options, driver)
+
+
+def driver_of(spark: "SparkSession") -> str | None:
+    """The process that the Python workers of a session's driver descend from; None where it cannot be told.
+
+    Under Spark Connect it is on another host.
+    """
+    java = getattr(spark, "_jvm", None)
+    if java is None:
+        return None
+    pid = int(java.java.lang.ProcessHandle.current().pid())
+    try:
+        return f"{pid}:{_stat(pid)[1][_STARTED]}"
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _about(options: SinkOptions) -> str:
+    return f"{options.client.get('bootstrap.servers')} {options.prefix}"
+
+
+def _path(options: SinkOptions, driver: str | None) -> Path | None:
     if driver is None:
         return None
-    about = f"{driver} {options.client.get('bootstrap.servers')} {options.prefix}"
     folder = Path(tempfile.gettempdir(), f"tallystick-leases-{os.getuid()}")
-    return folder / f"{sha256(about.encode()).hexdigest()[:32]}.lease"
+    return folder / f"{sha256(f'{driver} {_about(options)}'.encode()).hexdigest()[:32]}.lease"
 
 
 def _driver() -> str | None:

@@ -41,7 +41,7 @@ from tallystick.spark.committable import (
     encode_vote,
     no_vote,
 )
-from tallystick.spark.handover import leave, take
+from tallystick.spark.handover import find, forget, leave
 from tallystick.spark.option_table import Query
 from tallystick.spark.sink_errors import NotBegun
 from tallystick.spark.sink_options import SinkOptions, write_options
@@ -131,15 +131,16 @@ class _Writing:
 
     def _commit(self, messages: Iterable[WriterCommitMessage | None], offsets: str | None = None) -> None:
         decision = self._station.commit(_votes(messages), offsets)
-        take(self.options)
+        forget(self.options)
         _log.info("%s: %s", self.options.prefix, "skipped: decided before" if decision is None else decision)
 
     def _give_up(self, messages: Iterable[WriterCommitMessage | None]) -> None:
-        lease = take(self.options)
+        lease = find(self.options)
         votes = _votes(messages)
         if lease is not None and not any(votes):
             votes = [no_vote(lease)]
-        self._station.give_up(votes)
+        if self._station.give_up(votes):
+            forget(self.options)
 
 
 class StreamWriter(_Writing, DataSourceStreamArrowWriter):

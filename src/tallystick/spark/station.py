@@ -127,12 +127,17 @@ class Station:
             )
         return decision
 
-    def give_up(self, votes: Iterable[Vote | None]) -> None:
-        """Abort. What goes wrong here the next begin puts right; it must not hide why this was called."""
+    def give_up(self, votes: Iterable[Vote | None]) -> bool:
+        """Abort; was that carried out? What goes wrong here the next begin puts right.
+
+        It must not hide why this was called.
+        """
         try:
             self.run(self.coordinator.abort(votes), "abort")
         except Exception as exc:  # of a database's driver, too
             _log.warning("%s: the batch could not be aborted: %s", self.options.prefix, exc)
+            return False
+        return True
 
     def holds(self, held: Identity) -> bool:
         return self.run(self.participants.holds(held), "look at the coordinator")

@@ -22,6 +22,7 @@ from tallystick.spark import foreach
 from tallystick.spark.checkpoint import offsets_after, resuming
 from tallystick.spark.combined_attempt import TABLE_STATION, Work
 from tallystick.spark.committable import Batch, Vote, decode_vote, no_vote
+from tallystick.spark.handover import forget, keep
 from tallystick.spark.option_table import Query
 from tallystick.spark.projecting import projected
 from tallystick.spark.sink_options import SinkOptions, write_options
@@ -58,6 +59,7 @@ class ForeachBatch:
         work = Work(
             options=self.options, lease=lease, job=job, sinks=sinks, where=where, connect=self.connect
         )
+        keep(self.options, lease)
         votes: list[Vote] = []
         try:
             found = rows.mapInArrow(work, _VOTES).collect()
@@ -67,8 +69,10 @@ class ForeachBatch:
             if where is not None:
                 cast("TableStation", here).log.moving(lease.nonce, _moves(sinks, told))
             here.commit(votes, offsets_after(self.options.checkpoint, batch_id))
+            forget(self.options)
         except BaseException:
-            here.give_up(votes or [no_vote(lease)])
+            if here.give_up(votes or [no_vote(lease)]):
+                forget(self.options)
             raise
 
     def _station(self, where: "Database | None", sinks: tuple[Sink, ...]) -> Station:
