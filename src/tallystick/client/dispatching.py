@@ -25,7 +25,7 @@ from tallystick.client.errors import BadAnswer, ClientError, TimedOut, refused
 from tallystick.client.metadata import Node
 from tallystick.client.producer_measures import ProducerMeasures
 from tallystick.client.retry import backoff_ms
-from tallystick.client.sequences import OUTSTANDING_MAX, Lane, Verdict
+from tallystick.client.sequences import OUTSTANDING_MAX, Lane, Resolution, Verdict
 from tallystick.client.signing import OwnIdentity, Signer
 from tallystick.kernel.clock import Clock
 from tallystick.kernel.codes import ErrorCode
@@ -142,10 +142,9 @@ class Dispatcher:
     def _due_ms(self, slot: Slot) -> int:
         """When a slot may send; far away if that depends on an answer first."""
         lane = slot.lane
-        if lane.refused and not lane.in_flight:
-            self._renumber(slot)
+        self._resolve(slot)
         if lane.again:
-            return slot.not_before_ms if lane.may_repeat() and not lane.refused else _FAR
+            return slot.not_before_ms if lane.may_repeat() and lane.refusal is None else _FAR
         if slot.queue.empty or not self._may_sign(slot):
             return _FAR
         linger_ms = 0 if self.flushing else self._accumulator.limits.linger_ms
@@ -162,6 +161,19 @@ class Dispatcher:
                 return False
         return lane.may_sign(signer.identity, self._outstanding_max)
 
+    def _resolve(self, slot: Slot) -> None:
+        """After the first outstanding batch was refused as out of order, and all were answered [CLI-23]."""
+        lane = slot.lane
+        while (code := lane.refusal) is not None and not lane.in_flight:
+            match lane.resolve():
+                case Resolution.ASK_AGAIN:
+                    lane.ask_again()
+                case Resolution.UNKNOWN:
+                    self._failed(slot, lane.again[0], _not_remembered(slot.tp, code))
+                case Resolution.RENUMBER:
+                    self._renumber(slot)
+                    return
+
     def _renumber(self, slot: Slot) -> None:
         if isinstance(self.signer, OwnIdentity):
             # Another partition may have moved this producer on already.
@@ -169,6 +181,7 @@ class Dispatcher:
             identity = self.signer.identity if moved else self.signer.bump()
             if identity is not None:
                 slot.lane.renumber(identity)
+                slot.not_before_ms = 0
 
     def _node_of(self, slot: Slot) -> int | None:
         leader = self._cluster.image.leader(slot.tp)
@@ -373,7 +386,7 @@ class Dispatcher:
                     self._written(slot, batch, None)
                 case Verdict.AGAIN:
                     self._again(slot, batch, error)
-                case Verdict.RENUMBER:
+                case Verdict.REFUSED:
                     self._again(slot, batch, error, at_once=True)
                 case Verdict.FAILED:
                     self._failed(slot, batch, error)
@@ -400,6 +413,9 @@ class Dispatcher:
             outcome.base_offset = part.base_offset if part.base_offset >= 0 else None
             outcome.log_append_time_ms = part.log_append_time_ms if part.log_append_time_ms >= 0 else None
         self._settle(batch, None)
+        for earlier in slot.lane.proved_written():
+            slot.lane.done(earlier, failed=False)
+            self._settle(earlier, None)
 
     def _not_written(self, slot: Slot, batch: Batch, error: ClientError) -> None:
         """No answer for a batch, or none that can be read."""
@@ -543,6 +559,11 @@ def _level(config: ProducerConfig) -> int | None:
             return config.compression_zstd_level
         case _:
             return None
+
+
+def _not_remembered(tp: TopicPartition, code: int) -> ClientError:
+    words = "the broker does not remember far enough back to say whether these records are in the log"
+    return refused("Produce", tp, code, words)
 
 
 def _words(part: PartitionProduceResponse) -> str:
