@@ -46,7 +46,9 @@ from tallystick.client.offset_requests import OffsetRequests
 from tallystick.client.offsets import GroupMetadata, OffsetAndMetadata, OffsetAndTimestamp
 from tallystick.client.reading import ConsumerRecord
 from tallystick.client.retry import Deadline
+from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import GroupId, TopicPartition
+from tallystick.kernel.value import frozen
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
@@ -58,11 +60,24 @@ T = TypeVar("T")
 ARROW_ROWS: Final = 65_536
 """The rows of an Arrow batch, unless said otherwise."""
 
+_LAST_COMMIT_SHARE: Final = 1 / 3
+"""Of the session: the longest that the last commit of a partition may take."""
+_GONE: Final = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID})
+
 INTERNAL: Final = frozenset({"__consumer_offsets", "__transaction_state"})
 _RESETS: Final = {"earliest": Seeking.EARLIEST, "latest": Seeking.LATEST, "none": None}
 _TIMES: Final = {Seeking.EARLIEST: EARLIEST_MS, Seeking.LATEST: LATEST_MS}
 
 Offsets = Mapping[TopicPartition, OffsetAndMetadata | int]
+
+
+@frozen
+class _Commit:
+    """Offsets, and who read up to them: what a later member commits is another matter."""
+
+    member: Member
+    metadata: GroupMetadata
+    offsets: Mapping[TopicPartition, OffsetAndMetadata]
 
 
 class RebalanceListener:
@@ -293,7 +308,8 @@ class ConsumerEngine:
     async def _give_up(self, group: GroupRunner, change: Change) -> None:
         """Commit, if that is automatic; tell the user; read it no more. The group may move on meanwhile."""
         if change.revoked and self._config.enable_auto_commit:
-            await self._commit_at_the_end(group, change.revoked)
+            timeout_ms = self._config.default_api_timeout_ms
+            await self._commit_at_the_end(group, change.revoked, timeout_ms)
         failure: Exception | None = None
         try:
             await self._tell(change)
@@ -360,11 +376,20 @@ class ConsumerEngine:
             for where, time in _TIMES.items():
                 asked = self._tracks.sought(where)
                 if asked:
-                    found = await self._offsets.of_logs(dict.fromkeys(asked, time), deadline)
-                    self._place(asked, {at: _place_of(found.get(at)) for at in asked})
+                    await self._offsets.of_logs(
+                        dict.fromkeys(asked, time), deadline, partial(self._place_told, asked)
+                    )
         except TimedOut as exc:
             # An open transaction may hold back a group's offsets for as long as it is open.
             _log.warning("positions are still unknown: %s", exc)
+
+    def _place_told(
+        self,
+        asked: Mapping[TopicPartition, int],
+        told: Mapping[TopicPartition, OffsetAndTimestamp | None],
+    ) -> None:
+        self._place({at: asked[at] for at in told if at in asked}, {at: _place_of(told[at]) for at in told})
+        self._news.set()
 
     def _place(
         self, asked: Mapping[TopicPartition, int], places: Mapping[TopicPartition, Position | None]
@@ -417,41 +442,60 @@ class ConsumerEngine:
         Raises: CommitRefused when the partitions are others' by now; BrokerRefused, TimedOut.
         """
         group = self._of_group("commit")
-        wanted = self._consumed() if offsets is None else _with_metadata(offsets)
-        await self._commit_in_order(group, wanted, self._limit(timeout_ms))
+        await self._commit_in_order(group, self._commit_of(group, offsets), self._limit(timeout_ms))
 
     def commit_soon(self, offsets: Offsets | None = None) -> "asyncio.Task[None]":
         """`commit`, under way when this returns. Commits are made in the order of these calls.
 
         A failure is logged, too, since nobody may wait for it.
         """
-        self._of_group("commit")
-        wanted = self._consumed() if offsets is None else _with_metadata(offsets)
-        task = asyncio.get_running_loop().create_task(self.commit(wanted))
+        group = self._of_group("commit")
+        return self._commit_later(group, self._commit_of(group, offsets))
+
+    def _commit_later(self, group: GroupRunner, commit: "_Commit") -> "asyncio.Task[None]":
+        made = self._commit_in_order(group, commit, self._limit(None))
+        task = asyncio.get_running_loop().create_task(made)
         self._commits.add(task)
         task.add_done_callback(self._committed_later)
         return task
+
+    def _commit_of(self, group: GroupRunner, offsets: Offsets | None) -> "_Commit":
+        wanted = self._consumed() if offsets is None else _with_metadata(offsets)
+        return _Commit(group.member, group.metadata(), wanted)
 
     def _committed_later(self, task: "asyncio.Task[None]") -> None:
         self._commits.discard(task)
         if not task.cancelled() and task.exception() is not None:
             _log.warning("a commit failed: %s", task.exception())
 
-    async def _commit_in_order(
-        self, group: GroupRunner, offsets: Mapping[TopicPartition, OffsetAndMetadata], deadline: Deadline
-    ) -> None:
-        if offsets:
-            async with self._commit_order:
-                await self._commit(group, offsets, deadline)
+    async def _commit_in_order(self, group: GroupRunner, commit: "_Commit", deadline: Deadline) -> None:
+        if not commit.offsets:
+            return
+        try:
+            async with asyncio.timeout(deadline.left_ms(self._cluster.now_ms()) / 1000):
+                await self._commit_order.acquire()
+        except TimeoutError:
+            doing = f"OffsetCommit {group.settings.group_id!r}, behind an earlier one"
+            raise TimedOut(deadline.limit, deadline.length_ms, doing) from None
+        try:
+            await self._commit(group, commit, deadline)
+        finally:
+            self._commit_order.release()
 
-    async def _commit(
-        self, group: GroupRunner, offsets: Mapping[TopicPartition, OffsetAndMetadata], deadline: Deadline
-    ) -> None:
-        member = group.member
+    async def _commit(self, group: GroupRunner, commit: "_Commit", deadline: Deadline) -> None:
+        """Commit under the generation that the positions are of.
+
+        A member that joined again meanwhile may have been given the same partitions, after another member
+        read and committed them: under its new generation the old positions would take theirs back.
+        """
+        member = commit.member
         if member.phase is not Phase.OUT and member.generation is None:
             raise CommitRefused("this consumer is not a member of its group now")
+        now = group.member
+        if (now.member_id, now.generation) != (member.member_id, member.generation):
+            raise CommitRefused("this consumer joined its group anew after it read up to these offsets")
         try:
-            await self._offsets.commit(group.metadata(), offsets, deadline)
+            await self._offsets.commit(commit.metadata, commit.offsets, deadline)
         except BrokerRefused as exc:
             reaction = reaction_to("OffsetCommit", exc.code)
             if reaction not in (Reaction.REJOIN, Reaction.NEW_GENERATION, Reaction.NEW_MEMBER):
@@ -466,6 +510,17 @@ class ConsumerEngine:
             if (position := self._tracks[at].position) is not None
         }
 
+    def _still_there(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
+        """The positions of those that the metadata does not call gone: nothing can be committed for these."""
+        image = self._cluster.image
+        there: dict[TopicPartition, OffsetAndMetadata] = {}
+        for at, consumed in self._consumed().items():
+            known = at.topic in image.topics or at.topic in image.errors
+            gone = known and image.why_not(at) in _GONE and image.partition(at) is None
+            if at in partitions and not gone:
+                there[at] = consumed
+        return there
+
     def _auto_commit(self) -> None:
         """What the last `poll` returned has been processed, since the user polls again."""
         if not self._config.enable_auto_commit or self._group is None or self._commits:
@@ -474,14 +529,22 @@ class ConsumerEngine:
         member = self._group.member
         if now_ms >= self._commit_due_ms and (member.phase is Phase.OUT or member.generation is not None):
             self._commit_due_ms = now_ms + self._config.auto_commit_interval_ms
-            self.commit_soon()
+            wanted = self._still_there(self._tracks.assigned)
+            self._commit_later(self._group, _Commit(member, self._group.metadata(), wanted))
 
-    async def _commit_at_the_end(self, group: GroupRunner, partitions: Iterable[TopicPartition]) -> None:
-        """The positions of partitions that this consumer will read no more."""
-        consumed = self._consumed()
-        offsets = {at: consumed[at] for at in partitions if at in consumed}
+    async def _commit_at_the_end(
+        self, group: GroupRunner, partitions: Iterable[TopicPartition], timeout_ms: int
+    ) -> None:
+        """The positions of partitions that this consumer will read no more.
+
+        The group waits meanwhile, and the records of the other partitions do: not for longer than a part of
+        the session.
+        """
+        limit_ms = min(timeout_ms, int(self._config.session_timeout_ms * _LAST_COMMIT_SHARE))
+        deadline = self._cluster.deadline("a third of session.timeout.ms", limit_ms)
+        commit = _Commit(group.member, group.metadata(), self._still_there(partitions))
         try:
-            await self._commit_in_order(group, offsets, self._limit(None))
+            await self._commit_in_order(group, commit, deadline)
         except ClientError as exc:
             _log.warning("positions are given up uncommitted: %s", exc)
 
@@ -511,7 +574,8 @@ class ConsumerEngine:
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 if self._group is not None and self._config.enable_auto_commit:
-                    await self._commit_at_the_end(self._group, self._tracks.assigned)
+                    # Half of the time is for leaving, without which the others wait for the session's end.
+                    await self._commit_at_the_end(self._group, self._tracks.assigned, timeout_ms // 2)
                 await self._leave("the consumer is being closed")
         except TimeoutError:
             _log.warning("closed without a word to the group: %d ms were over", timeout_ms)

@@ -1,10 +1,11 @@
 """Asks brokers about offsets: of logs, and of groups. The shell of `offsets`; repeats as the rules say."""
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from tallystick.client.cluster import Cluster
+from tallystick.client.errors import BrokerRefused
 from tallystick.client.offsets import (
     COMMIT_VERSION_MAX,
     FETCH_VERSION_MAX,
@@ -37,11 +38,17 @@ class OffsetRequests:
         self._isolation = ISOLATION[isolation_level]
 
     async def of_logs(
-        self, times: Mapping[TopicPartition, int], deadline: Deadline
+        self,
+        times: Mapping[TopicPartition, int],
+        deadline: Deadline,
+        tell: Callable[[Mapping[TopicPartition, OffsetAndTimestamp | None]], None] | None = None,
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
         """Where logs have the first record of a time (or EARLIEST_MS, LATEST_MS); None for nowhere.
 
         Leaders are asked side by side; those that answered are not asked again.
+
+        Args:
+            tell: called with every answer as it comes: a partition that is gone keeps nobody waiting.
         Raises: BrokerRefused, TimedOut.
         """
         found: dict[TopicPartition, OffsetAndTimestamp | None] = {}
@@ -51,16 +58,23 @@ class OffsetRequests:
             request = list_request(there, epochs, self._isolation)
             told, errors = listed_of(await self._cluster.send(node, request, ListOffsetsResponse))
             found.update(told)
+            if tell is not None:
+                tell(told)
             if errors:
                 raise next(iter(errors.values()))
 
         async def attempt() -> None:
             nodes: dict[int, dict[TopicPartition, int]] = {}
+            failures: list[BaseException | None] = []
             for at, time in times.items():
                 if at not in found:
-                    nodes.setdefault(await self._cluster.node_for(at), {})[at] = time
+                    try:
+                        nodes.setdefault(await self._cluster.node_for(at), {})[at] = time
+                    except BrokerRefused as exc:
+                        failures.append(exc)
             asks = [ask(node, there) for node, there in nodes.items()]
-            for failure in await asyncio.gather(*asks, return_exceptions=True):
+            failures += await asyncio.gather(*asks, return_exceptions=True)
+            for failure in failures:
                 if failure is not None:
                     raise failure
 
@@ -85,7 +99,10 @@ class OffsetRequests:
     async def commit(
         self, group: GroupMetadata, offsets: Mapping[TopicPartition, OffsetAndMetadata], deadline: Deadline
     ) -> None:
-        """Commit. Raises: BrokerRefused for the first partition that was refused; TimedOut."""
+        """Commit. Raises: BrokerRefused for the first partition that was refused; TimedOut.
+
+        Partitions that are refused for good do not keep the others from being tried again.
+        """
         request = commit_request(group, offsets)
 
         async def attempt() -> None:
@@ -93,7 +110,8 @@ class OffsetRequests:
             answer = await self._cluster.send(
                 node, request, OffsetCommitResponse, max_version=COMMIT_VERSION_MAX, lane=GROUP_LANE
             )
-            for refusal in commit_refusals(answer).values():
+            refusals = sorted(commit_refusals(answer).values(), key=lambda each: not each.remedy.repeats)
+            for refusal in refusals:
                 raise refusal
 
         await self._cluster.retrying("OffsetCommit", group.group_id, attempt, deadline)

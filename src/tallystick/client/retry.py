@@ -151,6 +151,9 @@ _BY_API: Final[dict[tuple[str, Rule], tuple[E, ...]]] = {
         E.UNSUPPORTED_FOR_MESSAGE_FORMAT,
     ),
     ("TxnOffsetCommit", Rule(UNKNOWN, FIND_COORDINATOR)): (E.REQUEST_TIMED_OUT,),
+    # The coordinator looks it up in its own metadata: the partition is gone, and its offset with it. Waiting
+    # for it would hold up the commit of all others (Kafka: ConsumerCoordinator.OffsetCommitResponseHandler).
+    ("OffsetCommit", Rule(NONE, REPORT)): (E.UNKNOWN_TOPIC_OR_PARTITION, E.UNKNOWN_TOPIC_ID),
     # 47 ends the transaction and not the producer: the broker translates the coordinator's 90 to it, and
     # the abort that follows moves the epoch on (KIP-588).
     ("Produce", Rule(NONE, ABORT)): (

@@ -1,0 +1,54 @@
+"""Topics that are deleted, and made again, under a consumer and a producer that go on."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tallystick import Admin, Consumer, Producer
+from tallystick.admin import NewTopic
+from tallystick.testing import EmbeddedBroker, eventually
+
+pytestmark = pytest.mark.server
+
+HOUR_MS = 3_600_000
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[EmbeddedBroker]:
+    settings = {"auto.create.topics.enable": "false", "group.initial.rebalance.delay.ms": "0"}
+    with EmbeddedBroker(config=settings) as made:
+        yield made
+
+
+@pytest.mark.parametrize("strategy", ["range", "cooperative-sticky"])
+def test_the_other_topics_are_read_on_when_one_is_deleted(broker: EmbeddedBroker, strategy: str) -> None:
+    """Neither poll, the group's rebalance nor close waits for the offsets of partitions that are gone."""
+    bootstrap = {"bootstrap.servers": broker.bootstrap_servers}
+    gone, stays = f"gone-{strategy}", f"stays-{strategy}"
+    settings = {
+        "group.id": strategy,
+        "auto.offset.reset": "earliest",
+        "metadata.max.age.ms": 200,
+        "heartbeat.interval.ms": 100,
+        "auto.commit.interval.ms": HOUR_MS,
+        "partition.assignment.strategy": strategy,
+    }
+    with Admin(bootstrap) as admin, Producer(bootstrap) as producer:
+        admin.create_topics([NewTopic(name=gone, partitions=2), NewTopic(name=stays, partitions=2)])
+        for topic in (gone, stays):
+            producer.send(topic, b"before").result(30)
+        consumer = Consumer(bootstrap | settings)
+        consumer.subscribe([gone, stays])
+        seen: list[tuple[str, bytes | None]] = []
+
+        def poll() -> list[tuple[str, bytes | None]]:
+            seen.extend((record.topic, record.value) for record in consumer.poll(0.05))
+            return seen
+
+        assert eventually(lambda: len(poll()) == 2)
+        admin.delete_topics([gone])
+        assert eventually(lambda: poll() and {at.topic for at in consumer.assignment} == {stays})
+        producer.send(stays, b"after").result(30)
+        assert eventually(lambda: (stays, b"after") in poll())
+        consumer.close()
+        assert not admin.describe_groups([strategy]).one(strategy).members

@@ -1,0 +1,86 @@
+"""What a consumer commits, and under which generation, against a coordinator that answers as a test says."""
+
+import asyncio
+
+import pytest
+from scripted_broker import ScriptedBroker
+from scripted_group import ScriptedGroup
+
+from tallystick.client.config import ConsumerConfig
+from tallystick.client.consumer_errors import CommitRefused
+from tallystick.client.consuming import ConsumerEngine
+from tallystick.kernel.ids import TopicPartition
+from tallystick.protocol.apis import ApiKey
+
+T0 = TopicPartition("t", 0)
+HOUR_MS = 3_600_000
+
+
+def consumer_of(broker: ScriptedBroker, **settings: object) -> ConsumerEngine:
+    named = {name.replace("_", "."): value for name, value in settings.items()}
+    base = {
+        "bootstrap.servers": broker.address,
+        "group.id": "g",
+        "auto.offset.reset": "earliest",
+        "fetch.max.wait.ms": 1,
+        "retry.backoff.ms": 1,
+        "heartbeat.interval.ms": 1000,
+    }
+    return ConsumerEngine(ConsumerConfig.parse(base | named))
+
+
+async def read_in_generation(consumer: ConsumerEngine, group: ScriptedGroup, generation: int) -> None:
+    """Poll until the member has its partition in this generation."""
+    async with asyncio.timeout(30):
+        while group.generation < generation or T0 not in consumer.assignment:
+            await consumer.poll(1)
+        assert await consumer.position(T0) == 0
+
+
+def test_positions_are_committed_under_the_generation_that_read_them() -> None:
+    """One commit is tried until the member joined anew, and refused then (22); another waits behind it."""
+
+    async def main() -> None:
+        async with ScriptedBroker() as broker:
+            group = ScriptedGroup(broker)
+
+            async def loading_then_refused() -> int:
+                return 14 if group.generation == 1 else 22
+
+            group.answers = [loading_then_refused] * 1000
+            consumer = consumer_of(broker, enable_auto_commit=False)
+            consumer.subscribe(["t"])
+            await read_in_generation(consumer, group, 1)
+            tasks = consumer.commit_soon({T0: 5}), consumer.commit_soon({T0: 7})
+            consumer.subscribe(["t", "u"])
+            await read_in_generation(consumer, group, 2)
+            refusals = await asyncio.gather(*tasks, return_exceptions=True)
+            assert [type(refusal) for refusal in refusals] == [CommitRefused, CommitRefused]
+            await consumer.close()
+            assert {commit.generation_id_or_member_epoch for commit in group.commits} == {1}
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("silent", [False, True])
+def test_close_leaves_the_group_though_the_last_commit_does_not_succeed(silent: bool) -> None:
+    """The commit of a topic that is gone (3), or one without an answer: the group hears that it is left."""
+
+    async def main() -> None:
+        async with ScriptedBroker() as broker:
+            group = ScriptedGroup(broker)
+
+            async def answer() -> int | None:
+                return None if silent else 3
+
+            group.answers = [answer] * 100_000
+            consumer = consumer_of(
+                broker, auto_commit_interval_ms=HOUR_MS, session_timeout_ms=600, heartbeat_interval_ms=100
+            )
+            consumer.subscribe(["t"])
+            await read_in_generation(consumer, group, 1)
+            await consumer.close(timeout_ms=20_000)
+            assert group.commits
+            assert broker.count(ApiKey.LEAVE_GROUP) == 1
+
+    asyncio.run(main())
