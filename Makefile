@@ -13,7 +13,7 @@ FIXED  := --randomly-seed=939
 SETS   := PYTHONHASHSEED=0
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-full check format lint types layers unit interop crash soak sim fuzz bench scripts-rewrite clean
+.PHONY: help run test test-full check format lint types layers unit interop crash soak sim fuzz bench docs scripts-rewrite clean
 
 help: ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -64,6 +64,10 @@ fuzz: $(READY) ## a million hostile inputs to every decoder
 
 bench: $(READY) ## measure beside Apache Kafka and rewrite docs/benchmarks.md
 	@$(BIN)/python -m tools.bench
+
+docs: $(READY) ## the documentation as a site, in build/site; broken links are errors
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo "build/site/index.html"
 
 scripts-rewrite: $(READY) ## write the transcripts in tests/scripts anew; read the diff before you commit it
 	@TALLYSTICK_REWRITE_SCRIPTS=1 $(BIN)/python -m pytest tests/scripts

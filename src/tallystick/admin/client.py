@@ -264,7 +264,8 @@ class Admin:
         """Set finalized levels, all or none. Level 0 takes a feature back.
 
         Args:
-            downgrade, unsafe: may a level go down, and even if something is lost (KIP-778).
+            downgrade: let a level go down.
+            unsafe: let it go down even if something is lost (KIP-778).
         """
         self._run(
             self._admin.update_features(

@@ -22,7 +22,7 @@ _JAVA_OPTIONS: Final = ("spark.driver.defaultJavaOptions", "spark.executor.defau
 
 def spark_session(
     name: str,
-    work_dir: Path,
+    work_dir: str | Path,
     *,
     master: str = "local[*]",
     settings: Mapping[str, str] | None = None,
@@ -35,7 +35,7 @@ def spark_session(
 
     Args:
         name: shown in Spark's logs.
-        work_dir: exists; the caller removes it after `stop()`.
+        work_dir: a folder for Spark's files; the caller removes it after `stop()`.
         master: `local[2]`, `local-cluster[2,1,1024]`, `spark://...`.
         settings: Spark's own; they win over those here.
     Raises: NoJava.
@@ -49,7 +49,8 @@ def spark_session(
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = SparkSession.builder.appName(name).master(master)
     archived = options_for(class_archive()) if here else ""
-    ours = {**_settings(work_dir), **(dict.fromkeys(_JAVA_OPTIONS, archived) if archived else {})}
+    java_options = dict.fromkeys(_JAVA_OPTIONS, archived) if archived else {}
+    ours = {**_settings(Path(work_dir).absolute()), **java_options}
     for key, value in {**ours, **(settings or {})}.items():
         builder = builder.config(key, value)
     spark = builder.getOrCreate()

@@ -1,0 +1,41 @@
+"""What the documentation site does beside mkdocs: lists of formats and decisions, and links that leave docs/.
+
+Pages are read in the repository as well as on the site. There a link may lead to an example or a test; on the
+site, which has no such file, its text alone is shown.
+"""
+
+import re
+from pathlib import Path
+from typing import Final
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+_LINK: Final = re.compile(r"(?<!!)\[([^\]]+)\]\(((?:\.\./)+[^)#]*)(#[^)]*)?\)")
+_FOLDERS: Final = {"adr": "Decisions", "formats": "File formats"}
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add an index page to each folder of numbered files."""
+    for folder, title in _FOLDERS.items():
+        pages = sorted(Path(config.docs_dir, folder).glob("*.md"))
+        rows = "\n".join(f"- [{_title(page)}]({page.name})" for page in pages)
+        files.append(File.generated(config, f"{folder}/index.md", content=f"# {title}\n\n{rows}\n"))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Turn links that lead out of docs/ into their text."""
+    here = Path(config.docs_dir, page.file.src_uri).parent
+
+    def shown(link: re.Match[str]) -> str:
+        target = (here / link[2]).resolve()
+        return link[0] if target.is_relative_to(Path(config.docs_dir).resolve()) else link[1]
+
+    return _LINK.sub(shown, markdown)
+
+
+def _title(page: Path) -> str:
+    first = page.read_text().split("\n", 1)[0]
+    return first.removeprefix("# ").strip()
