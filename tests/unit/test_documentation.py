@@ -1,8 +1,19 @@
 """What the documentation draws from the code is drawn from the code as it is."""
 
+from pathlib import Path
+
+import pytest
 from tools import state_diagrams
+
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 def test_the_state_diagram_is_current() -> None:
     page = state_diagrams.PAGE.read_text()
     assert state_diagrams.fill(page) == page, "run: python -m tools.state_diagrams"
+
+
+@pytest.mark.parametrize(("page", "source"), [("django", "django_view"), ("fastapi", "fastapi_payments")])
+def test_a_guide_includes_its_example(page: str, source: str) -> None:
+    """A formatter of Python code in Markdown takes the mark for an expression, and would write it apart."""
+    assert f'--8<-- "examples/{source}.py"' in (DOCS / "how-to" / f"{page}.md").read_text()
