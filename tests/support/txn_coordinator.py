@@ -208,7 +208,7 @@ class World:
 
     async def pass_time(self, by_ms: int) -> None:
         self.clock.advance(by_ms)
-        while self.coordinator.tick() <= self.clock.monotonic_ms():
+        while self.coordinator.tick() <= self.coordinator._timer.monotonic_ms():
             await Turn()
         await self.settle()
 
