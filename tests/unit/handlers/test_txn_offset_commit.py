@@ -225,6 +225,25 @@ async def test_without_verification_older_clients_are_believed() -> None:
         assert await fetch(desk) == UNSTABLE
 
 
+@pytest.mark.parametrize("verifies", ["false", "true"])
+@pytest.mark.parametrize("pair", [Pair(-1, -1), Pair(7, -1)], ids=str)
+@pytest.mark.parametrize("version", [IMPLICIT - 1, IMPLICIT])
+def test_a_pair_that_is_none_is_refused_and_costs_nobody_else(
+    version: int, pair: Pair, verifies: str
+) -> None:
+    @on_a_loop
+    async def run() -> None:
+        async with memory_broker(transaction_partition_verification_enable=verifies) as desk:
+            own = await claimed(desk)
+            assert await code(desk, pair, version) == E.INVALID_PRODUCER_ID_MAPPING
+            assert not desk.broker.groups.offline_partitions
+            if version < IMPLICIT:
+                await add_offsets(desk, own)
+            assert await code(desk, own, version) == 0
+
+    run()
+
+
 @versions(ApiKey.TXN_OFFSET_COMMIT)
 @on_a_loop
 async def test_who_may_not_write_with_that_pair(version: int) -> None:

@@ -39,6 +39,7 @@ ABORTABLE_SINCE: Final = 4  # KIP-890
 IMPLICIT_SINCE: Final = 5  # KIP-890
 TOPIC_IDS_SINCE: Final = 6  # KIP-1319, and with it GROUP_ID_NOT_FOUND
 
+NO_PAIR: Final = Reject(ErrorCode.INVALID_PRODUCER_ID_MAPPING, "a -1 in it: no transaction has that pair")
 NO_GROUP: Final = Reject(ErrorCode.INVALID_GROUP_ID, "a group id must not be empty")
 
 
@@ -85,6 +86,8 @@ async def _commit(
     group_id = GroupId(request.group_id)
     if not group_id:
         return NO_GROUP
+    if request.producer_id < 0 or request.producer_epoch < 0:
+        return NO_PAIR
     # A group that cannot be kept here now must not cost its transaction a partition.
     refused = await broker.groups.prepare() or broker.groups.unavailable(group_id)
     if refused is not None:
