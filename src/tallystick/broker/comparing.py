@@ -6,7 +6,7 @@ replayed; then `settle` acts, while every id still answers that it is being load
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from types import MappingProxyType
 from typing import Final
 
@@ -47,6 +47,8 @@ from tallystick.protocol.records import ControlType, iter_headers, read_marker
 _log = logging.getLogger("tallystick.transactions")
 
 SCAN_BYTES: Final = 1024 * 1024
+# Of one partition, for one marker; a decision that was lost has its marker near the end.
+LOOKED_AT_BYTES_MAX: Final = 1024 * SCAN_BYTES
 # About a millisecond of work; in between the broker serves others.
 LOOKED_AT_PER_SLICE: Final = 256
 # A marker that cannot be written at once, because offsets are still being replayed or the disk is full.
@@ -58,7 +60,7 @@ _COMPLETE: Final = frozenset({TxnState.COMPLETE_COMMIT, TxnState.COMPLETE_ABORT}
 _OUTCOMES: Final = MappingProxyType({ControlType.COMMIT: Outcome.COMMIT, ControlType.ABORT: Outcome.ABORT})
 
 
-FindOutcome = Callable[[TopicPartition, Identity, TimestampMs], Outcome | None]
+FindOutcome = Callable[[TopicPartition, Identity, TimestampMs], Awaitable[Outcome | None]]
 
 
 class UncleanStart:
@@ -200,8 +202,9 @@ class UncleanStart:
 
     async def _decide_again(self, ids: LoadedIds, behind: IdFound) -> None:
         name, marker = behind.transactional_id, marker_of(behind.writer)
-        found = (self._find_outcome(at, marker, behind.since_ms) for at in behind.witnesses)
-        outcome = next((outcome for outcome in found if outcome is not None), None)
+        outcome = None
+        for at in behind.witnesses:
+            outcome = outcome or await self._find_outcome(at, marker, behind.since_ms)
         if outcome is None:
             _log.error(
                 "the transaction of %s, %r, was ended, and nothing is left that says how", behind.writer, name
@@ -235,9 +238,9 @@ class UncleanStart:
 def compare_after_crash(topics: Topics, markers: MarkerSink) -> UncleanStart:
     """Note what all partitions have. Order: before anything is written to them."""
 
-    def find_outcome(name: TopicPartition, marker: Identity, since_ms: TimestampMs) -> Outcome | None:
+    async def find_outcome(name: TopicPartition, marker: Identity, since_ms: TimestampMs) -> Outcome | None:
         partition = topics.partition(name.topic, name.partition)
-        return None if partition is None else read_outcome(partition, marker, since_ms)
+        return None if partition is None else await read_outcome(partition, marker, since_ms)
 
     seen = {partition.topic_partition: _seen(partition) for partition in topics.all_partitions()}
     return UncleanStart(seen, markers, find_outcome)
@@ -257,28 +260,41 @@ def _seen(partition: Partition) -> SeenPartition:
     return SeenPartition(log_end_offset=partition.log.log_end_offset, producers=producers)
 
 
-def read_outcome(partition: Partition, marker: Identity, since_ms: TimestampMs) -> Outcome | None:
+async def read_outcome(partition: Partition, marker: Identity, since_ms: TimestampMs) -> Outcome | None:
     """What the end marker signed by `marker` says; None: there is none.
 
-    Cost: what was written since `since_ms` is read; all of it, if the marker is not there: perhaps the clock
-    was set back in between.
+    Cost: what was written since `since_ms` is read; if the marker is not there the rest, too, for perhaps the
+    clock was set back in between. LOOKED_AT_BYTES_MAX at most, and others have the loop after every piece: a
+    client can have a marker looked for that never was, by the epoch of a batch.
     """
     log = partition.log
     found = log.offset_for_timestamp(since_ms)
     begin = log.log_end_offset if found is None else found[0]
-    said = _find_outcome(partition, marker, begin, log.log_end_offset)
-    return said or _find_outcome(partition, marker, log.log_start_offset, begin)
+    left = LOOKED_AT_BYTES_MAX
+    for at, end in ((begin, log.log_end_offset), (log.log_start_offset, begin)):
+        async for piece in _pieces(partition, at, end):
+            said = _outcome_in(piece, marker)
+            left -= len(piece)
+            if said is not None or left <= 0:
+                return said
+    return None
 
 
-def _find_outcome(partition: Partition, marker: Identity, at: Offset, end: Offset) -> Outcome | None:
+async def _pieces(partition: Partition, at: Offset, end: Offset) -> AsyncIterator[bytes]:
     while at < end:
         result = partition.log.read(at, SCAN_BYTES, upper=end)
         if isinstance(result, Reject) or not result.data:
-            return None
-        for position, header in iter_headers(result.data):
+            return
+        yield result.data
+        await asyncio.sleep(0)
+        for _, header in iter_headers(result.data):
             at = Offset(header.next_offset)
-            if header.is_control and header.producer == marker:
-                read = read_marker(result.data, position)
-                if read is not None:
-                    return _OUTCOMES[read.type]
+
+
+def _outcome_in(piece: bytes, marker: Identity) -> Outcome | None:
+    for position, header in iter_headers(piece):
+        if header.is_control and header.producer == marker:
+            read = read_marker(piece, position)
+            if read is not None:
+                return _OUTCOMES[read.type]
     return None

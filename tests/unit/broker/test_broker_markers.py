@@ -6,6 +6,7 @@ import pytest
 from tests.support.leading import TOPIC, Leader, leader, turns
 from tests.support.memory_broker import on_a_loop
 
+from tallystick.broker import comparing
 from tallystick.broker.comparing import read_outcome
 from tallystick.broker.markers import PartitionMarkers
 from tallystick.broker.txn.commands import SendMarkers
@@ -200,7 +201,27 @@ def test_a_marker_is_found_although_the_clock_was_set_back_before_it(outcome: Ou
             await world.write(who)
             await world.end(who, outcome)
             began_ms = TimestampMs(world.clock.now_ms() + later_ms)
-            assert read_outcome(world.partition(), after(who), began_ms) is outcome
-            assert read_outcome(world.partition(), who, began_ms) is None
+            assert await read_outcome(world.partition(), after(who), began_ms) is outcome
+            assert await read_outcome(world.partition(), who, began_ms) is None
 
     run()
+
+
+@on_a_loop
+async def test_others_have_the_loop_while_a_marker_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any client can have one looked for that is not there: a log of any size, read at a start."""
+    monkeypatch.setattr(comparing, "SCAN_BYTES", 1)  # a batch at a time
+    async with leader() as world:
+        who = await world.identity()
+        await world.write(who)
+        await world.end(who, Outcome.COMMIT)
+        batches = 2
+        looking = asyncio.ensure_future(read_outcome(world.partition(), who, TimestampMs(0)))
+        turns = 0
+        while not looking.done():
+            turns += 1
+            await asyncio.sleep(0)
+        assert await looking is None
+        assert turns > batches
+        monkeypatch.setattr(comparing, "LOOKED_AT_BYTES_MAX", 1)
+        assert await read_outcome(world.partition(), after(who), TimestampMs(0)) is None, "and no further"

@@ -316,7 +316,7 @@ class Disk:
     def write_(self, send: SendMarkers, at: TopicPartition, _epoch: int) -> Offset | None:
         return self.write_marker(send, at)
 
-    def find_outcome(self, at: TopicPartition, marker: Identity, _since: TimestampMs) -> Outcome | None:
+    async def find_outcome(self, at: TopicPartition, marker: Identity, _since: TimestampMs) -> Outcome | None:
         return next((o for pair, o in self.logs[at].written if pair == marker and o is not None), None)
 
     def loaded(self) -> Mapping[TransactionalId, TxnEntry]:
