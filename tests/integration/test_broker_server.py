@@ -10,6 +10,7 @@ import pytest
 
 from tallystick.broker.config import BrokerConfig
 from tallystick.broker.server import Answer, CloseConnection, Peer, Server
+from tallystick.kernel.ids import INT32_MAX
 
 pytestmark = pytest.mark.server
 
@@ -104,14 +105,16 @@ class World:
 
 
 def scene(
-    play: Callable[[World], Coroutine[Any, Any, None]], settings: Mapping[str, str] | None = None
+    play: Callable[[World], Coroutine[Any, Any, None]],
+    settings: Mapping[str, str] | None = None,
+    connections_max: int = INT32_MAX,
 ) -> None:
     """Run `play` with a server that is stopped afterwards."""
 
     async def run() -> None:
         config = BrokerConfig.parse({"listeners": "PLAINTEXT://127.0.0.1:0", **(settings or {})})
         toy = Toy()
-        server = Server(config, toy)
+        server = Server(config, toy, lambda: connections_max)
         _, port = await server.start()
         try:
             async with asyncio.timeout(60):
@@ -321,6 +324,20 @@ def test_one_connection_too_many_is_refused_and_room_is_given_back(limit: str) -
             await client.end()
 
     scene(play, {limit: "2"})
+
+
+def test_connections_beyond_what_descriptors_allow_are_refused(caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever max.connections says: the broker must be able to open its own files."""
+
+    async def play(world: World) -> None:
+        first, second, third = [await world.client() for _ in range(3)]
+        assert await third.closed()
+        assert "leaves 2 connections" in caplog.text
+        for client in (first, second, third):
+            await client.end()
+
+    with caplog.at_level(logging.WARNING):
+        scene(play, connections_max=2)
 
 
 def test_a_thousand_connections_are_served() -> None:

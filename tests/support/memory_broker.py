@@ -13,6 +13,7 @@ from tallystick.broker.acl import Operation, Resource, ResourceType
 from tallystick.broker.broker import Broker
 from tallystick.broker.config import BrokerConfig, Endpoint
 from tallystick.broker.context import RequestContext
+from tallystick.broker.descriptors import UNLIMITED, Descriptors
 from tallystick.broker.files import Disk
 from tallystick.broker.handlers import HANDLERS
 from tallystick.broker.metadata import MetadataStore
@@ -105,12 +106,16 @@ def memory_disk() -> Disk:
 
 @asynccontextmanager
 async def memory_broker(
-    disk: Disk | None = None, *, markers: HeldMarkers | None = None, **settings: str
+    disk: Disk | None = None,
+    *,
+    markers: HeldMarkers | None = None,
+    descriptors: Descriptors = UNLIMITED,
+    **settings: str,
 ) -> AsyncIterator[MemoryBroker]:
     """Stopped at the end. It has begun to read its logs when it is handed out, and not finished."""
     given = {name.replace("_", "."): value for name, value in settings.items()}
     config = BrokerConfig.parse(SETTINGS | given)
-    broker = Broker(config, Path("data"), FakeClock(), disk or memory_disk())
+    broker = Broker(config, Path("data"), FakeClock(), disk or memory_disk(), descriptors=descriptors)
     broker.address = Endpoint("h", 9092)
     broker.open()
     if markers is not None:

@@ -9,6 +9,7 @@ import logging
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -16,6 +17,7 @@ from tallystick.broker.acl import ALLOW_ALL, Authorizer
 from tallystick.broker.comparing import compare_after_crash
 from tallystick.broker.config import BrokerConfig, Endpoint
 from tallystick.broker.coordinator_topic import CoordinatorTopic
+from tallystick.broker.descriptors import UNLIMITED, Descriptors
 from tallystick.broker.features import Features
 from tallystick.broker.fetch_sessions import FetchSessions
 from tallystick.broker.files import DataDirectory, Disk
@@ -42,7 +44,17 @@ _log = logging.getLogger("tallystick.broker")
 class Broker:
     """One broker. Owned by `serve`; lives on the loop after `open`."""
 
-    def __init__(self, config: BrokerConfig, data_dir: Path, clock: Clock, disk: Disk | None = None) -> None:
+    def __init__(
+        self,
+        config: BrokerConfig,
+        data_dir: Path,
+        clock: Clock,
+        disk: Disk | None = None,
+        *,
+        descriptors: Descriptors = UNLIMITED,
+    ) -> None:
+        """`descriptors`: what the process may open, which bounds max.partitions."""
+        self.descriptors = descriptors
         self.static_config = config
         self.config = config
         self.clock = clock
@@ -74,7 +86,14 @@ class Broker:
 
         Raises: DirectoryInUse, DataDirectoryUnusable, CorruptLog, MetadataUnusable, OSError.
         """
-        self.files = DataDirectory(self.data_dir, self.config, self.clock, self.fail, self._disk)
+        self.files = DataDirectory(
+            self.data_dir,
+            self.config,
+            self.clock,
+            self.fail,
+            self._disk,
+            residents_max=self.descriptors.residents_max,
+        )
         self.store = self.files.open()
         self.cluster_id = self.store.cluster_id()
         self._dynamic = self.store.broker_configs()
@@ -143,7 +162,8 @@ class Broker:
         layers: dict[str, str] = dict(self.static_config.given)
         for broker in ("", str(self.static_config.node_id)):
             layers.update(dynamic.get(broker, {}))
-        return BrokerConfig.parse(layers)
+        config = BrokerConfig.parse(layers)
+        return replace(config, max_partitions=min(config.max_partitions, self.descriptors.partitions_max))
 
     def check_dynamic(self, broker: str, configs: Mapping[str, str]) -> BrokerConfig:
         """The configuration if `broker` had these dynamic settings. Raises: BadConfig."""

@@ -17,6 +17,7 @@ from typing import Any, Final, Protocol, TypeVar, cast, get_args
 
 from tallystick.broker.cleaning import Child, Cleaning, CleaningConfig, start_child
 from tallystick.broker.config import BrokerConfig
+from tallystick.broker.descriptors import RESIDENTS_MAX
 from tallystick.broker.metadata import FILE_NAME, MetadataStore, Topic
 from tallystick.broker.partition import Partition
 from tallystick.broker.topic_config import TopicConfig
@@ -113,8 +114,11 @@ class DataDirectory:
         clock: Clock,
         failed: Callable[[Exception], None],
         disk: Disk | None = None,
+        *,
+        residents_max: int = RESIDENTS_MAX,
     ) -> None:
         self._path = path
+        self._residents_max = residents_max
         self._disk = disk or Disk()
         self._config = config
         self._clock = clock
@@ -141,6 +145,7 @@ class DataDirectory:
             request_sync=self._commit.request,
             offline=self._failed_in_thread,
             discard=self._discard,
+            residents_max=self._residents_max,
         )
         self._dir = LogDir.open(fs, str(self._path), options)
         if not self._dir.was_clean and (left := self._dir.partitions()):

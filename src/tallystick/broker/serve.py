@@ -14,6 +14,7 @@ from tallystick.broker.allocator import keep_freed_memory
 from tallystick.broker.broker import Broker
 from tallystick.broker.cleaning import held_back_bytes
 from tallystick.broker.config import BrokerConfig, Endpoint
+from tallystick.broker.descriptors import Descriptors
 from tallystick.broker.dispatch import Dispatcher
 from tallystick.broker.handlers import HANDLERS
 from tallystick.broker.measures import Observed, read_gauges
@@ -43,8 +44,13 @@ class Service:
     """One broker that clients can reach. Lives on the loop that made it."""
 
     def __init__(self, config: BrokerConfig) -> None:
-        self.broker = Broker(config, Path(config.log_dirs), SystemClock())
-        self._server = Server(config, Dispatcher(self.broker, HANDLERS))
+        descriptors = _descriptors()
+        self.broker = Broker(config, Path(config.log_dirs), SystemClock(), descriptors=descriptors)
+        self._server = Server(
+            config,
+            Dispatcher(self.broker, HANDLERS),
+            lambda: descriptors.connections_max(self.broker.topics.partition_count),
+        )
         self._metrics: MetricsServer | None = None
         self.metrics_address: Endpoint | None = None
         self.stop_requested = asyncio.Event()
@@ -148,6 +154,11 @@ def run(config: BrokerConfig, ready: Callable[[Service], None]) -> int:
     keep_freed_memory()
     with asyncio.Runner(loop_factory=_fast_loop if config.event_loop == "auto" else None) as runner:
         return runner.run(serve(config, ready))
+
+
+def _descriptors() -> Descriptors:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return Descriptors(None if soft == resource.RLIM_INFINITY else soft)
 
 
 def _allow_files() -> None:

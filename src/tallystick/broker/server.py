@@ -15,7 +15,8 @@ Who completes no request for `connections.max.idle.ms` is closed, however busily
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
+from math import inf
 from typing import Final, Protocol, cast
 
 from tallystick.broker.config import BrokerConfig
@@ -34,6 +35,7 @@ TRUSTED_FRAME_BYTES: Final = 2 * MIB
 WRITE_HIGH_WATER_BYTES: Final = 1 * MIB
 PIPELINE_MAX: Final = 256
 _SMALL_BYTES: Final = 64 * KIB
+_REFUSALS_TOLD_S: Final = 1.0
 
 
 class CloseConnection(TallystickError):
@@ -126,7 +128,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport.set_write_buffer_limits(high=WRITE_HIGH_WATER_BYTES)
         refusal = self._server.admit(self)
         if refusal is not None:
-            self.close(refusal)
+            self._server.refuse(self, refusal)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._closing = True
@@ -358,9 +360,13 @@ class Connection(asyncio.BufferedProtocol):
     def close(self, why: str) -> None:
         """Log and close at once; what was not sent is lost, and nobody waits for it."""
         if not self._closing:
-            self._closing = True
             _log.warning("%s: closed: %s", self.peer, why)
-            self._transport.abort()
+            self.abort()
+
+    def abort(self) -> None:
+        """Close at once, without a word."""
+        self._closing = True
+        self._transport.abort()
 
     def finish(self) -> bool:
         """Take no further request; True when every answer has been handed to the kernel."""
@@ -379,7 +385,11 @@ class Connection(asyncio.BufferedProtocol):
 class Server:
     """The listening socket and its connections."""
 
-    def __init__(self, config: BrokerConfig, dispatcher: Dispatcher) -> None:
+    def __init__(
+        self, config: BrokerConfig, dispatcher: Dispatcher, connections_max: Callable[[], int]
+    ) -> None:
+        """`connections_max`: how many the process has descriptors for now, beside what the broker needs."""
+        self._connections_max = connections_max
         self.loop = asyncio.get_running_loop()
         self.scatters = type(self.loop).__module__.startswith("uvloop")
         self.dispatcher = dispatcher
@@ -388,6 +398,7 @@ class Server:
         self._connections: dict[int, Connection] = {}
         self._per_host: Counter[str] = Counter()
         self._ids = 0
+        self._refusals_told_at, self._refusals_untold = -inf, 0
         self._receiving_bytes = 0
         # Who may have bytes to send; whoever has none is taken out when somebody asks.
         self._senders: set[Connection] = set()
@@ -435,9 +446,27 @@ class Server:
         self._per_host[peer.host] += 1
         if len(self._connections) > config.max_connections:
             return f"max.connections is {config.max_connections}"
+        if len(self._connections) > (allowed := self._connections_max()):
+            return (
+                f"the limit of open files leaves {allowed} connections beside what the broker needs itself; "
+                "raise it (ulimit -n, LimitNOFILE)"
+            )
         if self._per_host[peer.host] > config.max_connections_per_ip:
             return f"max.connections.per.ip is {config.max_connections_per_ip}"
         return None
+
+    def refuse(self, connection: Connection, why: str) -> None:
+        """Close one connection too many; a flood of them is one line a second in the log."""
+        now = self.loop.time()
+        if now >= self._refusals_told_at + _REFUSALS_TOLD_S:
+            untold = (
+                f" ({self._refusals_untold} more since the last such line)" if self._refusals_untold else ""
+            )
+            self._refusals_told_at, self._refusals_untold = now, 0
+            connection.close(f"{why}{untold}")
+        else:
+            self._refusals_untold += 1
+            connection.abort()
 
     def forget(self, connection: Connection) -> None:
         peer = connection.peer

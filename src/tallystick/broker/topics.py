@@ -25,7 +25,7 @@ from tallystick.kernel.ids import TopicPartition
 from tallystick.kernel.limits import TOPIC_NAME_LENGTH_MAX
 from tallystick.kernel.settings import BadConfig
 from tallystick.kernel.value import frozen
-from tallystick.storage.fs import is_full
+from tallystick.storage.fs import is_passing
 from tallystick.storage.log_dir import random_id
 from tallystick.storage.validation import LogConfig
 
@@ -330,7 +330,7 @@ def _exists(name: str) -> Reject:
 
 
 def _if_full(name: str, exc: OSError) -> Reject:
-    if not is_full(exc):
+    if not is_passing(exc):
         raise exc
     _log.error("topic %s cannot be made: %s", name, exc)
     return Reject(ErrorCode.KAFKA_STORAGE_ERROR, f"topic {name!r} cannot be made: {exc}")

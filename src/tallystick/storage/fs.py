@@ -31,6 +31,10 @@ class LogFull(StorageFailure):
     """No room for these bytes. Nothing was appended; what is there stays readable."""
 
 
+class OutOfDescriptors(LogFull):
+    """No descriptor or memory was to be had. Nothing was done, and the disk is as good as before."""
+
+
 class LogOffline(StorageFailure):
     """A sync or a repair failed, so the file is in no known state: its data directory is finished [LOG-4]."""
 
@@ -150,6 +154,26 @@ def make_directory(fs: FileSystem, path: str) -> None:
 def is_full(error: OSError) -> bool:
     """True when a write failed for want of room, which a later write may find again."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def is_exhausted(error: OSError) -> bool:
+    """True when the process, not the disk, was at its end: no descriptor or memory to be had."""
+    return error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+
+
+def is_out_of_descriptors(error: OSError) -> bool:
+    """True when nothing but an open can have failed; ENOMEM may come from a sync, which loses the disk."""
+    return error.errno in (errno.EMFILE, errno.ENFILE)
+
+
+def is_passing(error: OSError) -> bool:
+    """True when a later attempt may succeed, and the error says nothing about what is on the disk."""
+    return is_full(error) or is_exhausted(error)
+
+
+def refusal(path: str, what: str, error: OSError) -> LogFull:
+    """What a passing error is raised as."""
+    return (LogFull if is_full(error) else OutOfDescriptors)(path, f"{what}: {error}")
 
 
 class Syscalls:

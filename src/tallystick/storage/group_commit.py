@@ -10,17 +10,19 @@ come together share it. Fifty logs, as 64 transactional producers touch them, ta
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Final
 
 from tallystick.kernel.ids import Offset
-from tallystick.storage.fs import StorageFailure
+from tallystick.storage.fs import OutOfDescriptors, StorageFailure
 from tallystick.storage.log import Log
 
 # Beyond this more threads gain little, and each may have a turn at the interpreter's lock.
 HELPERS: Final = 7
 # Two or three syncs one after the other take less than waking helpers, of whom the loop wants to hear, too.
 HELPED_FROM: Final = 4
+# How soon a sync is tried again for which no descriptor was to be had.
+AGAIN_S: Final = 0.1
 
 
 class GroupCommit:
@@ -38,6 +40,7 @@ class GroupCommit:
         self._notify_failure = notify_failure
         self._requests: SimpleQueue[Log | None] = SimpleQueue()
         self._failed: set[int] = set()
+        self._again: list[Log] = []
         self._thread = threading.Thread(target=self._run, name="group-commit", daemon=True)
         self._helpers = ThreadPoolExecutor(HELPERS, thread_name_prefix="group-commit")
         self.rounds = 0
@@ -56,10 +59,19 @@ class GroupCommit:
             self._thread.join()
 
     def _run(self) -> None:
-        while True:
-            logs: dict[Log, None] = {}
-            stopping = False
-            request = self._requests.get()
+        stopping = False
+        while not stopping:
+            logs, stopping = self._gather()
+            self.rounds += 1
+            self._sync_all(logs)
+        self._helpers.shutdown()
+
+    def _gather(self) -> tuple[list[Log], bool]:
+        """The logs of the next round, and whether it is the last one. Blocks until there is one."""
+        logs, stopping = dict.fromkeys(self._again), False
+        self._again.clear()
+        try:
+            request = self._requests.get(timeout=AGAIN_S if logs else None)
             while True:
                 if request is None:
                     stopping = True
@@ -68,11 +80,9 @@ class GroupCommit:
                 if self._requests.empty():
                     break
                 request = self._requests.get()
-            self.rounds += 1
-            self._sync_all(list(logs))
-            if stopping:
-                self._helpers.shutdown()
-                return
+        except Empty:
+            pass
+        return list(logs), stopping
 
     def _sync_all(self, logs: list[Log]) -> None:
         """One round; over when every log of it is, so that no log is ever synced by two threads."""
@@ -88,6 +98,9 @@ class GroupCommit:
             return
         try:
             end = log.sync()
+        except OutOfDescriptors:
+            # Nothing was synced and nothing is lost; who waits goes on waiting.
+            self._again.append(log)
         except StorageFailure as exc:
             self._failed.add(id(log))
             self._notify_failure(log, exc)

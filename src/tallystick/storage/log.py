@@ -12,7 +12,7 @@ import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from tallystick.kernel.check import check
 from tallystick.kernel.codes import ErrorCode
@@ -31,9 +31,21 @@ from tallystick.storage import trimming
 from tallystick.storage.aborted import AbortedTxn, aborted_between
 from tallystick.storage.checkpoints import format_epochs
 from tallystick.storage.epochs import LeaderEpochs
-from tallystick.storage.fs import FileSystem, LogFull, LogOffline, StorageFailure, is_full, replace_file
+from tallystick.storage.fs import (
+    FileSystem,
+    LogFull,
+    LogOffline,
+    OutOfDescriptors,
+    StorageFailure,
+    is_full,
+    is_out_of_descriptors,
+    is_passing,
+    refusal,
+    replace_file,
+)
 from tallystick.storage.producers import AppendOrigin, Duplicate, ProducerStates, Verification
 from tallystick.storage.recovery import CorruptLog, RecoveryReport
+from tallystick.storage.reserve import SpaceGuard, Unlimited
 from tallystick.storage.segment import SNAPSHOT, file_name
 from tallystick.storage.segment_file import Residents, Segment
 from tallystick.storage.snapshots import encode_snapshot
@@ -54,31 +66,12 @@ __all__ = [
     "SpaceGuard",
     "StorageFailure",
     "TxnGuard",
+    "Unlimited",
 ]
 
 EPOCH_FILE: Final = "leader-epoch-checkpoint"
 # Where readers stand: offset -> where its batch starts. A reader comes back for what follows its last read.
 _READERS_MAX: Final = 64
-
-
-class SpaceGuard(Protocol):
-    """Says whether bytes may still be written, and lets go of the reserve for those that must be."""
-
-    def may_write(self, size: int, internal: bool) -> bool: ...
-
-    def release(self, size: int) -> None:
-        """An internal append met a full disk: give back room for so many bytes; it is tried once more."""
-        ...
-
-
-class Unlimited:
-    """A guard for directories without a reserve."""
-
-    def may_write(self, size: int, internal: bool) -> bool:
-        return True
-
-    def release(self, size: int) -> None:
-        return None
 
 
 def remove_now(log: "Log", paths: list[str]) -> None:
@@ -170,6 +163,7 @@ class Log:
         self._bases: list[int] = []
         self._readers: dict[int, tuple[Segment, int]] = {}
         self._closed = False
+        self._epochs_saved = True
         # Offset, segment, position: where what is on the disk ends, and where the log ends. Each is one
         # value, because the loop and the syncing thread must never see half of the other's change.
         self._synced: tuple[Offset, Segment | None, int] = (Offset(0), None, 0)
@@ -290,8 +284,8 @@ class Log:
             raise LogFull(self.directory, f"no room for {len(data)} bytes beside the reserve")
         try:
             self._roll_and_write(data, headers, last_offset, now_ms)
-        except LogFull:
-            if not internal:
+        except LogFull as full:
+            if not internal or isinstance(full, OutOfDescriptors):
                 raise
             try:
                 self.hooks.space.release(len(data))
@@ -334,8 +328,8 @@ class Log:
             active.cut_back()
         except OSError as exc:
             raise self.fail(f"a write failed ({cause}), and so did taking it back ({exc})") from exc
-        if is_full(cause):
-            raise LogFull(self.directory, str(cause)) from cause
+        if is_passing(cause):
+            raise refusal(self.directory, "a write failed", cause) from cause
         raise StorageFailure(self.directory, f"a write failed: {cause}") from cause
 
     def fail(self, reason: str) -> LogOffline:
@@ -385,12 +379,13 @@ class Log:
             header, marker, offset, header.max_timestamp, transaction_version=transaction_version
         )
         if done is not None and done.is_aborted and segment is not None:
-            aborted = done.as_aborted()
+            segment.add_aborted(done.as_aborted())
             try:
-                self.with_reserve(lambda: segment.add_aborted(aborted))
+                self.with_reserve(segment.write_aborted)
             except OSError as exc:
-                # The marker is in the log and the index is not: a restart makes it again from the log.
-                raise self.fail(f"the index of aborted transactions cannot be written: {exc}") from exc
+                # The entry is known, and is written before the segment is closed; a crash finds the marker.
+                if not is_passing(exc):
+                    raise self.fail(f"the index of aborted transactions cannot be written: {exc}") from exc
 
     def begin_epoch(self, leader_epoch: LeaderEpoch) -> None:
         """From the log end on this epoch writes; durable before anybody is told of it. Raises: LogOffline."""
@@ -406,8 +401,11 @@ class Log:
         try:
             self.with_reserve(lambda: replace_file(self.fs, path, text))
         except OSError as exc:
-            if not is_full(exc):
+            if not is_passing(exc):
                 raise self.fail(f"{EPOCH_FILE} cannot be written: {exc}") from exc
+            self._epochs_saved = False
+        else:
+            self._epochs_saved = True
 
     # -- rolling and syncing -------------------------------------------------------------------------------
 
@@ -435,8 +433,8 @@ class Log:
                 segment.remove()
                 raise
         except OSError as exc:
-            if is_full(exc):
-                raise LogFull(self.directory, f"no room for another segment: {exc}") from exc
+            if is_passing(exc):
+                raise refusal(self.directory, "no room for another segment", exc) from exc
             raise self.fail(f"cannot start another segment: {exc}") from exc
         with self.syncing:
             self.closed_unsynced.append(closing)
@@ -480,7 +478,7 @@ class Log:
         Blocks; any thread. Order: names first, then segments oldest first, so that `synced_end` never
         passes an earlier byte that is not on the disk [LOG-1].
         Raises: LogOffline. It is never tried again: after a failed sync the kernel may call pages clean
-            that are not on the disk.
+            that are not on the disk. OutOfDescriptors: a file could not be opened; try again.
         """
         with self.syncing:
             if self.failure is not None:
@@ -499,6 +497,9 @@ class Log:
                 if active is not None:
                     active.sync()
             except OSError as exc:
+                if is_out_of_descriptors(exc):
+                    self.directory_unsynced = True
+                    raise refusal(self.directory, "no descriptor to sync with", exc) from exc
                 raise self.fail(f"a sync failed: {exc}") from exc
             del self.closed_unsynced[: len(closed)]
             self._note_synced(end, active, position)
@@ -674,6 +675,8 @@ class Log:
 
     def flush_indexes(self) -> None:
         """Bring the last segment's index files up to date. Raises OSError."""
+        if not self._epochs_saved:
+            self.save_epochs()
         self.active.write_indexes()
 
     def close(self, *, clean: bool) -> None:

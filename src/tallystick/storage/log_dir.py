@@ -82,6 +82,7 @@ class DirectoryOptions:
     request_sync: Callable[[Log], None] = _ignore
     offline: Callable[[Log, LogOffline], None] = _leave_to_callers  # in any thread
     discard: Callable[[Log, list[str]], None] = remove_now
+    residents_max: int = 256  # closed segments kept open, of all logs together
 
 
 class LogDir:
@@ -101,7 +102,7 @@ class LogDir:
         self._lock = lock
         self._hooks = LogHooks(
             space=options.space,
-            residents=Residents(),
+            residents=Residents(options.residents_max),
             request_sync=options.request_sync,
             before_delete=self._start_moves,
             offline=options.offline,

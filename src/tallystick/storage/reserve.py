@@ -10,7 +10,7 @@ Not Kafka's: a Kafka broker stops at the first failed append. See docs/adr/0042.
 """
 
 import threading
-from typing import Final
+from typing import Final, Protocol
 
 from tallystick.kernel.limits import MIB
 from tallystick.storage.fs import FileSystem, is_full
@@ -18,6 +18,26 @@ from tallystick.storage.fs import FileSystem, is_full
 RESERVE_FILE: Final = ".reserve"
 # What one internal append that meets a full disk is given back; a larger one asks again.
 CHUNK_BYTES: Final = MIB
+
+
+class SpaceGuard(Protocol):
+    """Says whether bytes may still be written, and lets go of the reserve for those that must be."""
+
+    def may_write(self, size: int, internal: bool) -> bool: ...
+
+    def release(self, size: int) -> None:
+        """An internal append met a full disk: give back room for so many bytes; it is tried once more."""
+        ...
+
+
+class Unlimited:
+    """A guard for directories without a reserve."""
+
+    def may_write(self, size: int, internal: bool) -> bool:
+        return True
+
+    def release(self, size: int) -> None:
+        return None
 
 
 class Reserve:

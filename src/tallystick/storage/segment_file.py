@@ -74,6 +74,7 @@ class Segment:
         self._syncing = False
         self.rolling_timestamp: int | None = None
         self.aborted: AbortedIndex | None = None
+        self._aborted_unwritten: list[AbortedTxn] = []
         self._index_interval_bytes = index_interval_bytes
         self._residents = residents
         self._file: File | None = None
@@ -205,29 +206,35 @@ class Segment:
         return self.aborted
 
     def add_aborted(self, txn: AbortedTxn) -> None:
-        """File first, then memory. Raises OSError with the file as it was, or as far as that fails, too."""
+        """Know of it at once; `write_aborted` has to follow, and a segment is not closed before."""
+        self.load_aborted().append(txn)
+        self._aborted_unwritten.append(txn)
+
+    def write_aborted(self) -> None:
+        """Bring the file up to date. Raises OSError with the file as it was, or as far as that fails, too."""
+        if not self._aborted_unwritten:
+            return
         file = self._fs.open_append(self.path(naming.TXN_INDEX))
         size = file.size()
         try:
-            file.write([encode_aborted(txn)])
+            file.write([encode_aborted(txn) for txn in self._aborted_unwritten])
         except OSError:
             file.truncate(size)
             raise
         finally:
             file.close()
-        self.load_aborted()
-        assert self.aborted is not None
-        if not len(self.aborted) or list(self.aborted)[-1].last_offset < txn.last_offset:
-            self.aborted.append(txn)
+        self._aborted_unwritten.clear()
 
     def reset_aborted(self) -> None:
         """Before a scan that finds them all again."""
         if self._fs.exists(self.path(naming.TXN_INDEX)):
             self._fs.remove(self.path(naming.TXN_INDEX))
         self.aborted = AbortedIndex()
+        self._aborted_unwritten.clear()
 
     def write_indexes(self) -> None:
         """Bring the index files up to date with memory."""
+        self.write_aborted()
         for slot, (suffix, index) in enumerate(
             ((naming.INDEX, self._index), (naming.TIME_INDEX, self._time_index))
         ):

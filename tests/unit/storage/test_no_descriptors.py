@@ -1,0 +1,215 @@
+"""A process out of descriptors or memory says nothing about its disk: what needs one is tried again."""
+
+import errno
+from queue import SimpleQueue
+
+import pytest
+
+from tallystick.kernel.ids import Identity, LeaderEpoch, Offset, ProducerEpoch, ProducerId, TopicPartition
+from tallystick.protocol.records import BatchMeta, ControlType, Marker, Record, encode_batch, encode_marker
+from tallystick.storage.fs import StorageFailure
+from tallystick.storage.group_commit import GroupCommit
+from tallystick.storage.loading import Ended, create_log, open_log
+from tallystick.storage.log import (
+    EPOCH_FILE,
+    AppendOrigin,
+    AppendResult,
+    Log,
+    LogConfig,
+    LogFull,
+    LogHooks,
+    Unlimited,
+)
+from tallystick.storage.reserve import Reserve
+from tallystick.storage.segment_file import Residents
+from tallystick.testing.memory_fs import MemoryFile, MemoryFileSystem
+
+NOW = 1_700_000_000_000
+TP = TopicPartition("t", 0)
+CONFIG = LogConfig(segment_bytes=600, index_interval_bytes=100)
+HOOKS = LogHooks(space=Unlimited(), residents=Residents())
+EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+
+
+class NoDescriptors(MemoryFileSystem):
+    """Refuses to open while `why` is set; `opens_left` are granted before that."""
+
+    why: int | None = None
+    opens_left = 0
+
+    def _open(self, path: str) -> None:
+        if self.why is None:
+            return
+        if not self.opens_left:
+            raise OSError(self.why, "no descriptor", path)
+        self.opens_left -= 1
+
+    def open_append(self, path: str) -> MemoryFile:
+        self._open(path)
+        return super().open_append(path)
+
+    def sync_dir(self, path: str) -> None:
+        self._open(path)
+        super().sync_dir(path)
+
+
+def make(fs: MemoryFileSystem) -> Log:
+    log = create_log(fs, "d", TP, CONFIG, HOOKS)
+    fs.sync_dir("")
+    return log
+
+
+def batch(size: int = 50, *, transactional: bool = False) -> bytes:
+    record = Record(offset=0, timestamp_ms=NOW, key=b"k", value=b"v" * size, headers=())
+    if not transactional:
+        return encode_batch([record], BatchMeta())
+    return encode_batch([record], BatchMeta(producer_id=7, epoch=0, base_sequence=0, transactional=True))
+
+
+def append(
+    log: Log, data: bytes, *, epoch: int = 0, origin: AppendOrigin = AppendOrigin.CLIENT
+) -> AppendResult:
+    result = log.append(data, now_ms=NOW, leader_epoch=LeaderEpoch(epoch), origin=origin)
+    assert isinstance(result, AppendResult), result
+    return result
+
+
+def abort_marker() -> bytes:
+    marker = Marker(type=ControlType.ABORT, coordinator_epoch=0)
+    return encode_marker(marker, Identity(ProducerId(7), ProducerEpoch(1)), timestamp_ms=NOW)
+
+
+def reopen(fs: MemoryFileSystem, *, clean: bool = False, recovery_point: int = 0) -> Log:
+    ended = Ended(clean=clean, recovery_point=recovery_point)
+    return open_log(fs, "d", TP, CONFIG, HOOKS, ended)[0]
+
+
+@pytest.mark.parametrize("why", EXHAUSTED)
+@pytest.mark.parametrize("opens", range(8))
+def test_a_roll_without_descriptors_is_refused_and_tried_again(why: int, opens: int) -> None:
+    """Whichever of the opens of a roll is the first to fail."""
+    fs = NoDescriptors()
+    log = make(fs)
+    append(log, batch(400))
+    fs.why, fs.opens_left = why, opens
+    try:
+        append(log, batch(400))
+    except LogFull:
+        assert len(log.segments) == 1
+    assert log.failure is None
+    fs.why = None
+    append(log, batch(400))
+    log.close(clean=True)
+    assert reopen(fs, clean=True).log_end_offset == log.log_end_offset
+
+
+def test_a_roll_without_descriptors_takes_nothing_from_the_reserve() -> None:
+    """What gives room back on a full disk would only have data refused for longer."""
+    fs = NoDescriptors(capacity=1 << 20)
+    fs.mkdir("data")
+    reserve = Reserve(fs, "data", 4000, chunk_bytes=1000)
+    assert reserve.restore()
+    log = create_log(fs, "d", TP, CONFIG, LogHooks(space=reserve, residents=Residents()))
+    append(log, batch(400))
+    fs.why = errno.EMFILE
+    with pytest.raises(LogFull):
+        append(log, batch(400), origin=AppendOrigin.DECISION)
+    assert reserve.whole
+
+
+def aborted_log(fs: NoDescriptors) -> Log:
+    """A log with an aborted transaction whose entry in the index could not be written."""
+    log = make(fs)
+    append(log, batch(transactional=True))
+    fs.why = errno.EMFILE
+    append(log, abort_marker(), origin=AppendOrigin.COORDINATOR)
+    assert log.failure is None
+    assert [txn.last_offset for txn in log.aborted_between(0, 2)] == [1]
+    return log
+
+
+def test_an_abort_without_descriptors_is_known_and_its_entry_is_written_with_the_indexes() -> None:
+    fs = NoDescriptors()
+    log = aborted_log(fs)
+    fs.why = None
+    log.close(clean=True)
+    again = reopen(fs, clean=True)
+    assert [txn.last_offset for txn in again.aborted_between(0, 2)] == [1]
+
+
+def test_a_segment_is_not_closed_before_its_aborted_transactions_are_in_its_index() -> None:
+    fs = NoDescriptors()
+    log = aborted_log(fs)
+    with pytest.raises(LogFull):
+        append(log, batch(400))
+    fs.why = None
+    append(log, batch(400))
+    append(log, batch(400))
+    log.sync()
+    fs.crash()
+    again = reopen(fs, recovery_point=int(log.recovery_point))
+    assert [txn.last_offset for txn in again.aborted_between(0, 2)] == [1]
+
+
+def test_an_abort_whose_entry_was_not_written_is_found_again_after_a_crash() -> None:
+    fs = NoDescriptors()
+    log = aborted_log(fs)
+    fs.why = None
+    end = log.sync()
+    fs.crash()
+    again = reopen(fs, recovery_point=int(end))
+    assert [txn.last_offset for txn in again.aborted_between(0, 2)] == [1]
+
+
+def test_epochs_that_could_not_be_written_are_written_with_the_next_checkpoint() -> None:
+    fs = NoDescriptors()
+    log = make(fs)
+    fs.why = errno.EMFILE
+    append(log, batch(), epoch=3)
+    assert log.failure is None
+    fs.why = None
+    log.flush_indexes()
+    assert fs.read_bytes(f"d/{EPOCH_FILE}").decode().splitlines()[2:] == ["3 0"]
+
+
+def test_a_sync_without_descriptors_is_tried_again_and_promises_nothing_before() -> None:
+    fs = NoDescriptors()
+    log = make(fs)
+    append(log, batch())
+    fs.why = errno.EMFILE
+    with pytest.raises(LogFull):
+        log.sync()
+    assert log.failure is None
+    assert log.synced_end == 0
+    fs.why = None
+    assert log.sync() == 1
+    fs.crash()
+    assert reopen(fs).log_end_offset == 1
+
+
+def test_the_group_commit_syncs_again_what_found_no_descriptor() -> None:
+    fs = NoDescriptors()
+    log = make(fs)
+    append(log, batch())
+    refusals: SimpleQueue[None] = SimpleQueue()
+    synced: SimpleQueue[Offset] = SimpleQueue()
+    failed: list[StorageFailure] = []
+
+    class Telling(type(log)):  # type: ignore[misc]  # the same log, which says when it refused
+        def sync(self) -> Offset:
+            try:
+                return super().sync()
+            except LogFull:
+                refusals.put(None)
+                raise
+
+    log.__class__ = Telling
+    commit = GroupCommit(lambda log, end: synced.put(end), lambda log, failure: failed.append(failure))
+    commit.start()
+    fs.why = errno.EMFILE
+    commit.request(log)
+    refusals.get(timeout=60)
+    fs.why = None
+    assert synced.get(timeout=60) == 1
+    commit.stop()
+    assert not failed
