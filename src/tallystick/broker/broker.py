@@ -75,6 +75,8 @@ class Broker:
         # What the peers have not read yet; the server says.
         self.unsent_bytes: Callable[[], int] = lambda: 0
         self.configured: list[Callable[[BrokerConfig], None]] = []
+        # Held while a large request is decoded beside the loop: one at a time, whoever sent them.
+        self.decoding = asyncio.Lock()
         self._producer_id_lock = asyncio.Lock()
         self._dynamic: dict[str, dict[str, str]] = {}
         self._txn_settings: tuple[BrokerConfig, int, TxnSettings] | None = None

@@ -4,6 +4,7 @@ As in Kafka, a request that cannot be read, and one for an API or version this b
 connection; only ApiVersions answers an unknown version, so that a newer client can learn what to use.
 """
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from inspect import isawaitable
@@ -11,9 +12,13 @@ from struct import Struct
 from typing import Final, TypeVar
 
 from tallystick.broker.broker import Broker
+from tallystick.broker.config import BrokerConfig
 from tallystick.broker.context import RequestContext
+from tallystick.broker.listing import Listed
 from tallystick.broker.server import Answer, Buffer, CloseConnection, Peer
 from tallystick.kernel.codes import ErrorCode
+from tallystick.kernel.ids import INT32_MAX
+from tallystick.kernel.limits import KIB, REQUEST_BYTES_MAX, REQUEST_BYTES_PER_PARTITION
 from tallystick.kernel.value import frozen
 from tallystick.protocol import DecodeError, decode_prefix, encode_parts
 from tallystick.protocol.apis import API, ApiKey, ApiSpec
@@ -29,6 +34,9 @@ Body = list[Buffer] | None  # an answer without length and header; None: there i
 RawHandler = Callable[[Broker, memoryview, RequestContext], Body | Awaitable[Body]]
 Handler = Callable[[Broker, Q, RequestContext], object]
 
+# A request up to this size is decoded at once, on the loop: a few milliseconds.
+QUICK_BYTES: Final = 64 * KIB
+
 _HEADER_START: Final = Struct(">hhi")
 _ANSWER_START: Final = Struct(">ii")
 
@@ -37,45 +45,91 @@ _ANSWER_START: Final = Struct(">ii")
 class HandlerEntry:
     """What serves an API.
 
-    pipelined     may be started behind unanswered requests of its kind
-    cancellable   is dropped when its connection ends; anything else runs to its end, so that no change to
-                  topics or groups stops half-way
+    pipelined_bytes_max   up to this size it may be started behind unanswered requests of its kind
+    cancellable           is dropped when its connection ends; anything else runs to its end, so that no
+                          change to topics or groups stops half-way
+    carries_records       may be as large as socket.request.max.bytes
     """
 
     spec: ApiSpec
     run: RawHandler
-    pipelined: bool = False
+    pipelined_bytes_max: int = 0
     cancellable: bool = False
+    carries_records: bool = False
 
 
-def message(api: ApiKey, handle: Handler[Q]) -> HandlerEntry:
+def message(api: ApiKey, handle: Handler[Q], *, pipelined: bool = False) -> HandlerEntry:
     """A handler of values: decoding the request and encoding the response are done here.
 
-    `handle` returns the response, or an awaitable of it.
+    `handle` returns the response, a `Listed`, or an awaitable of one of them.
     """
     spec = API[api]
     request: type[Q] = spec.request
 
     def run(broker: Broker, body: memoryview, context: RequestContext) -> Body | Awaitable[Body]:
-        version = context.api_version
+        if len(body) > QUICK_BYTES:
+            return _run_beside(broker, request, handle, body, context)
         # Bytes behind the request are ignored, as Kafka does: librdkafka 2.16 leaves three of them behind
         # a Metadata v13 for all topics.
-        value, _ = decode_prefix(request, body, version)
+        value, _ = decode_prefix(request, body, context.api_version)
         response = handle(broker, value, context)
         if isawaitable(response):
-            return _encoded(response, version)
-        return list(encode_parts(response, version))
+            return _encoded(response, context.api_version)
+        if isinstance(response, Listed):
+            if not response.is_short:
+                return _in_slices(response, context.api_version)
+            response = response.whole()
+        return list(encode_parts(response, context.api_version))
 
-    return HandlerEntry(spec, run)
+    # What is decoded beside the loop must not be overtaken by a smaller one behind it.
+    return HandlerEntry(spec, run, QUICK_BYTES if pipelined else 0)
 
 
-def raw(api: ApiKey, run: RawHandler, *, pipelined: bool = False, cancellable: bool = False) -> HandlerEntry:
+def raw(
+    api: ApiKey,
+    run: RawHandler,
+    *,
+    pipelined: bool = False,
+    cancellable: bool = False,
+    carries_records: bool = False,
+) -> HandlerEntry:
     """A handler of bytes. The body is a view of the connection's buffer, valid until `run` returns."""
-    return HandlerEntry(API[api], run, pipelined, cancellable)
+    return HandlerEntry(API[api], run, INT32_MAX if pipelined else 0, cancellable, carries_records)
+
+
+async def _run_beside(
+    broker: Broker, request: type[Q], handle: Handler[Q], body: memoryview, context: RequestContext
+) -> Body:
+    """Serve a request that takes long to decode: in a thread, one of all connections at a time [SRV-3]."""
+    version, room = context.api_version, request_bytes_max(broker.config)
+    async with broker.decoding:
+        value, _ = await asyncio.to_thread(decode_prefix, request, body, version, room=room)
+    response = handle(broker, value, context)
+    if isawaitable(response):
+        response = await response
+    if isinstance(response, Listed):
+        return await _in_slices(response, version)
+    return list(await asyncio.to_thread(encode_parts, response, version))
 
 
 async def _encoded(response: Awaitable[object], version: int) -> Body:
-    return list(encode_parts(await response, version))
+    ready = await response
+    if isinstance(ready, Listed):
+        return await _in_slices(ready, version)
+    return list(encode_parts(ready, version))
+
+
+async def _in_slices(listed: Listed, version: int) -> Body:
+    parts: list[Buffer] = []
+    for part in listed.slices(version):
+        parts.append(part)
+        await asyncio.sleep(0)  # others first
+    return parts
+
+
+def request_bytes_max(config: BrokerConfig) -> int:
+    """What a request that carries no records may take."""
+    return max(REQUEST_BYTES_MAX, REQUEST_BYTES_PER_PARTITION * config.max_partitions)
 
 
 class Dispatcher:
@@ -87,7 +141,14 @@ class Dispatcher:
 
     def pipelined(self, frame: memoryview) -> bool:
         entry = self._handlers.get(int.from_bytes(frame[:2], "big", signed=True))
-        return entry is not None and entry.pipelined
+        return entry is not None and len(frame) <= entry.pipelined_bytes_max
+
+    def frame_bytes_max(self, api_key: int) -> int:
+        """What a request of an API may have: more than it could mean is not even received."""
+        entry, config = self._handlers.get(api_key), self._broker.config
+        if entry is not None and entry.carries_records:
+            return config.socket_request_max_bytes
+        return min(request_bytes_max(config), config.socket_request_max_bytes)
 
     def cancellable(self, frame: memoryview) -> bool:
         entry = self._handlers.get(int.from_bytes(frame[:2], "big", signed=True))
@@ -118,7 +179,7 @@ class Dispatcher:
         try:
             body = entry.run(self._broker, frame[at:], context)
         except DecodeError as exc:
-            raise CloseConnection(f"{spec.name} version {version} cannot be read: {exc}") from exc
+            raise _unreadable(spec, context, exc) from exc
         except CloseConnection:
             raise
         except Exception:
@@ -132,11 +193,17 @@ class Dispatcher:
     ) -> Answer:
         try:
             ready = await body
+        except DecodeError as exc:
+            raise _unreadable(spec, context, exc) from exc
         except CloseConnection:
             raise
         except Exception:
             ready = _failed(spec, context, peer)
         return _framed(spec, context, ready)
+
+
+def _unreadable(spec: ApiSpec, context: RequestContext, why: DecodeError) -> CloseConnection:
+    return CloseConnection(f"{spec.name} version {context.api_version} cannot be read: {why}")
 
 
 def _framed(spec: ApiSpec, context: RequestContext, body: Body) -> Answer:

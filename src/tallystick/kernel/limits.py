@@ -26,6 +26,11 @@ TAGGED_FIELDS_MAX: Final = 1_000
 # Decoding never costs more memory than this plus 4x the frame.
 DECODE_MEMORY_BASE_BYTES: Final = 64 * MIB
 
+# A request that carries no records has at most so many bytes, and what it names takes at most so much memory;
+# more where there may be more partitions to name.
+REQUEST_BYTES_MAX: Final = 16 * MIB
+REQUEST_BYTES_PER_PARTITION: Final = 512
+
 # A record batch may unpack to this many bytes, and to this many times its own size.
 DECOMPRESSED_BYTES_MAX: Final = 128 * MIB
 DECOMPRESSION_RATIO_MAX: Final = 2_000

@@ -2,7 +2,7 @@
 
 from typing import Final, TypeVar
 
-from tallystick.protocol.compile import decoder, encoder
+from tallystick.protocol.compile import PURSE_BYTES, decoder, encoder
 from tallystick.protocol.errors import DecodeError
 from tallystick.protocol.primitives import Buffer
 
@@ -51,6 +51,13 @@ def decode(cls: type[M], buf: Buffer, version: int) -> M:
     return message
 
 
-def decode_prefix(cls: type[M], buf: Buffer, version: int, at: int = 0) -> tuple[M, int]:
-    """A message that starts at `at`, and the position behind it."""
-    return decoder(cls, version)(memoryview(buf), at)
+def decode_prefix(
+    cls: type[M], buf: Buffer, version: int, at: int = 0, *, room: int = PURSE_BYTES
+) -> tuple[M, int]:
+    """A message that starts at `at`, and the position behind it.
+
+    Args:
+        room: memory that what it counts may take, beside four times the bytes it is read from.
+    Raises: as `decode`.
+    """
+    return decoder(cls, version)(memoryview(buf), at, room)

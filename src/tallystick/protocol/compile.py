@@ -51,7 +51,7 @@ from tallystick.protocol.wire import (
     struct_spec,
 )
 
-Decoder = Callable[[memoryview, int], tuple[Any, int]]
+Decoder = Callable[..., tuple[Any, int]]  # of a buffer, a position and perhaps the bytes in the purse
 Encoder = Callable[[Any], list[Buffer]]
 
 # What the purse holds. The rest of DECODE_MEMORY_BASE_BYTES is for what is not counted: the generated
@@ -173,20 +173,19 @@ class _Source:
 
 
 class _DecodeSource(_Source):
-    """Writes `decode(buf, at)`; `at` moves over `buf`, whose end is `end`."""
+    """Writes `decode(buf, at, room)`; `at` moves over `buf`, whose end is `end`; `room` is the purse."""
 
     name = "decode"
 
     def text(self) -> str:
         self.lines.clear()
         self.put("end = len(buf)")
-        self.put(f"room = {PURSE_BYTES}")
         value = self.struct_(self.spec.struct)
         self.put(f"return {value}, at")
         label = f"{self.spec.struct.cls.__name__} v{self.version}"
         body = "\n".join(self.lines)
         return (
-            f"def decode(buf, at):\n    try:\n{body}\n"
+            f"def decode(buf, at, room={PURSE_BYTES}):\n    try:\n{body}\n"
             f"    except (StructError, IndexError):\n"
             f"        raise DecodeError(f'{label}: cut off, at the end of {{len(buf)}} bytes') from None\n"
             f"    except UnicodeDecodeError as error:\n"

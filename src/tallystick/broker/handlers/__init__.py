@@ -49,7 +49,7 @@ from tallystick.broker.handlers import (
 from tallystick.protocol.apis import API, ApiKey
 
 _SERVED: Final = (
-    raw(ApiKey.PRODUCE, produce.handle, pipelined=True),
+    raw(ApiKey.PRODUCE, produce.handle, pipelined=True, carries_records=True),
     raw(ApiKey.FETCH, fetch.handle, cancellable=True),
     message(ApiKey.LIST_OFFSETS, list_offsets.handle),
     message(ApiKey.METADATA, metadata.handle),
@@ -59,7 +59,7 @@ _SERVED: Final = (
     message(ApiKey.HEARTBEAT, heartbeat.handle),
     message(ApiKey.LEAVE_GROUP, leave_group.handle),
     # Commits of one connection may share a sync, too; their order is the group's lane.
-    HandlerEntry(API[ApiKey.OFFSET_COMMIT], message(ApiKey.OFFSET_COMMIT, offset_commit.handle).run, True),
+    message(ApiKey.OFFSET_COMMIT, offset_commit.handle, pipelined=True),
     message(ApiKey.OFFSET_FETCH, offset_fetch.handle),
     message(ApiKey.OFFSET_DELETE, offset_delete.handle),
     message(ApiKey.LIST_GROUPS, list_groups.handle),

@@ -3,7 +3,8 @@
 from tallystick.broker.broker import Broker
 from tallystick.broker.context import RequestContext
 from tallystick.broker.group.commands import DeleteGroup
-from tallystick.broker.handlers.group_wire import code_of, distinct, log_who_holds
+from tallystick.broker.handlers.distinct import distinct
+from tallystick.broker.handlers.group_wire import code_of, log_who_holds
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import GroupId
 from tallystick.protocol.messages.delete_groups import (

@@ -4,11 +4,14 @@ from typing import Final
 
 from tallystick.broker.broker import Broker
 from tallystick.broker.context import RequestContext
+from tallystick.broker.handlers.distinct import merged
 from tallystick.broker.handlers.open_transactions import refuse_deletion
+from tallystick.broker.listing import Listed
 from tallystick.broker.topics import INTERNAL
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import Offset
 from tallystick.protocol.messages.delete_records import (
+    DeleteRecordsPartition,
     DeleteRecordsPartitionResult,
     DeleteRecordsRequest,
     DeleteRecordsResponse,
@@ -19,14 +22,15 @@ from tallystick.storage.fs import StorageFailure
 HIGH_WATERMARK: Final = -1
 
 
-def handle(broker: Broker, request: DeleteRecordsRequest, context: RequestContext) -> DeleteRecordsResponse:
-    topics = []
-    for topic in request.topics:
-        results = [
-            _delete(broker, topic.name, wanted.partition_index, wanted.offset) for wanted in topic.partitions
-        ]
-        topics.append(DeleteRecordsTopicResult(name=topic.name, partitions=tuple(results)))
-    return DeleteRecordsResponse(topics=tuple(topics))
+def handle(broker: Broker, request: DeleteRecordsRequest, context: RequestContext) -> Listed:
+    named = merged(((topic.name, topic.partitions) for topic in request.topics), lambda p: p.partition_index)
+
+    def delete(item: tuple[str, tuple[DeleteRecordsPartition, ...]]) -> DeleteRecordsTopicResult:
+        name, partitions = item
+        results = [_delete(broker, name, wanted.partition_index, wanted.offset) for wanted in partitions]
+        return DeleteRecordsTopicResult(name=name, partitions=tuple(results))
+
+    return Listed(lambda topics: DeleteRecordsResponse(topics=topics), tuple(named.items()), delete)
 
 
 def _delete(broker: Broker, topic: str, index: int, offset: int) -> DeleteRecordsPartitionResult:

@@ -22,9 +22,8 @@ async def handle(
     broker: Broker, request: DeleteTopicsRequest, context: RequestContext
 ) -> DeleteTopicsResponse:
     named = [DeleteTopicState(name=name, topic_id=NIL) for name in request.topic_names]
-    return DeleteTopicsResponse(
-        responses=tuple([await _delete(broker, topic) for topic in (*named, *request.topics)])
-    )
+    wanted = {(topic.name, topic.topic_id): topic for topic in (*named, *request.topics)}
+    return DeleteTopicsResponse(responses=tuple([await _delete(broker, topic) for topic in wanted.values()]))
 
 
 async def _delete(broker: Broker, wanted: DeleteTopicState) -> DeletableTopicResult:

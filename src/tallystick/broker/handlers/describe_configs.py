@@ -11,6 +11,7 @@ from tallystick.broker.config_view import (
     topic_settings,
 )
 from tallystick.broker.context import RequestContext
+from tallystick.broker.listing import Listed
 from tallystick.broker.topics import check_name
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
@@ -24,11 +25,13 @@ from tallystick.protocol.messages.describe_configs import (
 )
 
 
-def handle(
-    broker: Broker, request: DescribeConfigsRequest, context: RequestContext
-) -> DescribeConfigsResponse:
-    return DescribeConfigsResponse(
-        results=tuple(_describe(broker, resource, request) for resource in request.resources)
+def handle(broker: Broker, request: DescribeConfigsRequest, context: RequestContext) -> Listed:
+    # One resource with different keys twice: the last one counts.
+    wanted = {(each.resource_type, each.resource_name): each for each in request.resources}
+    return Listed(
+        lambda results: DescribeConfigsResponse(results=results),
+        tuple(wanted.values()),
+        lambda resource: _describe(broker, resource, request),
     )
 
 
@@ -43,7 +46,7 @@ def _describe(
             resource_type=resource.resource_type,
             resource_name=resource.resource_name,
         )
-    keys = resource.configuration_keys
+    keys = None if resource.configuration_keys is None else frozenset(resource.configuration_keys)
     return DescribeConfigsResult(
         resource_type=resource.resource_type,
         resource_name=resource.resource_name,

@@ -4,7 +4,9 @@ from tallystick.broker.broker import Broker
 from tallystick.broker.context import RequestContext
 from tallystick.broker.group.model import GroupState
 from tallystick.broker.group.queries import describe
+from tallystick.broker.handlers.distinct import distinct
 from tallystick.broker.handlers.group_wire import GROUP_OPERATIONS, NOT_ASKED
+from tallystick.broker.listing import Listed
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import GroupId
@@ -16,10 +18,12 @@ from tallystick.protocol.messages.describe_groups import (
 )
 
 
-def handle(broker: Broker, request: DescribeGroupsRequest, context: RequestContext) -> DescribeGroupsResponse:
+def handle(broker: Broker, request: DescribeGroupsRequest, context: RequestContext) -> Listed:
     operations = GROUP_OPERATIONS if request.include_authorized_operations else NOT_ASKED
-    return DescribeGroupsResponse(
-        groups=tuple(_describe(broker, name, operations, context.api_version) for name in request.groups)
+    return Listed(
+        lambda groups: DescribeGroupsResponse(groups=groups),
+        distinct(request.groups),
+        lambda name: _describe(broker, name, operations, context.api_version),
     )
 
 

@@ -1,9 +1,12 @@
 """DescribeLogDirs: what partitions take up in the data directory."""
 
-from collections.abc import Iterable
+import asyncio
+from collections.abc import Sequence
 
 from tallystick.broker.broker import Broker
 from tallystick.broker.context import RequestContext
+from tallystick.broker.handlers.distinct import itself, merged
+from tallystick.broker.listing import SLICE_ENTRIES
 from tallystick.protocol.messages.describe_log_dirs import (
     DescribeLogDirsPartition,
     DescribeLogDirsRequest,
@@ -13,16 +16,19 @@ from tallystick.protocol.messages.describe_log_dirs import (
 )
 
 
-def handle(
+async def handle(
     broker: Broker, request: DescribeLogDirsRequest, context: RequestContext
 ) -> DescribeLogDirsResponse:
-    wanted: list[tuple[str, Iterable[int]]]
+    wanted: Sequence[tuple[str, Sequence[int]]]
     if request.topics is None:
         wanted = [(topic.name, range(topic.partitions)) for topic in broker.topics]
     else:
-        wanted = [(topic.topic, topic.partitions) for topic in request.topics]
+        named = ((topic.topic, topic.partitions) for topic in request.topics)
+        wanted = list(merged(named, itself).items())
     topics = []
-    for name, indexes in wanted:
+    for number, (name, indexes) in enumerate(wanted, 1):
+        if number % SLICE_ENTRIES == 0:
+            await asyncio.sleep(0)  # others first
         found = [(index, broker.topics.partition(name, index)) for index in indexes]
         partitions = tuple(
             DescribeLogDirsPartition(

@@ -4,6 +4,8 @@ from tallystick.broker import acl
 from tallystick.broker.acl import Operation
 from tallystick.broker.broker import Broker
 from tallystick.broker.context import RequestContext
+from tallystick.broker.handlers.distinct import itself, merged
+from tallystick.broker.listing import Listed
 from tallystick.broker.topics import check_name
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
@@ -12,28 +14,27 @@ from tallystick.protocol.messages.describe_producers import (
     DescribeProducersResponse,
     PartitionResponse,
     ProducerState,
-    TopicRequest,
     TopicResponse,
 )
 from tallystick.storage import producers
 
 
-def handle(
-    broker: Broker, request: DescribeProducersRequest, context: RequestContext
-) -> DescribeProducersResponse:
-    return DescribeProducersResponse(
-        topics=tuple(_describe_topic(broker, topic, context) for topic in request.topics)
-    )
+def handle(broker: Broker, request: DescribeProducersRequest, context: RequestContext) -> Listed:
+    wanted = merged(((topic.name, topic.partition_indexes) for topic in request.topics), itself)
 
+    def describe_topic(item: tuple[str, tuple[int, ...]]) -> TopicResponse:
+        name, indexes = item
+        refused = _refusal(broker, name, context)
+        return TopicResponse(
+            name=name,
+            partitions=tuple(
+                _describe(broker, name, index) if refused is None else _refused(index, refused)
+                for index in indexes
+            ),
+        )
 
-def _describe_topic(broker: Broker, topic: TopicRequest, context: RequestContext) -> TopicResponse:
-    refused = _refusal(broker, topic.name, context)
-    return TopicResponse(
-        name=topic.name,
-        partitions=tuple(
-            _describe(broker, topic.name, index) if refused is None else _refused(index, refused)
-            for index in topic.partition_indexes
-        ),
+    return Listed(
+        lambda topics: DescribeProducersResponse(topics=topics), tuple(wanted.items()), describe_topic
     )
 
 

@@ -24,10 +24,16 @@ def handle(
 ) -> DescribeTopicPartitionsResponse:
     wanted = {topic.name for topic in request.topics} or set(broker.topics.names())
     cursor = request.cursor
+    limit = broker.config.max_request_partition_size_limit
+    if cursor is not None and cursor.partition_index < 0:
+        # As Kafka does. Taken for an index it would count from the end.
+        return _page([_refused(name, ErrorCode.INVALID_REQUEST) for name in sorted(wanted)[:limit]], None)
     names = sorted(name for name in wanted if cursor is None or name >= cursor.topic_name)
-    room = min(max(request.response_partition_limit, 1), broker.config.max_request_partition_size_limit)
+    room = min(max(request.response_partition_limit, 1), limit)
     topics: list[DescribeTopicPartitionsResponseTopic] = []
     for name in names:
+        if len(topics) == limit:  # topics that are not there have no partitions to count
+            return _page(topics, Cursor(topic_name=name, partition_index=0))
         first = cursor.partition_index if cursor is not None and name == cursor.topic_name else 0
         count = len(broker.topics.partitions(name))
         if count > first and room == 0:
@@ -46,12 +52,15 @@ def _page(
     return DescribeTopicPartitionsResponse(topics=tuple(topics), next_cursor=following)
 
 
+def _refused(name: str, code: ErrorCode) -> DescribeTopicPartitionsResponseTopic:
+    return DescribeTopicPartitionsResponseTopic(error_code=code, name=name, topic_id=NIL)
+
+
 def _describe(broker: Broker, name: str, indexes: range) -> DescribeTopicPartitionsResponseTopic:
     topic = broker.topics.find(name)
     if topic is None:
         refused = check_name(name)
-        code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if refused is None else refused.code
-        return DescribeTopicPartitionsResponseTopic(error_code=code, name=name, topic_id=NIL)
+        return _refused(name, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if refused is None else refused.code)
     node, partitions = broker.config.node_id, broker.topics.partitions(name)
     return DescribeTopicPartitionsResponseTopic(
         name=name,

@@ -5,7 +5,9 @@ from collections.abc import Callable
 from tallystick.broker.acl import Operation, topic, transactional_id
 from tallystick.broker.broker import Broker
 from tallystick.broker.context import RequestContext
+from tallystick.broker.handlers.distinct import distinct
 from tallystick.broker.handlers.txn_wire import NO_NAME, NOT_ALLOWED
+from tallystick.broker.listing import Listed
 from tallystick.broker.txn.model import NO_PARTITIONS, Decided, Idle, Ongoing, Partitions, TxnEntry
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
@@ -23,17 +25,19 @@ NEVER_TIMES_OUT = INT32_MAX
 NO_START = -1
 
 
-def handle(
-    broker: Broker, request: DescribeTransactionsRequest, context: RequestContext
-) -> DescribeTransactionsResponse:
+def handle(broker: Broker, request: DescribeTransactionsRequest, context: RequestContext) -> Listed:
     def may_see(name: str) -> bool:
         return broker.authorizer.allows(context, Operation.DESCRIBE, topic(name))
 
-    states = []
-    for name in request.transactional_ids:
+    def describe(name: str) -> TransactionState:
         entry = _find(broker, name, context)
-        states.append(_refused(name, entry) if isinstance(entry, Reject) else _described(entry, may_see))
-    return DescribeTransactionsResponse(transaction_states=tuple(states))
+        return _refused(name, entry) if isinstance(entry, Reject) else _described(entry, may_see)
+
+    return Listed(
+        lambda states: DescribeTransactionsResponse(transaction_states=states),
+        distinct(request.transactional_ids),
+        describe,
+    )
 
 
 def _find(broker: Broker, name: str, context: RequestContext) -> TxnEntry | Reject:

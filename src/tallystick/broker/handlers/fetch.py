@@ -7,8 +7,9 @@ Source: KafkaApis.handleFetchRequest, DelayedFetch, ReplicaManager.readFromLog.
 """
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from tallystick.broker.broker import Broker
@@ -69,8 +70,9 @@ def handle(broker: Broker, body: memoryview, context: RequestContext) -> Body | 
 
 
 def _start_of(request: FetchCall, by_id: bool) -> FetchStart:
-    wanted = tuple(
-        Wanted(
+    # A partition that is named twice is read once, as it was named last: Kafka reads them into a map.
+    wanted = {
+        (topic, p.partition): Wanted(
             (topic, p.partition),
             p.fetch_offset,
             p.partition_max_bytes,
@@ -79,11 +81,11 @@ def _start_of(request: FetchCall, by_id: bool) -> FetchStart:
         )
         for topic, parts in request.topics
         for p in parts
-    )
+    }
     forgotten: tuple[Key, ...] = tuple(
         (topic, partition) for topic, partitions in request.forgotten for partition in partitions
     )
-    return FetchStart(request.session_id, request.session_epoch, wanted, forgotten, by_id)
+    return FetchStart(request.session_id, request.session_epoch, tuple(wanted.values()), forgotten, by_id)
 
 
 class _Fetch:
@@ -91,12 +93,15 @@ class _Fetch:
 
     __slots__ = (
         "_broker",
+        "_callbacks",
+        "_counted",
+        "_counted_bytes",
         "_future",
         "_isolation",
         "_limit",
+        "_moved",
         "_plan",
         "_request",
-        "_scheduled",
         "_timer",
         "_version",
         "_waits_on",
@@ -110,8 +115,11 @@ class _Fetch:
         # Anything but 1 reads uncommitted; Kafka refuses what is neither 0 nor 1.
         self._isolation = Isolation(request.isolation_level == 1)
         self._limit = min(request.max_bytes, broker.config.fetch_max_bytes)
-        self._waits_on: list[Partition] = []
-        self._scheduled = False
+        self._waits_on: dict[Partition, Wanted] = {}
+        self._callbacks: list[tuple[Partition, Callable[[], None]]] = []
+        self._moved: set[Partition] = set()
+        self._counted: dict[Key, int] = {}
+        self._counted_bytes = 0
 
     # ------------------------------------------------------------------------ reading
 
@@ -202,23 +210,34 @@ class _Fetch:
             or not self._plan.wanted
             or self._broker.stopping
             # Whole batches may fill an answer and yet be fewer bytes than it may have.
-            or (found.size > 0 and self._limit < request.min_bytes and self._may_be_enough())
+            or (found.size > 0 and self._limit < request.min_bytes and self._is_filled())
         )
 
-    def _may_be_enough(self) -> bool:
-        """Is it worth reading? Judged by positions, so that waiting for much does not mean reading it over
-        and over; counts what is not synced yet, and so errs towards reading."""
-        missing = min(self._request.min_bytes, self._limit)
+    def _is_filled(self) -> bool:
+        """Is there as much to read as the answer may hold?"""
         for wanted in self._plan.wanted:
             partition = self._find(wanted.key)
-            if isinstance(partition, Reject):
+            if isinstance(partition, Reject) or self._count(partition, wanted):
                 return True
-            log = partition.log
-            if wanted.offset < log.high_watermark:
-                missing -= min(readable_bytes(log, Offset(wanted.offset), missing), wanted.max_bytes)
-            if missing <= 0 or log.failure is not None:
+        return False
+
+    def _count(self, partition: Partition, wanted: Wanted) -> bool:
+        """Count anew what there is to read of one partition. True when all of them together are enough.
+
+        Judged by positions, so that waiting for much does not mean reading it over and over; counts what is
+        not synced yet, and so errs towards reading. Cost: of one partition, however many are waited for.
+        """
+        log, enough = partition.log, min(self._request.min_bytes, self._limit)
+        if log.failure is not None or wanted.offset < log.log_start_offset:
+            return True
+        there = 0
+        if wanted.offset < readable_end(self._isolation, log.high_watermark, log.last_stable_offset):
+            if enough <= 1:
                 return True
-        return self._broker.stopping
+            there = min(readable_bytes(log, Offset(wanted.offset), enough), max(wanted.max_bytes, 1))
+        self._counted_bytes += there - self._counted.get(wanted.key, 0)
+        self._counted[wanted.key] = there
+        return self._counted_bytes >= enough
 
     def wait(self, found: _Found) -> "asyncio.Future[Body]":
         """A future of the answer; cancelling it forgets the request."""
@@ -227,25 +246,29 @@ class _Fetch:
         for wanted, _ in found.partitions:
             partition = self._find(wanted.key)
             if isinstance(partition, Partition):
-                partition.add_waiter(self._moved)
-                self._waits_on.append(partition)
+                self._waits_on[partition] = wanted
+                self._count(partition, wanted)
+        for partition in self._waits_on:
+            callback = partial(self._has_moved, partition)
+            partition.add_waiter(callback)
+            self._callbacks.append((partition, callback))
         wait_s = min(self._request.max_wait_ms, WAIT_MS_MAX) / 1000
         self._timer = loop.call_later(wait_s, self._try_again, True)
         self._future.add_done_callback(self._forget)
         return self._future
 
-    def _moved(self) -> None:
+    def _has_moved(self, partition: Partition) -> None:
         # A Produce of many partitions calls this for each; one look afterwards is enough.
-        if not self._scheduled:
-            self._scheduled = True
+        if not self._moved:
             asyncio.get_running_loop().call_soon(self._try_again, False)
+        self._moved.add(partition)
 
     def _try_again(self, time_is_up: bool) -> None:
-        self._scheduled = False
+        moved, self._moved = self._moved, set()
         if self._future.done():
             return
         try:
-            if not time_is_up and self._request.min_bytes > 1 and not self._may_be_enough():
+            if not time_is_up and not self._may_be_enough(moved):
                 return
             found = self.attempt()
             if time_is_up or self.is_enough(found):
@@ -253,10 +276,23 @@ class _Fetch:
         except Exception as exc:
             self._future.set_exception(exc)
 
+    def _may_be_enough(self, moved: Iterable[Partition]) -> bool:
+        """Is it worth reading, now that these partitions have moved on, or are gone?"""
+        if self._broker.stopping:
+            return True
+        for partition in moved:
+            name = partition.topic_partition
+            if self._broker.topics.partition(name.topic, name.partition) is not partition:
+                return True
+            if self._count(partition, self._waits_on[partition]):
+                return True
+        return False
+
     def _forget(self, _: "asyncio.Future[Body]") -> None:
         self._timer.cancel()
-        for partition in self._waits_on:
-            partition.remove_waiter(self._moved)
+        for partition, callback in self._callbacks:
+            partition.remove_waiter(callback)
+        self._callbacks.clear()
         self._waits_on.clear()
 
     # ---------------------------------------------------------------------- answering

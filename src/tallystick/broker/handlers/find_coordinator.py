@@ -5,6 +5,8 @@ from typing import Final
 from tallystick.broker.acl import Operation, group, transactional_id
 from tallystick.broker.broker import Broker
 from tallystick.broker.context import RequestContext
+from tallystick.broker.handlers.distinct import distinct
+from tallystick.broker.listing import Listed
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.protocol.messages.find_coordinator import (
@@ -29,18 +31,21 @@ _NOT_ALLOWED: Final = {
 
 async def handle(
     broker: Broker, request: FindCoordinatorRequest, context: RequestContext
-) -> FindCoordinatorResponse:
+) -> FindCoordinatorResponse | Listed:
     batched = context.api_version >= 4
-    keys = request.coordinator_keys if batched else (request.key,)
+    keys = distinct(request.coordinator_keys) if batched else (request.key,)
     refusals = {key: _refusal(broker, context, request.key_type, key) for key in keys}
     if None in refusals.values():
         # Made on demand, and not for somebody who may not use it.
         unready = await _prepare(broker, request.key_type)
         refusals = {key: refused or unready for key, refused in refusals.items()}
-    found = tuple(_coordinator(broker, key, refusals[key]) for key in keys)
     if batched:
-        return FindCoordinatorResponse(coordinators=found)
-    (only,) = found
+        return Listed(
+            lambda found: FindCoordinatorResponse(coordinators=found),
+            keys,
+            lambda key: _coordinator(broker, key, refusals[key]),
+        )
+    only = _coordinator(broker, request.key, refusals[request.key])
     return FindCoordinatorResponse(
         error_code=only.error_code,
         error_message=only.error_message,

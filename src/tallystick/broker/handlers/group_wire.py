@@ -2,7 +2,6 @@
 
 import logging
 import uuid
-from collections.abc import Iterable
 from typing import Final
 
 from tallystick.broker.broker import Broker
@@ -61,8 +60,3 @@ def log_who_holds(broker: Broker, group_id: GroupId, api: str) -> None:
 def _transaction_of(broker: Broker, producer_id: ProducerId) -> str:
     entry = broker.transactions.find_writer(producer_id)
     return f"producer id {producer_id}" if entry is None else repr(entry.transactional_id)
-
-
-def distinct(names: Iterable[str]) -> tuple[str, ...]:
-    """Each name once, in the order of the request."""
-    return tuple(dict.fromkeys(names))

@@ -3,23 +3,25 @@
 from tallystick.broker.broker import Broker
 from tallystick.broker.context import RequestContext
 from tallystick.broker.group.queries import GROUP_TYPE, list_groups
+from tallystick.broker.listing import Listed
 from tallystick.kernel.errors import Reject
 from tallystick.protocol.messages.list_groups import ListedGroup, ListGroupsRequest, ListGroupsResponse
 
 
-def handle(broker: Broker, request: ListGroupsRequest, context: RequestContext) -> ListGroupsResponse:
+def handle(
+    broker: Broker, request: ListGroupsRequest, context: RequestContext
+) -> ListGroupsResponse | Listed:
     groups = broker.groups.groups()
     if isinstance(groups, Reject):
         return ListGroupsResponse(error_code=groups.code)
     listed = list_groups(groups, frozenset(request.states_filter), frozenset(request.types_filter))
-    return ListGroupsResponse(
-        groups=tuple(
-            ListedGroup(
-                group_id=group.group_id,
-                protocol_type=group.protocol_type,
-                group_state=group.state.value,
-                group_type=GROUP_TYPE,
-            )
-            for group in listed
-        )
+    return Listed(
+        lambda found: ListGroupsResponse(groups=found),
+        tuple(listed),
+        lambda group: ListedGroup(
+            group_id=group.group_id,
+            protocol_type=group.protocol_type,
+            group_state=group.state.value,
+            group_type=GROUP_TYPE,
+        ),
     )

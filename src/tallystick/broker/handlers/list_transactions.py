@@ -7,6 +7,7 @@ from typing import Final
 from tallystick.broker.acl import Operation, transactional_id
 from tallystick.broker.broker import Broker
 from tallystick.broker.context import RequestContext
+from tallystick.broker.handlers.distinct import distinct
 from tallystick.broker.txn.model import TxnEntry, TxnState
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
@@ -35,7 +36,7 @@ async def handle(
     entries = broker.transactions.entries()
     if isinstance(entries, Reject):
         return ListTransactionsResponse(error_code=entries.code)
-    unknown = tuple(name for name in request.state_filters if name not in _STATES)
+    unknown = distinct(name for name in request.state_filters if name not in _STATES)
     found = []
     try:
         wanted = _filter(request, broker.clock.now_ms())

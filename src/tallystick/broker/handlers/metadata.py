@@ -1,11 +1,15 @@
 """Metadata: brokers, topics, partitions and their leader; may create a topic that is asked for."""
 
+import asyncio
 import uuid
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
 from typing import Final
 
 from tallystick.broker.broker import Broker
 from tallystick.broker.context import RequestContext
+from tallystick.broker.listing import SLICE_ENTRIES, Listed
 from tallystick.broker.metadata import Topic
 from tallystick.broker.topics import INTERNAL, NewTopic, check_name
 from tallystick.kernel.codes import ErrorCode
@@ -24,18 +28,20 @@ from tallystick.protocol.primitives import NIL
 # DESCRIBE_CONFIGS ALTER_CONFIGS as bits (KIP-430); for the cluster CREATE ALTER DESCRIBE CLUSTER_ACTION
 # DESCRIBE_CONFIGS ALTER_CONFIGS IDEMPOTENT_WRITE.
 NOT_ASKED: Final = -(2**31)
+IDS_SINCE: Final = 12  # KIP-516: 10 and 11 have a place for ids, and may not be asked by them
 TOPIC_OPERATIONS: Final = sum(1 << bit for bit in (3, 4, 5, 6, 7, 8, 10, 11))
 CLUSTER_OPERATIONS: Final = sum(1 << bit for bit in (5, 7, 8, 9, 10, 11, 12))
 
 
-def handle(
-    broker: Broker, request: MetadataRequest, context: RequestContext
-) -> MetadataResponse | Awaitable[MetadataResponse]:
+def handle(broker: Broker, request: MetadataRequest, context: RequestContext) -> Listed | Awaitable[Listed]:
     """Answer at once unless a topic has to be made."""
-    wanted = request.topics
     # Version 0 has no null: an empty list asks for all topics.
-    if wanted is None or (context.api_version == 0 and not wanted):
-        return _response(broker, request, [describe(broker, topic, request) for topic in broker.topics])
+    if request.topics is None or (context.api_version == 0 and not request.topics):
+        every = [MetadataRequestTopic(topic_id=NIL, name=name) for name in broker.topics.names()]
+        return _listed(broker, request, every)
+    wanted = _distinct(request.topics)
+    if context.api_version < IDS_SINCE and any(t.name is None or t.topic_id != NIL for t in wanted):
+        return Listed(partial(_response, broker, request), wanted, _without_id)
     missing = [
         topic.name
         for topic in wanted
@@ -44,22 +50,41 @@ def handle(
     may_create = request.allow_auto_topic_creation or context.api_version < 4
     if missing and may_create and broker.config.auto_create_topics_enable:
         return _create_then_answer(broker, request, wanted)
-    return _response(broker, request, [_find(broker, topic, request) for topic in wanted])
+    return _listed(broker, request, wanted)
+
+
+def _distinct(wanted: Sequence[MetadataRequestTopic]) -> list[MetadataRequestTopic]:
+    return list({(topic.topic_id, topic.name): topic for topic in wanted}.values())
 
 
 async def _create_then_answer(
-    broker: Broker, request: MetadataRequest, wanted: tuple[MetadataRequestTopic, ...]
-) -> MetadataResponse:
-    answers = []
-    for topic in wanted:
+    broker: Broker, request: MetadataRequest, wanted: Sequence[MetadataRequestTopic]
+) -> Listed:
+    refused: dict[str, Reject] = {}
+    for number, topic in enumerate(wanted, 1):
         name = topic.name or ""
         if topic.topic_id == NIL and broker.topics.find(name) is None and name not in INTERNAL:
             made = await broker.topics.create_if_absent(NewTopic(name, broker.config.num_partitions))
             if isinstance(made, Reject):
-                answers.append(MetadataResponseTopic(error_code=made.code, name=name))
-                continue
-        answers.append(_find(broker, topic, request))
-    return _response(broker, request, answers)
+                refused[name] = made
+        if number % SLICE_ENTRIES == 0:
+            await asyncio.sleep(0)  # others first
+    return _listed(broker, request, wanted, refused)
+
+
+def _listed(
+    broker: Broker,
+    request: MetadataRequest,
+    wanted: Sequence[MetadataRequestTopic],
+    refused: Mapping[str, Reject] = MappingProxyType({}),
+) -> Listed:
+    def answer(topic: MetadataRequestTopic) -> MetadataResponseTopic:
+        why = refused.get(topic.name or "") if topic.topic_id == NIL else None
+        if why is not None and broker.topics.find(topic.name or "") is None:
+            return MetadataResponseTopic(error_code=why.code, name=topic.name or "")
+        return _find(broker, topic, request)
+
+    return Listed(partial(_response, broker, request), wanted, answer)
 
 
 def _find(broker: Broker, wanted: MetadataRequestTopic, request: MetadataRequest) -> MetadataResponseTopic:
@@ -74,6 +99,11 @@ def _find(broker: Broker, wanted: MetadataRequestTopic, request: MetadataRequest
     if topic is None:
         return _unknown(code, wanted.name, wanted.topic_id)
     return describe(broker, topic, request)
+
+
+def _without_id(wanted: MetadataRequestTopic) -> MetadataResponseTopic:
+    """As Kafka refuses the whole request. The answer's name may not be null."""
+    return MetadataResponseTopic(error_code=ErrorCode.INVALID_REQUEST, name=wanted.name or "")
 
 
 def _unknown(code: ErrorCode, name: str | None, topic_id: uuid.UUID) -> MetadataResponseTopic:

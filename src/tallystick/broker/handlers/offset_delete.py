@@ -3,6 +3,7 @@
 from tallystick.broker.broker import Broker
 from tallystick.broker.context import RequestContext
 from tallystick.broker.group.commands import DeleteOffsets, PerPartition
+from tallystick.broker.handlers.distinct import merged
 from tallystick.broker.handlers.group_wire import code_of, log_who_holds
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import GroupId, TopicPartition
@@ -19,10 +20,11 @@ async def handle(
 ) -> OffsetDeleteResponse:
     if not request.group_id:
         return OffsetDeleteResponse(error_code=ErrorCode.INVALID_GROUP_ID)
+    named = merged(((topic.name, topic.partitions) for topic in request.topics), lambda p: p.partition_index)
     asked = [
-        TopicPartition(topic.name, partition.partition_index)
-        for topic in request.topics
-        for partition in topic.partitions
+        TopicPartition(topic, partition.partition_index)
+        for topic, partitions in named.items()
+        for partition in partitions
     ]
     known = tuple(p for p in asked if broker.topics.partition(p.topic, p.partition) is not None)
     group_id = GroupId(request.group_id)
@@ -38,17 +40,17 @@ async def handle(
     return OffsetDeleteResponse(
         topics=tuple(
             OffsetDeleteResponseTopic(
-                name=topic.name,
+                name=topic,
                 partitions=tuple(
                     OffsetDeleteResponsePartition(
                         partition_index=partition.partition_index,
                         error_code=codes.get(
-                            TopicPartition(topic.name, partition.partition_index), ErrorCode.NONE
+                            TopicPartition(topic, partition.partition_index), ErrorCode.NONE
                         ),
                     )
-                    for partition in topic.partitions
+                    for partition in partitions
                 ),
             )
-            for topic in request.topics
+            for topic, partitions in named.items()
         )
     )

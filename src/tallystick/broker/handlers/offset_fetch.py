@@ -7,7 +7,9 @@ from tallystick.broker.broker import Broker
 from tallystick.broker.context import RequestContext
 from tallystick.broker.group.model import Group
 from tallystick.broker.group.queries import committed, fetch_offset
+from tallystick.broker.handlers.distinct import itself, merged
 from tallystick.broker.handlers.group_wire import NO_EPOCH, NO_OFFSET, find_topic
+from tallystick.broker.listing import in_slices
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import GroupId, TopicPartition
@@ -50,16 +52,16 @@ class _Read:
         )
 
     def asked(self, topics: Iterable[OffsetFetchRequestTopic]) -> Iterable[OffsetFetchResponseTopic]:
-        for wanted in topics:
-            found = find_topic(self.broker.topics, wanted.name, wanted.topic_id, by_id=self.by_id)
+        for asked_name, asked_id, indexes in _topics(topics):
+            found = find_topic(self.broker.topics, asked_name, asked_id, by_id=self.by_id)
             if self.by_id and isinstance(found, ErrorCode):
-                rows = tuple(no_offset(index, found) for index in wanted.partition_indexes)
+                rows = tuple(no_offset(index, found) for index in indexes)
             else:
                 # An offset may outlive its topic's metadata by a moment, and is asked for by name.
                 known = None if isinstance(found, ErrorCode) else found
-                name, topic_id = (known.name, known.topic_id) if known else (wanted.name, None)
-                rows = tuple(self.partition(name, topic_id, index) for index in wanted.partition_indexes)
-            yield OffsetFetchResponseTopic(name=wanted.name, topic_id=wanted.topic_id, partitions=rows)
+                name, topic_id = (known.name, known.topic_id) if known else (asked_name, None)
+                rows = tuple(self.partition(name, topic_id, index) for index in indexes)
+            yield OffsetFetchResponseTopic(name=asked_name, topic_id=asked_id, partitions=rows)
 
     def all(self) -> Iterable[OffsetFetchResponseTopic]:
         by_topic: dict[str, list[int]] = {}
@@ -82,7 +84,7 @@ def no_offset(index: int, code: int) -> OffsetFetchResponsePartition:
 
 async def handle(broker: Broker, request: OffsetFetchRequest, context: RequestContext) -> OffsetFetchResponse:
     if context.api_version >= 8:
-        groups = [await _group(broker, wanted, request, context) for wanted in request.groups]
+        groups = [await _group(broker, wanted, request, context) for wanted in _distinct(request.groups)]
         return OffsetFetchResponse(groups=tuple(groups))
     wanted = OffsetFetchRequestGroup(group_id=request.group_id, topics=request.topics)
     group = await _group(broker, wanted, request, context)
@@ -99,6 +101,17 @@ async def handle(broker: Broker, request: OffsetFetchRequest, context: RequestCo
     return OffsetFetchResponse(topics=topics, error_code=group.error_code)
 
 
+def _distinct(groups: Iterable[OffsetFetchRequestGroup]) -> Iterable[OffsetFetchRequestGroup]:
+    return {group.group_id: group for group in groups}.values()
+
+
+def _topics(
+    topics: Iterable[OffsetFetchRequestTopic],
+) -> Iterable[tuple[str, UUID, tuple[int, ...]]]:
+    named = merged((((topic.name, topic.topic_id), topic.partition_indexes) for topic in topics), itself)
+    return ((name, topic_id, indexes) for (name, topic_id), indexes in named.items())
+
+
 async def _group(
     broker: Broker, wanted: OffsetFetchRequestGroup, request: OffsetFetchRequest, context: RequestContext
 ) -> OffsetFetchResponseGroup:
@@ -110,4 +123,4 @@ async def _group(
         return OffsetFetchResponseGroup(group_id=group_id, error_code=group.code)
     read = _Read(broker, group, stable, context.api_version >= 10)
     topics = read.all() if wanted.topics is None else read.asked(wanted.topics)
-    return OffsetFetchResponseGroup(group_id=group_id, topics=tuple(topics))
+    return OffsetFetchResponseGroup(group_id=group_id, topics=await in_slices(topics))

@@ -3,6 +3,8 @@
 from tallystick.broker.broker import Broker
 from tallystick.broker.context import RequestContext
 from tallystick.broker.fetching import check_leader_epoch
+from tallystick.broker.handlers.distinct import merged
+from tallystick.broker.listing import Listed
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import LeaderEpoch
 from tallystick.protocol.messages.offset_for_leader_epoch import (
@@ -14,17 +16,17 @@ from tallystick.protocol.messages.offset_for_leader_epoch import (
 )
 
 
-def handle(
-    broker: Broker, request: OffsetForLeaderEpochRequest, context: RequestContext
-) -> OffsetForLeaderEpochResponse:
-    return OffsetForLeaderEpochResponse(
-        topics=tuple(
-            OffsetForLeaderTopicResult(
-                topic=topic.topic,
-                partitions=tuple(_answer(broker, topic.topic, wanted) for wanted in topic.partitions),
-            )
-            for topic in request.topics
+def handle(broker: Broker, request: OffsetForLeaderEpochRequest, context: RequestContext) -> Listed:
+    named = merged(((topic.topic, topic.partitions) for topic in request.topics), lambda p: p.partition)
+
+    def answer_topic(item: tuple[str, tuple[OffsetForLeaderPartition, ...]]) -> OffsetForLeaderTopicResult:
+        name, partitions = item
+        return OffsetForLeaderTopicResult(
+            topic=name, partitions=tuple(_answer(broker, name, wanted) for wanted in partitions)
         )
+
+    return Listed(
+        lambda topics: OffsetForLeaderEpochResponse(topics=topics), tuple(named.items()), answer_topic
     )
 
 

@@ -11,7 +11,8 @@ Source: KafkaApis.handleProduceRequest, ReplicaManager.appendRecords, ProduceReq
 """
 
 import asyncio
-from collections.abc import Awaitable
+from collections import Counter
+from collections.abc import Awaitable, Collection
 from typing import Final
 
 from tallystick.broker.broker import Broker
@@ -59,6 +60,10 @@ RECORD_ERRORS_SINCE: Final = 8  # KIP-467
 VERIFICATION_S_MIN: Final = 1.0
 VERIFICATION_S_MAX: Final = 30.0
 
+REPEATED: Final = Reject(
+    ErrorCode.INVALID_REQUEST, "the partition is named more than once; nothing is written to it"
+)
+
 Appended = AppendResult | Reject
 _Answer = list[tuple[Topic, list[Pending]]]
 
@@ -66,8 +71,17 @@ _Answer = list[tuple[Topic, list[Pending]]]
 def handle(broker: Broker, body: memoryview, context: RequestContext) -> Body | Awaitable[Body]:
     """Append before returning, unless somebody must be asked first; what may come later is the answer."""
     request = read_produce_request(body, context.api_version)
+    repeated = _repeated(request)
     answer: _Answer = [
-        (topic, [_append(broker, request, topic, part, context) for part in parts])
+        (
+            topic,
+            [
+                Pending(part.partition, None, REPEATED)
+                if (topic, part.partition) in repeated
+                else _append(broker, request, topic, part, context)
+                for part in parts
+            ],
+        )
         for topic, parts in request.topics
     ]
     if request.transactional_id is not None:
@@ -75,6 +89,18 @@ def handle(broker: Broker, body: memoryview, context: RequestContext) -> Body | 
         if batches and (waiting := append_transactional(broker, request.transactional_id, batches, context)):
             return _finish_when_settled(request, answer, waiting, context.api_version)
     return _finish(request, answer, context.api_version)
+
+
+def _repeated(request: ProduceCall) -> Collection[tuple[Topic, int]]:
+    """Partitions that are named more than once.
+
+    Kafka keeps the last of their batches and drops the others without a word, which a producer would take
+    for written; here none is written, and it is told so.
+    """
+    if len(request.topics) == 1 and len(request.topics[0][1]) == 1:
+        return ()
+    named = Counter((topic, part.partition) for topic, parts in request.topics for part in parts)
+    return {key for key, times in named.items() if times > 1}
 
 
 async def _finish_when_settled(request: ProduceCall, answer: _Answer, waiting: Waiting, version: int) -> Body:

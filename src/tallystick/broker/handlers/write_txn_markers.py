@@ -45,6 +45,9 @@ _log = logging.getLogger("tallystick.transactions")
 # Kafka's request.timeout.ms, which bounds the same wait there.
 DURABLE_S_MAX: Final = 30.0
 
+# So many are written before others have the loop, and share a sync.
+MARKERS_AT_ONCE: Final = 256
+
 # A coordinator that is not ready is told of as a leader that is not: what senders of markers expect.
 _NOT_READY: Final = frozenset(
     {
@@ -69,16 +72,22 @@ class _Wanted:
 async def handle(
     broker: Broker, request: WriteTxnMarkersRequest, context: RequestContext
 ) -> WriteTxnMarkersResponse:
-    wanted = [one for marker in request.markers for one in _each(marker)]
+    # A marker that is named twice is written once; what contradicts itself is kept, to be refused.
+    wanted = list(dict.fromkeys(one for marker in request.markers for one in _each(marker)))
     if not _may(broker, context):
         code = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
         return _response([(asked, code) for asked, _ in wanted])
     if isinstance(broker.transactions.entries(), Reject):
         # What has been decided is not known yet; Kafka's tools try again after this one.
         return _response([(asked, ErrorCode.NOT_LEADER_OR_FOLLOWER) for asked, _ in wanted])
-    codes = await asyncio.gather(
-        *(_write(broker, one) if isinstance(one, _Wanted) else _told(one) for _, one in wanted)
-    )
+    codes: list[ErrorCode] = []
+    for first in range(0, len(wanted), MARKERS_AT_ONCE):
+        codes += await asyncio.gather(
+            *(
+                _write(broker, one) if isinstance(one, _Wanted) else _told(one)
+                for _, one in wanted[first : first + MARKERS_AT_ONCE]
+            )
+        )
     return _response([(asked, code) for (asked, _), code in zip(wanted, codes, strict=True)])
 
 
