@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from tallystick.broker.config import BrokerConfig
-from tallystick.broker.server import Answer, CloseConnection, Peer, Server
+from tallystick.broker.server import FIRST_BUFFER_BYTES, Answer, CloseConnection, Peer, Server
 from tallystick.kernel.ids import INT32_MAX
 
 pytestmark = pytest.mark.server
 
 # The toy's requests: first byte says what to do, the rest is echoed.
 NOW, LATER, LATER_ALONE, CLOSE, FAIL, LARGE, SILENT = b"NLACFGS"
+SMALL_ONLY, SMALL_BYTES = ord("M"), 50_000
 LARGE_BYTES = 8 * 1024 * 1024
 
 
@@ -28,6 +29,9 @@ class Toy:
 
     def pipelined(self, frame: memoryview) -> bool:
         return frame[0] in (NOW, LATER, SILENT)
+
+    def frame_bytes_max(self, api_key: int) -> int:
+        return SMALL_BYTES if api_key >> 8 == SMALL_ONLY else 1 << 30
 
     def cancellable(self, frame: memoryview) -> bool:
         return frame[0] == LATER_ALONE
@@ -114,7 +118,7 @@ def scene(
     async def run() -> None:
         config = BrokerConfig.parse({"listeners": "PLAINTEXT://127.0.0.1:0", **(settings or {})})
         toy = Toy()
-        server = Server(config, toy, lambda: connections_max)
+        server = Server(config, toy, lambda: connections_max, patience_s=0.05)
         _, port = await server.start()
         try:
             async with asyncio.timeout(60):
@@ -364,6 +368,61 @@ def test_requests_larger_than_all_memory_for_them_take_turns() -> None:
             await client.end()
 
     scene(play, {"queued.max.request.bytes": "1048576", "socket.request.max.bytes": "1048576"})
+
+
+def promise(size: int) -> bytes:
+    """The beginning of a large request, of which nothing more comes."""
+    return struct.pack(">i", size) + b"NN"
+
+
+def test_promises_take_no_memory() -> None:
+    async def play(world: World) -> None:
+        liars = [await world.client() for _ in range(100)]
+        for liar in liars:
+            liar.send(promise(100_000_000))
+        await world.until(lambda: world.server.memory.bytes >= len(liars))
+        assert world.server.memory.bytes <= len(liars) * FIRST_BUFFER_BYTES
+        honest = await world.client()
+        honest.send(request(NOW, b"x" * 1_000_000))
+        assert len(await honest.answer()) == 1_000_001
+        for client in (*liars, honest):
+            await client.end()
+        await world.until(lambda: world.server.memory.bytes == 0)
+
+    scene(play)
+
+
+def test_while_memory_is_short_who_does_not_send_is_cut(caplog: pytest.LogCaptureFixture) -> None:
+    """The largest promise first; who goes on sending is served."""
+
+    async def play(world: World) -> None:
+        liars = [await world.client() for _ in range(40)]
+        for liar in liars:
+            liar.send(promise(1_000_000))
+        await world.until(lambda: world.server.memory.is_short)
+        honest = await world.client()
+        honest.send(request(NOW, b"x" * 900_000))
+        assert len(await honest.answer()) == 900_001
+        assert "memory for requests is short" in caplog.text
+        for client in (*liars, honest):
+            await client.end()
+        await world.until(lambda: world.server.memory.bytes == 0)
+
+    with caplog.at_level(logging.WARNING):
+        scene(play, {"queued.max.request.bytes": "1048576", "socket.request.max.bytes": "1048576"})
+
+
+def test_a_request_larger_than_its_api_can_mean_is_not_received(caplog: pytest.LogCaptureFixture) -> None:
+    async def play(world: World) -> None:
+        client = await world.client()
+        client.send(struct.pack(">i", SMALL_BYTES + 1) + b"M" * 20_000)
+        assert await client.closed()
+        assert world.server.memory.bytes == 0
+        assert f"has at most {SMALL_BYTES}" in caplog.text
+        await client.end()
+
+    with caplog.at_level(logging.WARNING):
+        scene(play)
 
 
 def test_what_a_lost_connection_waited_for_is_dropped_if_it_may_be() -> None:

@@ -27,6 +27,7 @@ from tallystick.broker.markers import PartitionMarkers
 from tallystick.broker.measures import BrokerMetrics
 from tallystick.broker.metadata import ProducerIds
 from tallystick.broker.offsets_topic import ConsumerOffsetsTopic
+from tallystick.broker.request_memory import RequestMemory
 from tallystick.broker.topics import Topics
 from tallystick.broker.transactions_topic import transaction_state_topic
 from tallystick.broker.txn.codec import may_lower
@@ -75,6 +76,7 @@ class Broker:
         # What the peers have not read yet; the server says.
         self.unsent_bytes: Callable[[], int] = lambda: 0
         self.configured: list[Callable[[BrokerConfig], None]] = []
+        self.request_memory = RequestMemory(lambda: self.config.queued_max_request_bytes)
         # Held while a large request is decoded beside the loop: one at a time, whoever sent them.
         self.decoding = asyncio.Lock()
         self._producer_id_lock = asyncio.Lock()

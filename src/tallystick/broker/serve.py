@@ -50,6 +50,7 @@ class Service:
             config,
             Dispatcher(self.broker, HANDLERS),
             lambda: descriptors.connections_max(self.broker.topics.partition_count),
+            memory=self.broker.request_memory,
         )
         self._metrics: MetricsServer | None = None
         self.metrics_address: Endpoint | None = None

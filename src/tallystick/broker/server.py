@@ -8,8 +8,10 @@ before it is answered; only requests that are `pipelined` (Produce) are started 
 several appends share one sync.
 
 Memory. A connection starts no request while its peer does not read; it stops reading when it cannot start
-one, and the kernel then tells the peer [SRV-2]. Requests being received share `queued.max.request.bytes`.
-Who completes no request for `connections.max.idle.ms` is closed, however busily it sends single bytes.
+one, and the kernel then tells the peer [SRV-2]. Requests being received share `queued.max.request.bytes`
+with those that wait: a buffer begins small and doubles as its bytes arrive, so that a promise of many bytes
+takes nothing. While memory is short who does not go on sending is cut, the largest promise first. Who
+completes no request for `connections.max.idle.ms` is closed, however busily it sends single bytes.
 """
 
 import asyncio
@@ -20,6 +22,7 @@ from math import inf
 from typing import Final, Protocol, cast
 
 from tallystick.broker.config import BrokerConfig
+from tallystick.broker.request_memory import RequestMemory
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.limits import KIB, MIB
 from tallystick.kernel.value import frozen
@@ -30,8 +33,12 @@ Buffer = bytes | bytearray | memoryview
 Answer = list[Buffer] | None  # None: nothing is sent
 
 BUFFER_BYTES: Final = 16 * KIB
-# A frame up to this size gets its buffer at once; a larger one as its bytes arrive.
-TRUSTED_FRAME_BYTES: Final = 2 * MIB
+# What a frame's buffer begins with; more where its connection has sent as much before.
+FIRST_BUFFER_BYTES: Final = 64 * KIB
+TRUSTED_BUFFER_BYTES: Final = 2 * MIB
+# While memory is short, who sends less than this in so long is cut.
+PROGRESS_BYTES: Final = 16 * KIB
+PATIENCE_S: Final = 3.0
 WRITE_HIGH_WATER_BYTES: Final = 1 * MIB
 PIPELINE_MAX: Final = 256
 _SMALL_BYTES: Final = 64 * KIB
@@ -53,8 +60,15 @@ class Dispatcher(Protocol):
         """May work on this request be dropped when its connection ends?"""
         ...
 
+    def frame_bytes_max(self, api_key: int) -> int:
+        """How large a request of an API may be."""
+        ...
+
     def dispatch(self, frame: memoryview, peer: "Peer") -> Answer | Awaitable[Answer]:
-        """Answer a request; `frame` is valid until this returns. Raises CloseConnection."""
+        """Answer a request. Raises CloseConnection.
+
+        `frame` is valid until this returns, and one above `BUFFER_BYTES` for as long as it is kept.
+        """
         ...
 
 
@@ -88,12 +102,14 @@ class Connection(asyncio.BufferedProtocol):
         "_big",
         "_big_filled",
         "_big_size",
+        "_big_trust",
         "_buffer",
         "_closing",
         "_end",
         "_ending",
         "_exclusive",
         "_out",
+        "_progress",
         "_reading_paused",
         "_server",
         "_slots",
@@ -112,6 +128,8 @@ class Connection(asyncio.BufferedProtocol):
         self._start = self._end = 0
         self._big: bytearray | None = None
         self._big_filled = self._big_size = 0
+        self._big_trust = FIRST_BUFFER_BYTES
+        self._progress = (0, 0.0)  # bytes of the large request there were at a time
         self._slots: deque[_Slot] = deque()
         self._out: list[Buffer] = []
         self._exclusive = self._ending = False
@@ -204,7 +222,7 @@ class Connection(asyncio.BufferedProtocol):
             )
         first = self._start + 4
         if have - 4 < size:
-            if size + 4 > BUFFER_BYTES:
+            if size + 4 > BUFFER_BYTES and have >= 6:
                 self._begin_big(size)
             return False
         if not self._start_request(self._view[first : first + size]):
@@ -268,11 +286,16 @@ class Connection(asyncio.BufferedProtocol):
     def _begin_big(self, size: int) -> None:
         first = self._start + 4
         received = self._end - first
-        self._big = bytearray(min(size, TRUSTED_FRAME_BYTES))
-        self._server.receiving(len(self._big))
+        api_key = int.from_bytes(self._view[first : first + 2], "big", signed=True)
+        allowed = self._server.dispatcher.frame_bytes_max(api_key)
+        if size > allowed:
+            raise CloseConnection(f"a request of {size} bytes; API key {api_key} has at most {allowed}")
+        self._big = bytearray(min(size, self._big_trust))
+        self._server.memory.take(self.peer.host, len(self._big))
         self._big[:received] = self._view[first : self._end]
         self._big_filled, self._big_size = received, size
         self._start = self._end = 0
+        self._progress = (received, self._server.loop.time())
 
     def _big_received(self, nbytes: int) -> None:
         big = self._big
@@ -281,13 +304,17 @@ class Connection(asyncio.BufferedProtocol):
         if self._big_filled == len(big) < self._big_size:
             grown = bytearray(min(2 * len(big), self._big_size))
             grown[: self._big_filled] = big
-            self._server.receiving(len(grown) - len(big))
+            self._server.memory.take(self.peer.host, len(grown) - len(big))
             self._big = grown
+        elif self._big_filled == self._big_size:
+            # Who has sent so much is believed the next time, while there is enough for all.
+            crowded = self._server.is_crowded
+            self._big_trust = FIRST_BUFFER_BYTES if crowded else min(len(big), TRUSTED_BUFFER_BYTES)
 
     def _drop_big(self) -> None:
         if self._big is not None:
-            self._server.receiving(-len(self._big))
-            self._big = None
+            size, self._big = len(self._big), None
+            self._server.memory.give(self.peer.host, size)
 
     # ------------------------------------------------------------------- pausing, sending
 
@@ -301,7 +328,7 @@ class Connection(asyncio.BufferedProtocol):
             full = self._end == BUFFER_BYTES
         else:
             complete = self._big_filled == self._big_size
-            full = complete or (self._server.starved() and not self._server.first_receiver(self))
+            full = complete or not self._server.may_receive(self)
         if full != self._reading_paused:
             self._reading_paused = full
             if full:
@@ -349,6 +376,19 @@ class Connection(asyncio.BufferedProtocol):
         return self._big is not None and self._big_filled < self._big_size
 
     @property
+    def promised_bytes(self) -> int:
+        """How large the request is that is being received."""
+        return self._big_size if self.receives_big else 0
+
+    def is_stuck(self, now: float) -> bool:
+        """Has it sent too little of a large request for too long, and not because we would not read?"""
+        filled, since = self._progress
+        if self._reading_paused or not self.receives_big or self._big_filled >= filled + PROGRESS_BYTES:
+            self._progress = (self._big_filled, now)
+            return False
+        return now - since >= self._server.patience_s
+
+    @property
     def busy(self) -> bool:
         """Are answers owed, by us and not for want of a reader?"""
         return bool(self._slots) and not self._writing_paused
@@ -362,6 +402,10 @@ class Connection(asyncio.BufferedProtocol):
         if not self._closing:
             _log.warning("%s: closed: %s", self.peer, why)
             self.abort()
+
+    def release(self) -> None:
+        """Give back what a connection that was closed has received."""
+        self._drop_big()
 
     def abort(self) -> None:
         """Close at once, without a word."""
@@ -386,9 +430,22 @@ class Server:
     """The listening socket and its connections."""
 
     def __init__(
-        self, config: BrokerConfig, dispatcher: Dispatcher, connections_max: Callable[[], int]
+        self,
+        config: BrokerConfig,
+        dispatcher: Dispatcher,
+        connections_max: Callable[[], int],
+        *,
+        memory: RequestMemory | None = None,
+        patience_s: float = PATIENCE_S,
     ) -> None:
-        """`connections_max`: how many the process has descriptors for now, beside what the broker needs."""
+        """Args:
+        connections_max: how many the process has descriptors for now, beside what the broker needs.
+        memory: the account that is shared with handlers.
+        """
+        self.memory = memory or RequestMemory(lambda: self._config.queued_max_request_bytes)
+        self.memory.given_back.append(self._recheck_soon)
+        self.patience_s = patience_s
+        self._easing: asyncio.TimerHandle | None = None
         self._connections_max = connections_max
         self.loop = asyncio.get_running_loop()
         self.scatters = type(self.loop).__module__.startswith("uvloop")
@@ -399,7 +456,6 @@ class Server:
         self._per_host: Counter[str] = Counter()
         self._ids = 0
         self._refusals_told_at, self._refusals_untold = -inf, 0
-        self._receiving_bytes = 0
         # Who may have bytes to send; whoever has none is taken out when somebody asks.
         self._senders: set[Connection] = set()
         self._server: asyncio.Server | None = None
@@ -420,8 +476,9 @@ class Server:
 
     async def stop(self, deadline_s: float) -> None:
         """Accept nothing new, answer what was asked, close; whoever is not done by the deadline is cut."""
-        if self._sweep is not None:
-            self._sweep.cancel()
+        for timer in (self._sweep, self._easing):
+            if timer is not None:
+                timer.cancel()
         if self._server is not None:
             self._server.close()
         give_up_at = self.loop.time() + deadline_s
@@ -476,21 +533,45 @@ class Server:
             if not self._per_host[peer.host]:
                 del self._per_host[peer.host]
 
-    def receiving(self, by_bytes: int) -> None:
-        """Account for the buffers of large requests."""
-        starved = self.starved()
-        self._receiving_bytes += by_bytes
-        if starved and by_bytes < 0:
-            for connection in list(self._connections.values()):
-                self.loop.call_soon(connection.recheck_reading)
+    @property
+    def is_crowded(self) -> bool:
+        """Whether half of the memory for requests is taken."""
+        return 2 * self.memory.bytes > self._config.queued_max_request_bytes
 
-    def starved(self) -> bool:
-        return self._receiving_bytes > self._config.queued_max_request_bytes
-
-    def first_receiver(self, connection: Connection) -> bool:
-        """One connection may always go on, so that too little memory is slow and not a deadlock."""
-        receivers = (c for c in self._connections.values() if c.receives_big)
+    def may_receive(self, connection: Connection) -> bool:
+        """May a connection go on with a large request? One of a host always may, so that too little memory is
+        slow and not a deadlock; but not above the limit of all, where one of all hosts may."""
+        host = connection.peer.host
+        if not self.memory.is_short_for(host):
+            return True
+        if self._easing is None:
+            self._easing = self.loop.call_later(self.patience_s / 3, self._ease)
+        short = self.memory.is_short
+        receivers = (
+            c for c in self._connections.values() if c.receives_big and (short or c.peer.host == host)
+        )
         return next(receivers, None) is connection
+
+    def _ease(self) -> None:
+        """Memory is short: cut who promised much and does not send it, the largest promise first."""
+        self._easing = None
+        now = self.loop.time()
+        waiting = [c for c in self._connections.values() if c.receives_big]
+        stuck = [c for c in waiting if c.is_stuck(now)]
+        for connection in sorted(stuck, key=lambda c: c.promised_bytes, reverse=True):
+            if not self.memory.is_short_for(connection.peer.host):
+                break
+            connection.close(
+                f"memory for requests is short, and of {connection.promised_bytes} bytes it sent too few "
+                f"in {self.patience_s:.0f} s"
+            )
+            connection.release()
+        if any(self.memory.is_short_for(c.peer.host) for c in waiting):
+            self._easing = self.loop.call_later(self.patience_s / 3, self._ease)
+
+    def _recheck_soon(self) -> None:
+        for connection in list(self._connections.values()):
+            self.loop.call_soon(connection.recheck_reading)
 
     @property
     def listening(self) -> bool:

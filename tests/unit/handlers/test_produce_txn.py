@@ -396,3 +396,51 @@ async def test_acks_0_is_answered_with_silence_and_refused_by_closing() -> None:
         unknown = Identity(ProducerId(999), ProducerEpoch(0))
         with pytest.raises(CloseConnection, match="INVALID_PRODUCER_ID_MAPPING"):
             await made.send(request({1: batch(unknown)}, acks=0))
+
+
+@on_a_loop
+async def test_batches_that_wait_are_on_the_account_of_requests_until_they_are_appended() -> None:
+    async with leader(flush_policy="ack") as made:
+        identity = await made.identity()
+        memory = made.broker.request_memory
+        assert memory.bytes == 0
+        made.disk.holding = True
+        sent = made.send(request({0: batch(identity, 0)}))
+        await turns()
+        assert memory.bytes == len(batch(identity, 0))
+        made.disk.release()
+        await turns()
+        made.disk.release()
+        assert codes(await sent) == [ErrorCode.NONE]
+        assert memory.bytes == 0
+
+
+@on_a_loop
+async def test_a_batch_that_would_wait_is_refused_for_now_while_memory_is_short() -> None:
+    async with leader(flush_policy="ack") as made:
+        identity = await made.identity()
+        memory = made.broker.request_memory
+        memory.take("elsewhere", made.broker.config.queued_max_request_bytes + 1)
+        made.disk.holding = True
+        assert codes(await made.send(request({0: batch(identity, 0)}))) == [ErrorCode.NOT_ENOUGH_REPLICAS]
+        memory.give("elsewhere", made.broker.config.queued_max_request_bytes + 1)
+        again = made.send(request({0: batch(identity, 0)}))
+        await turns()
+        made.disk.release()
+        await turns()
+        made.disk.release()
+        assert codes(await again) == [ErrorCode.NONE]
+        assert memory.bytes == 0
+
+
+@on_a_loop
+async def test_a_batch_that_is_too_large_is_refused_before_anybody_is_asked() -> None:
+    async with leader(flush_policy="ack") as made:
+        identity = await made.identity()
+        made.disk.holding = True
+        before = made.records_of_coordinator()
+        large = batch(identity, 0) + bytes(2_000_000)
+        header = (len(large) - 12).to_bytes(4, "big")
+        sent = await made.send(request({0: large[:8] + header + large[12:]}))
+        assert codes(sent) == [ErrorCode.MESSAGE_TOO_LARGE]
+        assert made.records_of_coordinator() == before

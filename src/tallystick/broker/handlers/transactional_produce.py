@@ -43,6 +43,11 @@ IMPLICIT_SINCE: Final = 12  # KIP-890: the broker adds partitions to the transac
 UNVERIFIED: Final = Reject(
     ErrorCode.NOT_ENOUGH_REPLICAS, "the transaction coordinator did not answer within the request's timeout"
 )
+OUT_OF_MEMORY: Final = Reject(
+    ErrorCode.NOT_ENOUGH_REPLICAS,
+    "the transaction coordinator must be asked first, and there is no memory to keep the batch meanwhile "
+    "(queued.max.request.bytes)",
+)
 # What a producer does not expect of a partition leader is told in the word after which it sends the same
 # batch again, without asking for metadata first.
 _NOT_READY: Final = frozenset(
@@ -97,7 +102,9 @@ def append_transactional(
     implicit = context.api_version >= IMPLICIT_SINCE
     held: list[tuple[InTransaction, Verification | None]] = []
     for batch in batches:
-        verification = refused or begin(broker, batch.target, batch.header, implicit=implicit)
+        # Before it may be held: what can never be appended takes no memory while others are asked.
+        too_large = _too_large(batch)
+        verification = refused or too_large or begin(broker, batch.target, batch.header, implicit=implicit)
         if isinstance(verification, Reject):
             batch.result = verification
         elif verification is None and batch.header.producer_id not in batch.target.lines:
@@ -114,9 +121,21 @@ def append_transactional(
     waiting = Waiting(broker, asker, held)
     if waiting.settle_now():
         return None
-    for batch, _ in held:
-        batch.records = bytes(batch.records)
+    if broker.request_memory.is_short_for(context.client_host):
+        waiting.give_up(OUT_OF_MEMORY)
+        return None
+    waiting.keep(context.client_host)
     return waiting
+
+
+def _too_large(batch: InTransaction) -> Reject | None:
+    limit = batch.target.log.config.max_message_bytes
+    if len(batch.records) <= limit:
+        return None
+    return Reject(
+        ErrorCode.MESSAGE_TOO_LARGE,
+        f"a batch of {len(batch.records)} bytes, max.message.bytes is {limit}",
+    )
 
 
 def _refusal(
@@ -150,6 +169,7 @@ class Waiting:
         self._answer: asyncio.Future[Answer] | None = None
         if self._asked:
             self._answer = ask(broker, asker, producer_of(held[0][0].header), self._asked)
+        self._kept: tuple[str, int] | None = None  # host, bytes
         self._held = [
             _Held(batch, verification, Turn(batch.target, batch.header.producer_id))
             for batch, verification in held
@@ -181,10 +201,26 @@ class Waiting:
         finally:
             self._leave()
 
+    def keep(self, host: str) -> None:
+        """Copy the records out of the request, which is about to be gone, on that host's account."""
+        for held in self._held:
+            held.batch.records = bytes(held.batch.records)
+        self._kept = (host, sum(len(held.batch.records) for held in self._held))
+        self._broker.request_memory.take(*self._kept)
+
+    def give_up(self, refused: Reject) -> None:
+        """Refuse all of them now; the producer sends them again."""
+        for held in self._held:
+            held.batch.result = refused
+        self._leave()
+
     def _leave(self) -> None:
         """Nobody waits for this request any more."""
         for held in self._held:
             held.turn.leave()
+        if self._kept is not None:
+            self._broker.request_memory.give(*self._kept)
+            self._kept = None
 
     def _refused(self, answer: Answer) -> Mapping[TopicPartition, Reject]:
         found = refusals(answer, self._asker, self._asked)
