@@ -6,6 +6,7 @@ import pytest
 
 from tallystick import Admin, Consumer, Producer
 from tallystick.admin import NewTopic
+from tallystick.client.errors import UnknownTopic
 from tallystick.testing import EmbeddedBroker, eventually
 
 pytestmark = pytest.mark.server
@@ -52,3 +53,24 @@ def test_the_other_topics_are_read_on_when_one_is_deleted(broker: EmbeddedBroker
         assert eventually(lambda: (stays, b"after") in poll())
         consumer.close()
         assert not admin.describe_groups([strategy]).one(strategy).members
+
+
+def test_a_topic_made_again_with_fewer_partitions_is_counted_anew(broker: EmbeddedBroker) -> None:
+    """Keyed records go where other producers send them; what waits for a partition that is gone fails."""
+    bootstrap = {"bootstrap.servers": broker.bootstrap_servers}
+    settings = {"metadata.max.age.ms": 100, "retry.backoff.max.ms": 100, "linger.ms": 0}
+    keys = [b"k%d" % i for i in range(50)]
+    with Admin(bootstrap) as admin, Producer(bootstrap | settings) as producer:
+        admin.create_topics([NewTopic(name="fewer", partitions=8)])
+        before = {producer.send("fewer", b"v", key=key).result(30).partition for key in keys}
+        assert max(before) > 1
+        admin.delete_topics(["fewer"])
+        waiting = [producer.send("fewer", b"v", partition=p) for p in (0, 7)]
+        admin.create_topics([NewTopic(name="fewer", partitions=2)])
+        refusal = waiting[1].exception(30)
+        assert isinstance(refusal, UnknownTopic)
+        assert "made again, and has 2 partitions" in str(refusal)
+        assert waiting[0].exception(30) is None
+        with Producer(bootstrap) as other:
+            where = [other.send("fewer", b"v", key=key).result(30).partition for key in keys]
+        assert [producer.send("fewer", b"v", key=key).result(30).partition for key in keys] == where

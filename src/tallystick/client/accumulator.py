@@ -289,11 +289,12 @@ class Accumulator:
         queues = self._queues(topic)
         if self.buffered >= self.limits.buffer_bytes:
             raise NotNow(topic, full=True)
+        count = len(queues.partitions)
         if partition is not None or not rows.keyed:
             where = None if partition is None else self._queue(topic, None, partition).tp.partition
             groups = [(where, rows, cast(Sequence[int], range(rows.count)))]
         else:
-            places = rows.by_partition(len(queues.partitions))
+            places = rows.by_partition(count)
             groups = [(p, rows.pick(of_p, keyed=p is not None), of_p) for p, of_p in places.items()]
         pieces = []
         for where, group, of_group in groups:
@@ -305,7 +306,11 @@ class Accumulator:
                 begin += piece.count
         with self._lock:
             self._check_gate()
-            made = [(self._add_sealed(queues, where, piece, size), of) for where, piece, size, of in pieces]
+            cut_meanwhile = len(queues.partitions) < count
+            if not cut_meanwhile:
+                made = [(self._add_sealed(queues, p, piece, size), of) for p, piece, size, of in pieces]
+        if cut_meanwhile:
+            return self.extend(topic, rows, partition)
         self._ambient.wake()
         return made
 
@@ -363,12 +368,14 @@ class Accumulator:
 
     def _stamp(self, batch: Batch, ticket: int, now: float) -> None:
         """Another millisecond. The first of a batch opens it."""
-        if batch.opened_ms < 0:
+        if batch.opened_ms < 0 and not batch.sealed:
             if self.buffered >= self.limits.buffer_bytes:
                 raise NotNow(batch.tp.topic, full=True)
             self._check_gate()
             batch.opened_ms = self._ambient.monotonic_ms()
-            self.active[self._topics[batch.tp.topic].partitions[batch.tp.partition]] = None
+            partitions = self._topics[batch.tp.topic].partitions
+            if batch.tp.partition < len(partitions):  # else it was cut off, and the batch sealed before that
+                self.active[partitions[batch.tp.partition]] = None
             self._ambient.wake()
         ms = int(now * 1000)
         batch.stamps.append((ticket, ms))
@@ -442,6 +449,31 @@ class Accumulator:
                 if queues.stuck not in candidates or topic not in self._sticky:
                     queues.stuck_bytes = max(self.limits.batch_bytes, 1)
             self._stick(queues)
+
+    def cut(self, topic: str, partitions: int) -> list[Batch]:
+        """Drop the queues of a topic that was made again with so few partitions; return what waited in them.
+
+        A sender that has one of them in hand sees that its batch is sealed, and chooses again [CLI-24].
+        """
+        waiting: list[Batch] = []
+        with self._lock:
+            queues = self._topics.get(topic)
+            gone = [] if queues is None else queues.partitions[partitions:]
+            if queues is None or not gone:
+                return waiting
+            if queues.stuck >= partitions:
+                queues.stuck = 0
+                self._sticky.pop(topic, None)
+            for queue in gone:
+                if queue.open.opened_ms >= 0:
+                    self._seal_open(queue)
+                queue.open.sealed = True
+                waiting += queue.sealed
+                queue.sealed.clear()
+                self.active.pop(queue, None)
+            queues.partitions = queues.partitions[:partitions]
+            queues.candidates = ()
+        return waiting
 
     def forget(self, topic: str) -> None:
         """Nobody writes to it, and nothing of it waits."""

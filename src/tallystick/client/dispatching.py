@@ -61,9 +61,10 @@ class Slot:
     not_before_ms   when the next attempt may be made
     failures        attempts in a row that failed
     last            what the last of them failed with
+    gone            why nothing is sent there again: the topic was made again without this partition
     """
 
-    __slots__ = ("failures", "lane", "last", "node", "not_before_ms", "queue", "tp")
+    __slots__ = ("failures", "gone", "lane", "last", "node", "not_before_ms", "queue", "tp")
 
     def __init__(self, queue: PartitionQueue) -> None:
         self.queue, self.tp = queue, queue.tp
@@ -72,6 +73,7 @@ class Slot:
         self.not_before_ms = 0
         self.failures = 0
         self.last: ClientError | None = None
+        self.gone: ClientError | None = None
 
 
 class Dispatcher:
@@ -433,6 +435,9 @@ class Dispatcher:
         if batch.outcome.settled or batch.attempts > self._config.retries:
             self._failed(slot, batch, error)
             return
+        if slot.gone is not None:
+            self._failed(slot, batch, _copy(slot.gone))
+            return
         slot.lane.retry(batch)
         slot.last = error
         if at_once:
@@ -528,6 +533,17 @@ class Dispatcher:
             batch.doubtful = True
             self._tell(batch, _copy(why))
 
+    def cut(self, topic: str, partitions: int) -> None:
+        """Fail what is for partitions that the topic, made again, no longer has; what is under way in time."""
+        for batch in self._accumulator.cut(topic, partitions):
+            self._settle(batch, _made_again(batch.tp, partitions))
+        for queue, slot in list(self._slots.items()):
+            if slot.tp.topic == topic and slot.tp.partition >= partitions:
+                slot.gone = _made_again(slot.tp, partitions)
+                for batch in list(slot.lane.again):
+                    self._failed(slot, batch, _copy(slot.gone))
+                del self._slots[queue]
+
     def restart_sequences(self) -> None:
         """Every partition begins at 0 with its next batch. Nothing is outstanding."""
         for slot in self._slots.values():
@@ -564,6 +580,13 @@ def _level(config: ProducerConfig) -> int | None:
 def _not_remembered(tp: TopicPartition, code: int) -> ClientError:
     words = "the broker does not remember far enough back to say whether these records are in the log"
     return refused("Produce", tp, code, words)
+
+
+def _made_again(tp: TopicPartition, partitions: int) -> ClientError:
+    words = (
+        f"the topic was deleted and made again, and has {partitions} partitions now: send the record again"
+    )
+    return refused("Produce", tp, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, words)
 
 
 def _words(part: PartitionProduceResponse) -> str:

@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable
 from typing import Final, ParamSpec, TypeVar
+from uuid import UUID
 
 from tallystick.client.accumulator import Accumulator, Ambient, Limits
 from tallystick.client.chance import noise
@@ -25,10 +26,12 @@ from tallystick.client.config import ProducerConfig
 from tallystick.client.delivery import Outcome
 from tallystick.client.dispatching import Dispatcher, Hooks
 from tallystick.client.errors import ClientError, Closed, TimedOut
+from tallystick.client.metadata import TopicInfo
 from tallystick.client.retry import Deadline
 from tallystick.client.signing import InTransactions, OwnIdentity, Unsigned
 from tallystick.client.txn_context import TxnContext
 from tallystick.kernel.clock import Clock, SystemClock
+from tallystick.protocol.primitives import NIL
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -58,6 +61,7 @@ class ProducerEngine:
         self._refresh: asyncio.Task[None] | None = None
         self._stale: dict[str, None] = {}
         self._image = cluster.image
+        self._ids: dict[str, UUID] = {}
         self._room: list[asyncio.Future[None]] = []
         self._closed = False
         self.accumulator = Accumulator(
@@ -232,18 +236,24 @@ class ProducerEngine:
     # -------------------------------------------------------------------------- metadata
 
     async def _learn(self, topic: str) -> None:
-        info = await self._cluster.topic(topic)
-        led = tuple(p for p in sorted(info.partitions) if info.partitions[p].leader is not None)
-        self.accumulator.learn(topic, len(info.partitions), led)
+        self._learn_of(await self._cluster.topic(topic))
 
     def _learn_all(self) -> None:
-        """The image changed: partitions may be more, leaders others."""
+        """The image changed: partitions may be more, leaders others, a topic another one by its name."""
         self._image = self._cluster.image
         for topic in self.accumulator.topics:
             info = self._image.topics.get(topic)
             if info is not None:
-                led = tuple(p for p in sorted(info.partitions) if info.partitions[p].leader is not None)
-                self.accumulator.learn(topic, len(info.partitions), led)
+                self._learn_of(info)
+
+    def _learn_of(self, info: TopicInfo) -> None:
+        """Fewer partitions of the same topic are old news: only another one by its name can have them."""
+        before = self._ids.get(info.name, NIL)
+        self._ids[info.name] = info.id
+        if before != info.id or info.id == NIL:
+            self._dispatcher.cut(info.name, len(info.partitions))
+        led = tuple(p for p in sorted(info.partitions) if info.partitions[p].leader is not None)
+        self.accumulator.learn(info.name, len(info.partitions), led)
 
     def _want_metadata(self, topic: str) -> None:
         """A leader is unknown, or is none any longer."""

@@ -320,3 +320,60 @@ def test_a_gate_that_closes_meanwhile_leaves_nothing_behind() -> None:
             thread.join(60)
         assert sum(batch.count for batch in world.accumulator.drain()) == sum(taken)
         assert not world.accumulator.active
+
+
+def test_a_topic_made_again_with_fewer_partitions_is_counted_anew() -> None:
+    """What waited in the others is given back; a sender with one of their batches in hand chooses again."""
+    world = World(linger_ms=1000)
+    accumulator = world.accumulator
+    accumulator.learn("t", 8, range(8))
+    kept = accumulator.append("t", b"kept", partition=1)
+    lost = accumulator.append("t", b"lost", partition=6)
+    assert [values(batch) for batch in accumulator.cut("t", 2)] == [[b"lost"]]
+    accumulator.learn("t", 2, range(2))
+    keys = [b"k%d" % i for i in range(50)]
+    again = [accumulator.append("t", b"v", key=key) for key in keys]
+    assert [d.outcome.partition for d in again] == [partition_of(key, 2) for key in keys]
+    with pytest.raises(UnknownTopic):
+        accumulator.append("t", b"v", partition=6)
+    acknowledge(list(world.take_all()))
+    assert kept.done()
+    assert not lost.done()
+
+
+def test_no_record_is_left_in_a_queue_that_was_cut_off_while_threads_send() -> None:
+    """[CLI-24] Eight partitions, then two, then eight, under four senders: every record is in one batch."""
+    world = World(batch_bytes=2_000)
+    accumulator = world.accumulator
+    accumulator.learn("t", 8, range(8))
+    sent: list[list[Delivery]] = [[] for _ in range(4)]
+    stop = threading.Event()
+
+    def send(own: list[Delivery]) -> None:
+        number = 0
+        while not stop.is_set():
+            number += 1
+            own.append(accumulator.append("t", b"v", key=b"%d" % number))
+
+    threads = [threading.Thread(target=send, args=(own,)) for own in sent]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    batches: list[Batch] = []
+    try:
+        for thread in threads:
+            thread.start()
+        for _ in range(100):
+            for partitions in (2, 8):
+                batches += accumulator.cut("t", partitions)
+                accumulator.learn("t", partitions, range(partitions))
+                batches += world.take_all()
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+        sys.setswitchinterval(interval)
+    batches += world.take_all()
+    acknowledge(batches)
+    deliveries = [delivery for own in sent for delivery in own]
+    assert all(delivery.done() for delivery in deliveries)
+    assert len(deliveries) == sum(batch.count for batch in batches)
