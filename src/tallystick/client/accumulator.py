@@ -304,6 +304,7 @@ class Accumulator:
                     raise too_large(topic, where, size, self.limits.record_bytes_max)
                 pieces.append((where, piece, size, of_group[begin : begin + piece.count]))
                 begin += piece.count
+        made: Parts = []
         with self._lock:
             self._check_gate()
             cut_meanwhile = len(queues.partitions) < count

@@ -534,7 +534,7 @@ class Dispatcher:
             self._tell(batch, _copy(why))
 
     def cut(self, topic: str, partitions: int) -> None:
-        """Fail what is for partitions that the topic, made again, no longer has; what is under way in time."""
+        """Fail what is for partitions that the topic, made again, does not have; in flight: when answered."""
         for batch in self._accumulator.cut(topic, partitions):
             self._settle(batch, _made_again(batch.tp, partitions))
         for queue, slot in list(self._slots.items()):

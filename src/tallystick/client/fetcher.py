@@ -29,7 +29,6 @@ from tallystick.client.offset_requests import ISOLATION
 from tallystick.client.offsets import by_topic
 from tallystick.client.reading import ConsumerRecord, Fetched
 from tallystick.client.retry import rule_for
-from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.ids import TopicPartition
 from tallystick.kernel.value import frozen
 from tallystick.protocol.messages.fetch import (
@@ -71,7 +70,7 @@ class Fetcher:
         self._resting: set[asyncio.Task[None]] = set()
         self._looked_for: set[str] = set()
         self._row: deque[_AtHand] = deque()
-        self._errors: deque[tuple[TopicPartition, int, TallystickError]] = deque()
+        self._errors: deque[tuple[TopicPartition, int, Exception]] = deque()
         self.passed_hidden = False
         """Did the last `take` move a position and find nothing that may be seen?"""
 
@@ -152,7 +151,7 @@ class Fetcher:
         epoch = before if fetched.leader_epoch is None else fetched.leader_epoch
         self._tracks.advance(partition, at_hand.serial, Position(fetched.position, epoch))
 
-    def _fail(self, partition: TopicPartition, serial: int, error: TallystickError) -> None:
+    def _fail(self, partition: TopicPartition, serial: int, error: Exception) -> None:
         """Not asked for again until the user has heard of it."""
         track = self._tracks.get(partition)
         if track is None:
@@ -212,11 +211,32 @@ class Fetcher:
             self._rest(dict.fromkeys(unknown), refresh=True)
 
     async def _ask(self, node: int, wanted: dict[TopicPartition, tuple[Wanted, int]]) -> None:
+        """One fetch. Whatever it meets that has no rule, a mistake in this package too, `take` raises."""
         session = self._sessions.setdefault(node, FetchSession())
-        step = session.step({partition: want for partition, (want, _) in wanted.items()})
-        request, by_id = self._request(step)
         again: dict[TopicPartition, None] = {}
         refresh = False
+        try:
+            again, refresh = await self._fetch(node, session, wanted)
+        except Exception as exc:
+            session.lost()
+            kept = {at_hand.fetched.partition for at_hand in self._row}
+            for partition, (_, serial) in wanted.items():
+                if partition not in kept:  # its records are to be taken first, and not fetched again
+                    self._fail(partition, serial, exc)
+        finally:
+            del self._under_way[node]
+        if again:
+            self._rest(again, refresh=refresh)
+        if self._row:
+            self._news()
+        self.kick()
+
+    async def _fetch(
+        self, node: int, session: FetchSession, wanted: dict[TopicPartition, tuple[Wanted, int]]
+    ) -> tuple[dict[TopicPartition, None], bool]:
+        """Which partitions are to be asked for again after a rest, and whether to refresh."""
+        step = session.step({partition: want for partition, (want, _) in wanted.items()})
+        request, by_id = self._request(step)
         try:
             answer = await self._cluster.send(
                 node,
@@ -226,26 +246,16 @@ class Fetcher:
                 timeout_ms=self._config.client.request_timeout_ms,
                 lane=LANE,
             )
-        except TallystickError as exc:
+        except ClientError as exc:
+            if not exc.remedy.repeats:
+                raise
             session.lost()
-            if isinstance(exc, ClientError) and exc.remedy.repeats:
-                _log.debug("fetch from broker %d: %s", node, exc)
-                again, refresh = dict.fromkeys(wanted), True
-            else:
-                for partition, (_, serial) in wanted.items():
-                    self._fail(partition, serial, exc)
-        else:
-            session.answered(answer.error_code, answer.session_id)
-            if answer.error_code:
-                _log.debug("fetch session with broker %d: code %d", node, answer.error_code)
-            again, refresh = self._take_answer(node, answer, wanted, by_id or {})
-        finally:
-            del self._under_way[node]
-        if again:
-            self._rest(again, refresh=refresh)
-        if self._row:
-            self._news()
-        self.kick()
+            _log.debug("fetch from broker %d: %s", node, exc)
+            return dict.fromkeys(wanted), True
+        session.answered(answer.error_code, answer.session_id)
+        if answer.error_code:
+            _log.debug("fetch session with broker %d: code %d", node, answer.error_code)
+        return self._take_answer(node, answer, wanted, by_id or {})
 
     def _request(self, step: SessionStep) -> tuple[FetchRequest, dict[UUID, str] | None]:
         """The request, and the names of topic ids; None where some topic has no id."""
@@ -375,6 +385,10 @@ class Fetcher:
                 _log.debug("no new metadata: %s", exc)
                 for partition in [p for p in serials if _names(exc, p.topic)]:
                     self._fail(partition, serials.pop(partition), exc)
+            except Exception as exc:
+                for partition, serial in serials.items():
+                    self._fail(partition, serial, exc)
+                serials.clear()
             for partition, serial in serials.items():
                 track = self._tracks.get(partition)
                 if track is not None and track.serial == serial:
