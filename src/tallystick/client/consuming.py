@@ -42,7 +42,7 @@ from tallystick.client.membership import (
     subscribe,
     to_settle,
 )
-from tallystick.client.offset_requests import OffsetRequests
+from tallystick.client.offset_requests import ISOLATION, OffsetRequests
 from tallystick.client.offsets import GroupMetadata, OffsetAndMetadata, OffsetAndTimestamp
 from tallystick.client.reading import ConsumerRecord
 from tallystick.client.retry import Deadline
@@ -211,6 +211,19 @@ class ConsumerEngine:
         """Behind the last record, of committed ones where only those are read."""
         for partition in self._of_mine(partitions) or self._tracks.assigned:
             self._tracks.seek(partition, Seeking.LATEST)
+
+    def pin(self, partitions: Iterable[TopicPartition]) -> None:
+        """Take a position outside the log for an error, whatever `auto.offset.reset` says.
+
+        Until they are assigned anew. For who keeps positions elsewhere: `poll` raises PositionUnknown.
+        """
+        for partition in self._of_mine(partitions):
+            self._tracks[partition].pinned = True
+
+    def read_committed(self) -> None:
+        """Read committed records only, as with `isolation.level`; before anything is read."""
+        self._not_closed()
+        self._fetcher.isolation = self._offsets.isolation = ISOLATION["read_committed"]
 
     # -------------------------------------------------------------------------------- poll
 

@@ -64,7 +64,7 @@ class Fetcher:
         news: called when there is something to take, or to raise.
         """
         self._config, self._cluster, self._tracks, self._news = config, cluster, tracks, news
-        self._isolation = ISOLATION[config.isolation_level]
+        self.isolation = ISOLATION[config.isolation_level]
         self._sessions: dict[int, FetchSession] = {}
         self._under_way: dict[int, asyncio.Task[None]] = {}
         self._resting: set[asyncio.Task[None]] = set()
@@ -266,7 +266,7 @@ class Fetcher:
             max_wait_ms=config.fetch_max_wait_ms,
             min_bytes=config.fetch_min_bytes,
             max_bytes=config.fetch_max_bytes,
-            isolation_level=self._isolation,
+            isolation_level=self.isolation,
             session_id=step.session_id,
             session_epoch=step.epoch,
             topics=tuple(
@@ -359,7 +359,7 @@ class Fetcher:
         if not data.records:
             return
         aborted = None
-        if self._isolation:
+        if self.isolation:
             aborted = [(each.producer_id, each.first_offset) for each in data.aborted_transactions or ()]
         fetched = Fetched(at, want.offset, data.records, aborted, check_crcs=self._config.check_crcs)
         track.at_hand = True

@@ -60,6 +60,7 @@ class Track:
     serial     another one with every seek and assignment: an answer to a question from before is dropped
     at_hand    fetched data of it waits to be taken, or a request for it is on its way
     replica    a broker nearer than the leader (KIP-392)
+    pinned     a position that does not exist is an error, whatever auto.offset.reset says
     """
 
     position: Position | None = None
@@ -71,6 +72,7 @@ class Track:
     high_watermark: int | None = None
     last_stable_offset: int | None = None
     log_start_offset: int | None = None
+    pinned: bool = False
 
 
 class Verdict(Enum):
@@ -177,7 +179,7 @@ class Tracks:
 
     def out_of_range(self, partition: TopicPartition) -> bool:
         """The position does not exist. False where the user wants to hear of that."""
-        if self._reset is None:
+        if self._reset is None or self._tracks[partition].pinned:
             return False
         self.seek(partition, self._reset)
         return True
@@ -185,7 +187,7 @@ class Tracks:
     def truncated(self, partition: TopicPartition, end_offset: int, epoch: int | None) -> bool:
         """The leader's log has our last record's epoch only up to there. False as `out_of_range`."""
         track = self._tracks[partition]
-        if self._reset is None or track.position is None:
+        if self._reset is None or track.position is None or track.pinned:
             return False
         self.seek(partition, Position(min(end_offset, track.position.offset), epoch))
         return True

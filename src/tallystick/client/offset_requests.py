@@ -35,7 +35,7 @@ class OffsetRequests:
 
     def __init__(self, cluster: Cluster, isolation_level: str) -> None:
         self._cluster = cluster
-        self._isolation = ISOLATION[isolation_level]
+        self.isolation = ISOLATION[isolation_level]
 
     async def of_logs(
         self,
@@ -55,7 +55,7 @@ class OffsetRequests:
 
         async def ask(node: int, there: dict[TopicPartition, int]) -> None:
             epochs = {at: p.leader_epoch for at in there if (p := self._cluster.image.partition(at))}
-            request = list_request(there, epochs, self._isolation)
+            request = list_request(there, epochs, self.isolation)
             told, errors = listed_of(await self._cluster.send(node, request, ListOffsetsResponse))
             found.update(told)
             if tell is not None:
@@ -85,7 +85,7 @@ class OffsetRequests:
         self, group_id: str, partitions: Iterable[TopicPartition], deadline: Deadline
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
         """What a group has committed; None for nothing. Raises: BrokerRefused, TimedOut."""
-        request = committed_request(group_id, partitions, require_stable=self._isolation == 1)
+        request = committed_request(group_id, partitions, require_stable=self.isolation == 1)
 
         async def attempt() -> dict[TopicPartition, OffsetAndMetadata | None]:
             node = await self._cluster.coordinator("group", group_id)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         BadRow,
         BadStore,
         CommitUnknown,
+        DataLoss,
         DualWriteError,
         Fenced,
         ForeignCluster,
@@ -44,6 +45,7 @@ __all__ = [
     "BadRow",
     "BadStore",
     "CommitUnknown",
+    "DataLoss",
     "DjangoStore",
     "DualWriteError",
     "DualWriter",
@@ -73,8 +75,8 @@ __all__ = [
 if not TYPE_CHECKING:
     _WHERE = {
         "errors": (
-            "BadRow BadStore CommitUnknown DualWriteError Fenced ForeignCluster Halted LogBehind NoFreeId "
-            "NotRecovered NotVisible NotYours TooLate Torn UnsafeStore"
+            "BadRow BadStore CommitUnknown DataLoss DualWriteError Fenced ForeignCluster Halted LogBehind "
+            "NoFreeId NotRecovered NotVisible NotYours TooLate Torn UnsafeStore"
         ),
         "consuming": "consume_into",
         "pool": "WriterPool",

@@ -8,7 +8,7 @@ from tallystick.client.aio.consumer import Consumer
 from tallystick.client.consuming import RebalanceListener
 from tallystick.client.reading import ConsumerRecord
 from tallystick.dualwrite.driving import AsyncDriver, Watch
-from tallystick.dualwrite.reading import Reading
+from tallystick.dualwrite.reading import OnDataLoss, Reading
 from tallystick.dualwrite.stores.base import AsyncOffsetStore, AsyncOffsetTransaction
 from tallystick.dualwrite.transaction import Half
 from tallystick.kernel.ids import TopicPartition
@@ -66,10 +66,11 @@ def consume_into(
     *,
     partitions: Iterable[TopicPartition] = (),
     group: str | None = None,
+    on_data_loss: OnDataLoss = "fail",
     watch: Watch | None = None,
 ) -> Consuming[X]:
     """Read topics into a database, each record once."""
-    reading: Reading[X] = Reading(store, consumer, group)
+    reading: Reading[X] = Reading(store, consumer, group, on_data_loss)
     if partitions:
         consumer.assign(partitions)
     else:

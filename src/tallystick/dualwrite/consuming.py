@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 from tallystick.client.blocking.consumer import Consumer, RebalanceListener
 from tallystick.client.reading import ConsumerRecord
 from tallystick.dualwrite.driving import Driver, Watch
-from tallystick.dualwrite.reading import Reading
+from tallystick.dualwrite.reading import OnDataLoss, Reading
 from tallystick.dualwrite.stores.base import OffsetStore, OffsetTransaction
 from tallystick.dualwrite.transaction import Half
 from tallystick.kernel.ids import TopicPartition
@@ -53,8 +53,9 @@ class Consuming(Generic[X]):
         Args:
             timeout_s: seconds to wait for records; without any the batch has none.
             most: records at once; `max.poll.records` unless given.
-        Raises: Fenced when another reader has moved a partition; InDoubt when the outcome is unknown. After
-            either, just go on: the next batch begins where the database says.
+        Raises: DataLoss when records are gone, and again with every batch; Fenced when another reader has
+            moved a partition, InDoubt when the outcome is unknown: after these two, just go on, since the
+            next batch begins where the database says.
         """
         driver, reading = self._driver, self._reading
         took = driver.run(reading.poll(timeout_s, most))
@@ -77,6 +78,7 @@ def consume_into(
     *,
     partitions: Iterable[TopicPartition] = (),
     group: str | None = None,
+    on_data_loss: OnDataLoss = "fail",
     watch: Watch | None = None,
 ) -> Consuming[X]:
     """Read topics into a database, each record once.
@@ -89,15 +91,20 @@ def consume_into(
 
     The database's offsets are the ones that count. A partition it has none of begins where the group has
     committed in Kafka, or else where `auto.offset.reset` says; Kafka's own are written only by
-    `enable.auto.commit`.
+    `enable.auto.commit`. Committed records alone are read, whatever the consumer's `isolation.level`.
+
+    A partition that has an offset in the database is never set elsewhere: where the log does not have it any
+    longer, `batch` raises DataLoss.
 
     Args:
         topics: shared with the consumer's group.
         partitions: instead: exactly these.
         group: under which name the database keeps the offsets; the consumer's `group.id` unless given.
+        on_data_loss: "skip" goes on where the log goes on, with a warning, instead of DataLoss: at its first
+            record if those before it are gone, and at its end if the log is shorter than the offset.
     Source: KIP-939 "Motivation", "recipe for atomic consumption from Kafka to a database".
     """
-    reading: Reading[X] = Reading(store, consumer, group)
+    reading: Reading[X] = Reading(store, consumer, group, on_data_loss)
     if partitions:
         consumer.assign(partitions)
     else:

@@ -14,6 +14,7 @@
         ForeignCluster    the row was recorded with another cluster
       Torn              the database committed, and the cluster has aborted its half: to be repaired by hand
       NotVisible        both halves are committed; whether readers see it could not be seen in time
+      DataLoss          records that follow the database's offset are no longer in the log
       NoFreeId          every id of a pool was in use for too long
     InDoubt             (kernel) a commit was sent, and its outcome is not known: recover() finds out
 
@@ -120,6 +121,34 @@ class Torn(DualWriteError):
 
 class NotVisible(DualWriteError):
     """Both halves are committed; that the markers are there for readers to see could not be seen in time."""
+
+
+class DataLoss(DualWriteError):
+    """The log does not have the offset that the database wants next: nothing of the partition was read.
+
+    Attributes: group; partition, its name; offset, the database's; begin, end: what the log has now.
+    """
+
+    def __init__(self, group: str, partition: str, offset: int, begin: int, end: int) -> None:
+        super().__init__(group, partition, offset, begin, end)
+        self.group, self.partition = group, partition
+        self.offset, self.begin, self.end = offset, begin, end
+
+    def __str__(self) -> str:
+        if self.offset < self.begin:
+            what = (
+                f"records {self.offset} to {self.begin - 1} are gone (retention, or DeleteRecords), and "
+                "their rows will never be written"
+            )
+        else:
+            what = (
+                f"the log ends at {self.end}: it was cut, or the topic was deleted and made again, and what "
+                "follows is not what followed before"
+            )
+        return (
+            f"{self.group!r} in {self.partition}: the database goes on at offset {self.offset}, and {what}. "
+            'Put the offset in the database right, or pass on_data_loss="skip"'
+        )
 
 
 class NoFreeId(DualWriteError):

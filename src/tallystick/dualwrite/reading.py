@@ -4,17 +4,22 @@ KIP-939's other recipe: "the database tracks the consumption state atomically wi
 offset in the database is the only one that counts. After every assignment, failure or unknown outcome the
 consumer is set to it; and a transaction that would move it is refused unless it is still where this reader
 began [DW-4], so that a reader who has lost a partition, and does not know yet, cannot write.
+
+Only committed records are read: what was aborted must leave no rows. A partition that has an offset in the
+database is never set elsewhere by `auto.offset.reset`: that the log does not have the offset means that
+records are lost, which is an error, or skipped where the user wants that [DW-25].
 """
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Literal, Protocol, TypeVar
 
+from tallystick.client.consumer_errors import PositionUnknown
 from tallystick.client.offsets import GroupMetadata
 from tallystick.client.reading import ConsumerRecord
 from tallystick.dualwrite.driving import Recipe, do
-from tallystick.dualwrite.errors import CommitUnknown
+from tallystick.dualwrite.errors import CommitUnknown, DataLoss
 from tallystick.dualwrite.halves import Later, Transacting
 from tallystick.dualwrite.stores.base import OffsetMoved
 from tallystick.kernel.errors import InDoubt
@@ -32,6 +37,10 @@ class Polling(Protocol):
     def poll(self, timeout_s: float, most: int | None = None) -> Later[list[ConsumerRecord]]: ...
     def position(self, partition: TopicPartition) -> Later[int]: ...
     def seek(self, partition: TopicPartition, offset: int) -> None: ...
+    def pin(self, partitions: Iterable[TopicPartition]) -> None: ...
+    def read_committed(self) -> None: ...
+    def beginning_offsets(self, partitions: Iterable[TopicPartition]) -> Later[dict[TopicPartition, int]]: ...
+    def end_offsets(self, partitions: Iterable[TopicPartition]) -> Later[dict[TopicPartition, int]]: ...
     def group_metadata(self) -> GroupMetadata: ...
 
 
@@ -41,6 +50,7 @@ class Moving(Transacting, Protocol):
     def move_offsets(self, group: str, moved: Mapping[TopicPartition, OffsetMoved]) -> Later[None]: ...
 
 
+OnDataLoss = Literal["fail", "skip"]
 M = TypeVar("M", bound=Moving)
 M_co = TypeVar("M_co", bound=Moving, covariant=True)
 
@@ -63,7 +73,13 @@ class Took:
 class Reading(Generic[M]):
     """Where a consumer is, beside where the database has it. Its methods are recipes."""
 
-    def __init__(self, store: Keeping[M], consumer: Polling, group: str | None) -> None:
+    def __init__(
+        self, store: Keeping[M], consumer: Polling, group: str | None, on_data_loss: OnDataLoss = "fail"
+    ) -> None:
+        if on_data_loss not in ("fail", "skip"):
+            raise ValueError(f'on_data_loss is "fail" or "skip", not {on_data_loss!r}')
+        consumer.read_committed()
+        self._skips = on_data_loss == "skip"
         self.group = group or consumer.group_metadata().group_id
         self._store = store
         self._consumer = consumer
@@ -77,10 +93,10 @@ class Reading(Generic[M]):
     def poll(self, timeout_s: float, most: int | None) -> Recipe[Took]:
         """Records that follow what the database has; none if `timeout_s` has passed."""
         poll = partial(self._consumer.poll, timeout_s, most)
-        records: list[ConsumerRecord] = yield from do("poll", self.group, poll)
+        records = yield from self._poll(poll)
         if self._unsynced:  # these may not be the ones: an assignment may have come with them
             yield from self._sync(records)
-            records = yield from do("poll", self.group, poll)
+            records = yield from self._poll(poll)
             if self._unsynced:
                 yield from self._sync(records)
                 records = []
@@ -94,6 +110,33 @@ class Reading(Generic[M]):
             raise
         return Took(tuple(records), moved)
 
+    def _poll(self, poll: Callable[[], Later[list[ConsumerRecord]]]) -> Recipe[list[ConsumerRecord]]:
+        """Raises: DataLoss where the log does not have what follows the database's offset."""
+        try:
+            records: list[ConsumerRecord] = yield from do("poll", self.group, poll)
+        except PositionUnknown as exc:
+            at = TopicPartition(exc.topic, exc.partition)
+            if self._unsynced:  # the position may be one that the database does not have
+                yield from self._sync(())
+                if at in self._kept:
+                    return []
+            if at not in self._kept:
+                raise
+            yield from self._lost(at, exc)
+            return []
+        return records
+
+    def _lost(self, at: TopicPartition, why: PositionUnknown) -> Recipe[None]:
+        """Fail, or go on where the log goes on; never before the database's offset."""
+        begins = yield from do("position", str(at), partial(self._consumer.beginning_offsets, [at]))
+        ends = yield from do("position", str(at), partial(self._consumer.end_offsets, [at]))
+        loss = DataLoss(self.group, str(at), self._kept[at], begins[at], ends[at])
+        if not self._skips:
+            raise loss from why
+        place = begins[at] if loss.offset < begins[at] else ends[at]
+        _log.warning("%s; going on at %d", loss, place)
+        self._consumer.seek(at, place)
+
     def _sync(self, records: Iterable[ConsumerRecord]) -> Recipe[None]:
         """Set the consumer to where the database is; partitions it does not have begin where they did."""
         self._unsynced = False
@@ -104,6 +147,7 @@ class Reading(Generic[M]):
             raise
         assigned = self._consumer.assignment
         self._kept = {at: offset for at, offset in kept.items() if at in assigned}
+        self._consumer.pin(self._kept)
         self._seek({**_first_of(records), **self._kept})
 
     def _take_back(self, records: Iterable[ConsumerRecord]) -> None:
@@ -140,8 +184,11 @@ class Reading(Generic[M]):
                     "begins where it says"
                 ) from exc
             raise
+        new = [at for at in took.moved if at not in self._kept and at in self._consumer.assignment]
         self._kept |= {at: each.after for at, each in took.moved.items()}
         self._unsynced = False
+        if new:
+            self._consumer.pin(new)
 
     def rollback(self, txn: M, took: Took) -> Recipe[None]:
         """The rows are taken back, and the records will be returned again, unless the database has them."""

@@ -89,6 +89,14 @@ class Consumer:
         """Behind the last record."""
         self._engine.seek_to_end(partitions)
 
+    def pin(self, partitions: Iterable[TopicPartition]) -> None:
+        """Take a position of these outside the log for an error, whatever `auto.offset.reset` says."""
+        self._engine.pin(partitions)
+
+    def read_committed(self) -> None:
+        """Read committed records only from now on."""
+        self._engine.read_committed()
+
     async def position(self, partition: TopicPartition, timeout_s: float | None = None) -> int:
         """The offset of the next record that `poll` would return."""
         return await self._engine.position(partition, ms(timeout_s))

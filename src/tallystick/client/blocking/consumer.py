@@ -145,6 +145,18 @@ class Consumer:
         """Behind the last record, of committed ones where only those are read."""
         self._do(partial(self._on_loop.seek_to_end, list(partitions)), "seek_to_end")
 
+    def pin(self, partitions: Iterable[TopicPartition]) -> None:
+        """Take a position of these outside the log for an error, whatever `auto.offset.reset` says.
+
+        `poll` raises PositionUnknown then; until the partition is assigned anew. For programs that keep
+        positions elsewhere, to which records that are gone are a loss.
+        """
+        self._do(partial(self._on_loop.pin, list(partitions)), "pin")
+
+    def read_committed(self) -> None:
+        """Read committed records only, as with `isolation.level`; call it before anything is read."""
+        self._do(self._on_loop.read_committed, "read_committed")
+
     def position(self, partition: TopicPartition, timeout_s: float | None = None) -> int:
         """The offset of the next record that `poll` would return. Raises: TimedOut, PositionUnknown."""
         return self._run(self._on_loop.position(partition, timeout_s), timeout_s, "position")
