@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import os
+import shutil
 import sqlite3
 import tempfile
 from collections import Counter
@@ -22,11 +23,12 @@ from tests.support.toy_cluster import ToyCluster, ToyParticipants
 
 from tallystick.client.errors import ClientError
 from tallystick.kernel.errors import InDoubt
-from tallystick.spark.committable import Batch, Lease, Participant, Tally, Vote
+from tallystick.spark.committable import Batch, Lease, Noted, Participant, Tally, Vote
 from tallystick.spark.coordinator import Coordinator
 from tallystick.spark.deciding import Course, NewCheckpoint, course
+from tallystick.spark.decision_fold import Known
 from tallystick.spark.decision_row import DecisionRow, RowLog, RowParticipants
-from tallystick.spark.sink_errors import CheckpointsDiffer, PrefixTaken, SinkError, VoteLost
+from tallystick.spark.sink_errors import CheckpointsDiffer, DecisionsLost, PrefixTaken, SinkError, VoteLost
 from tallystick.spark.sinks import Moves, to_table
 from tallystick.spark.staging import RowsRefused, Staged
 from tallystick.spark.worker_ids import WorkerIds
@@ -49,6 +51,7 @@ class World:
     engine: Engine
     cluster: ToyCluster = field(default_factory=ToyCluster)
     committed_batch: int = -1
+    noted: Noted | None = None
     effects: int = 0
     dies_after: int | None = None
     connections: list[sqlite3.Connection] = field(default_factory=list)
@@ -74,6 +77,24 @@ class World:
             return Counter(connection.execute(text("SELECT id FROM target")).scalars())
 
 
+class ToyNotes:
+    """What the cluster is told, and keeps."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    async def open(self) -> None:
+        await self._world.cluster.effect()
+
+    async def read(self) -> Known:
+        await self._world.cluster.effect()
+        return Known(noted=self._world.noted)
+
+    async def write_note(self, noted: Noted | None) -> None:
+        await self._world.cluster.effect()
+        self._world.noted = noted
+
+
 class Driver:
     """One run of a query: its coordinator, and the tasks that it starts."""
 
@@ -83,7 +104,7 @@ class Driver:
         self.participants = ToyParticipants(world.cluster, PREFIX)
         clock = self.clock = FakeClock()
         self.row = DecisionRow(world.engine, PREFIX, [self.staged])
-        self.log = RowLog(self.row, LIMIT_MS, clock)
+        self.log = RowLog(self.row, LIMIT_MS, clock, ToyNotes(world))
         claimed = RowParticipants(self.participants, self.row)
         self.coordinator = Coordinator(PREFIX, claimed, self.log, clock=clock)
         self.ids = [WorkerIds(PREFIX) for _ in range(2)]
@@ -190,7 +211,10 @@ def test_a_decision_and_its_rows_are_one_transaction(new_world: NewWorld) -> Non
         lease = await driver.coordinator.begin()
         votes, moves = await driver.tasks(lease, 1)
         driver.log.moving(lease.nonce, moves)
-        world.effects, world.dies_after = 0, 6  # read, describe, update, count, insert, commit
+        world.effects, world.dies_after = (
+            0,
+            7,
+        )  # read the note, the row, describe, update, count, insert, commit
         await driver.coordinator.commit(votes)
 
     with suppress(Crash):
@@ -315,6 +339,27 @@ def test_a_replayed_batch_with_other_rows_stops(new_world: NewWorld) -> None:
     assert world.rows() == Counter(range(4))
 
 
+@pytest.mark.parametrize("decided", [0, 1])
+def test_a_database_that_lost_what_it_acknowledged_stops_the_query(
+    new_world: NewWorld, tmp_path: Path, decided: int
+) -> None:
+    """[SPK-44] A replica that lagged was promoted, a backup restored: the batch would be there twice."""
+    world = new_world()
+    file, backup = world.engine.url.database or "", tmp_path / "backup"
+    live(world, None, decided)
+    Driver(world).row.make()
+    shutil.copy(file, backup)
+    live(world, None, decided + 1)
+    shutil.copy(backup, file)
+    world.committed_batch = decided - 1  # commits/N is missing, as after an ordinary stop
+    for _ in range(2):
+        with pytest.raises(DecisionsLost, match=f"batch {decided} of query q"):
+            asyncio.run(Driver(world).run(decided + 2))
+    assert world.cluster.committed == Counter(range(4 * (decided + 1)))
+    asyncio.run(Driver(world).coordinator.retire())
+    assert asyncio.run(Driver(world).coordinator.begin()).decided is None
+
+
 def test_a_prefix_that_was_given_up_has_no_decision(new_world: NewWorld) -> None:
     world = new_world()
     live(world, None, 1)
@@ -381,7 +426,7 @@ class StallingDriver(Driver):
             self.participants, self.gate, {"claim", "reclaim", "describe", "end", "recover", "open_ids"}
         )
         claimed = Gated(RowParticipants(cluster, self.row), self.gate, {"claim", "reclaim", "holds"})  # type: ignore[arg-type]
-        log = Gated(self.log, self.gate, {"read", "append", "mark_done", "forget"})
+        log = Gated(self.log, self.gate, {"read", "append", "note", "mark_done", "forget"})
         self.coordinator = Coordinator(PREFIX, claimed, log, clock=self.clock)  # type: ignore[arg-type]
 
 

@@ -249,6 +249,9 @@ class ToyLog:
         if self._cluster.flaky():
             raise InDoubt("the answer to the decision was lost")
 
+    async def note(self, decision: Decision | None) -> None:
+        pass
+
     async def mark_done(self, nonce: str) -> None:
         await self._cluster.effect()
         self._cluster.done[self._prefix] = nonce

@@ -61,6 +61,7 @@ def attempt(station: Station, lease: Lease, job: Job, batches: Iterable[pa.Recor
         participant=participant,
         skipped=way is Course.SKIP,
         mode=mode,
+        began_ms=lease.began_ms,
     )
 
 

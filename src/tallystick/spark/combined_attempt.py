@@ -74,6 +74,7 @@ class Work:
             participant=participant,
             skipped=way is Course.SKIP,
             mode=mode,
+            began_ms=self.lease.began_ms,
         )
         return vote, attempt.name
 

@@ -86,6 +86,7 @@ class Lease:
     transaction_version  finalized when the lease was taken
     decided              the last decision under the prefix
     repeats              the batch write of this name was decided before
+    began_ms             when it was taken, by the driver's clock; 0 where an earlier version wrote it
     """
 
     nonce: str
@@ -93,6 +94,7 @@ class Lease:
     transaction_version: int
     decided: Decided | None = None
     repeats: bool = False
+    began_ms: int = 0
 
 
 @frozen(kw_only=True)
@@ -111,6 +113,7 @@ class Vote:
     skipped      the batch was decided before: its rows were read, counted and dropped
     tallies      one for each sink of the query
     mode         what the transaction rests on; empty without one
+    began_ms     the lease's
     """
 
     nonce: str
@@ -121,6 +124,7 @@ class Vote:
     participant: Participant | None = None
     skipped: bool = False
     mode: str = ""
+    began_ms: int = 0
 
 
 def no_vote(lease: Lease) -> Vote:
@@ -131,6 +135,7 @@ def no_vote(lease: Lease) -> Vote:
         transaction_version=lease.transaction_version,
         job=Write(""),
         tallies=(),
+        began_ms=lease.began_ms,
     )
 
 
@@ -152,6 +157,7 @@ class Decision:
     mode       what the prepared transactions rest on
     offsets    the sources' offsets at the end of the last batch as Spark's offset log has them, if they could
                be read
+    number     counts the decisions of a prefix; 0 where an earlier version decided
     """
 
     nonce: str
@@ -163,6 +169,7 @@ class Decision:
     writes: tuple[Written, ...] = ()
     mode: str = ""
     offsets: str | None = None
+    number: int = 0
 
     @property
     def batch_id(self) -> int | None:
@@ -178,6 +185,20 @@ class Decision:
         return f"{last}, {len(self.participants)} transactions, decided at {self.decided_ms} ms"
 
 
+@frozen(kw_only=True)
+class Noted:
+    """What the cluster is told of a decision that a database keeps: by that a loss of the database shows.
+
+    number   the decision's
+    what     the last batch of it, for people
+    offsets  the sources' at the end of that batch
+    """
+
+    number: int
+    what: str
+    offsets: str | None = None
+
+
 # ------------------------------------------------------------------------------------- bytes
 
 
@@ -190,6 +211,7 @@ def encode_lease(lease: Lease) -> bytes:
         tv=lease.transaction_version,
         decided=None if d is None else [d.nonce, d.query_id, d.batch_id],
         repeats=lease.repeats,
+        began_ms=lease.began_ms,
     )
 
 
@@ -205,6 +227,7 @@ def decode_lease(data: bytes) -> Lease:
             transaction_version=_int(found["tv"]),
             decided=decided,
             repeats=_bool(found["repeats"]),
+            began_ms=_int(found.get("began_ms", 0)),
         )
 
     return _read(data, "lease", build)
@@ -221,6 +244,7 @@ def encode_vote(vote: Vote) -> bytes:
         txn=None if vote.participant is None else _participant_out(vote.participant),
         skipped=vote.skipped,
         mode=vote.mode,
+        began_ms=vote.began_ms,
     )
 
 
@@ -237,6 +261,7 @@ def decode_vote(data: bytes) -> Vote:
             participant=None if found["txn"] is None else _participant_in(found["txn"]),
             skipped=_bool(found["skipped"]),
             mode=_str(found["mode"]),
+            began_ms=_int(found.get("began_ms", 0)),
         ),
     )
 
@@ -253,6 +278,7 @@ def encode_decision(decision: Decision) -> bytes:
         writes=[_written_out(each) for each in decision.writes],
         mode=decision.mode,
         offsets=decision.offsets,
+        number=decision.number,
     )
 
 
@@ -270,6 +296,21 @@ def decode_decision(data: bytes) -> Decision:
             writes=tuple(_written_in(each, _str) for each in _list(found["writes"])),
             mode=_str(found["mode"]),
             offsets=_maybe_str(found["offsets"]),
+            number=_int(found.get("number", 0)),
+        ),
+    )
+
+
+def encode_noted(noted: Noted) -> bytes:
+    return _bytes(kind="noted", number=noted.number, what=noted.what, offsets=noted.offsets)
+
+
+def decode_noted(data: bytes) -> Noted:
+    return _read(
+        data,
+        "noted",
+        lambda found: Noted(
+            number=_int(found["number"]), what=_str(found["what"]), offsets=_maybe_str(found["offsets"])
         ),
     )
 

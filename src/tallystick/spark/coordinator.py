@@ -20,7 +20,7 @@ from tallystick.kernel.clock import Clock, SystemClock
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.ids import Identity
 from tallystick.kernel.value import frozen
-from tallystick.spark.committable import Decision, Lease, Participant, Vote
+from tallystick.spark.committable import Decision, Lease, Noted, Participant, Vote
 from tallystick.spark.deciding import (
     Ballot,
     Beginning,
@@ -29,6 +29,7 @@ from tallystick.spark.deciding import (
     count,
     fate,
     is_open,
+    lost,
     next_decision,
     orphans,
     replayed,
@@ -51,11 +52,13 @@ class Standing:
 
     fates      of the last decision's transactions, where it is not known that all are committed
     undecided  open transactions in no decision
+    noted      what the cluster was told of the decisions, where they are in a database
     """
 
     decision: Decision | None
     fates: Mapping[str, Fate]
     undecided: tuple[str, ...]
+    noted: Noted | None = None
 
     @property
     def lost(self) -> tuple[str, ...]:
@@ -80,17 +83,25 @@ class Coordinator:
         self._clock = clock or SystemClock()
         self._nonce = nonces or (lambda: token_hex(NONCE_BYTES))
 
-    async def begin(self, write_id: str | None = None, resuming: Beginning | None = None) -> Lease:
+    async def begin(
+        self, write_id: str | None = None, resuming: Beginning | None = None, *, adopting: bool = False
+    ) -> Lease:
         """Take the prefix, finish what was decided, end what was not; the lease for a batch.
 
         Args:
             write_id: of a batch write that has a name.
             resuming: of a query that may follow another one, if it begins where that one ended.
-        Raises: DecisionBroken, PrefixTaken, UnknownCheckpoint; what asking the cluster ends with.
+            adopting: go on also where decisions were lost.
+        Raises: DecisionBroken, DecisionsLost, PrefixTaken, UnknownCheckpoint; a client's errors.
         """
+        began_ms = self._clock.now_ms()
         await self._decisions.open()
         held, transaction_version = await self._participants.claim()
         known = await self._decisions.read()
+        if (refusal := lost(self.prefix, known)) is not None:
+            if not adopting:
+                raise refusal
+            await self._decisions.note(known.decision)
         if known.decision is not None and not known.done:
             await self._roll_forward(known.decision)
         await self._sweep(held, transaction_version)
@@ -102,6 +113,7 @@ class Coordinator:
             transaction_version=transaction_version,
             decided=decided,
             repeats=last is not None and write_id in {each.name for each in last.writes},
+            began_ms=began_ms,
         )
 
     async def commit(self, votes: Iterable[Vote | None], offsets: str | None = None) -> Decision | None:
@@ -119,7 +131,8 @@ class Coordinator:
             return None
         decision = _or_raise(next_decision(self.prefix, last, ballot, self._clock.now_ms(), offsets))
         shown = await self._participants.describe(each.transactional_id for each in ballot.participants)
-        if (refusal := unsound(ballot.participants, shown, self._clock.now_ms())) is not None:
+        refusal = unsound(ballot.participants, shown, self._clock.now_ms(), ballot.began_ms)
+        if refusal is not None:
             raise refusal
         await self._decisions.append(decision, ballot.coordinator, ballot.transaction_version)
         # Decided. From here on there is no way back, only forward [SPK-21].
@@ -160,6 +173,7 @@ class Coordinator:
             decision=known.decision,
             fates=fates,
             undecided=tuple(name for name in opened if name not in fates),
+            noted=known.noted,
         )
 
     async def retire(self) -> Standing:
@@ -176,7 +190,7 @@ class Coordinator:
             for each in await self._still_open(left) if failures else ():
                 raise _why_open(each, failures)
         await self._sweep(held, transaction_version)
-        if found.decision is not None:
+        if found.decision is not None or found.noted is not None:
             await self._decisions.forget(held, transaction_version)
         return found
 
@@ -189,6 +203,7 @@ class Coordinator:
 
     async def _complete(self, decision: Decision, left: Collection[Participant]) -> None:
         """Commit what may be open of a decision, and note that all of it is committed."""
+        await self._decisions.note(decision)
         failures = await self._end(left, decision.transaction_version, Wish.COMMIT)
         # Some could not be ended: they may have been committed before.
         for each in await self._left(decision) if failures else ():

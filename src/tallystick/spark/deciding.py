@@ -48,9 +48,11 @@ from tallystick.spark.committable import (
     Write,
     Written,
 )
+from tallystick.spark.decision_fold import Known
 from tallystick.spark.sink_errors import (
     CheckpointsDiffer,
     DecisionBroken,
+    DecisionsLost,
     DecisionsMissing,
     MixedVotes,
     PrefixTaken,
@@ -261,6 +263,7 @@ class Ballot:
     participants: tuple[Participant, ...]
     tallies: tuple[Tally, ...]
     mode: str
+    began_ms: int
 
 
 def count(votes: Iterable[Vote | None]) -> Ballot | MixedVotes:
@@ -292,6 +295,7 @@ def count(votes: Iterable[Vote | None]) -> Ballot | MixedVotes:
         participants=participants,
         tallies=tallies,
         mode=next((vote.mode for vote in cast if vote.mode), ""),
+        began_ms=first.began_ms,
     )
 
 
@@ -344,6 +348,7 @@ def next_decision(
         writes=() if last is None else last.writes,
         mode=ballot.mode,
         offsets=None if last is None else last.offsets,
+        number=1 if last is None else last.number + 1,
     )
     if isinstance(ballot.job, Write):
         written = Written(ballot.job.write_id, ballot.tallies)
@@ -368,13 +373,21 @@ def unsound(
     participants: Sequence[Participant],
     shown: Mapping[str, TransactionDescription | None],
     now_ms: int,
+    began_ms: int,
 ) -> VoteLost | None:
     """Are all transactions as their tasks prepared them, and will they be for a while?
 
     A transaction that times out between the decision and its end is lost for good, so one that is near its
     timeout is not decided on; under two-phase commit there is none.
+
+    Args:
+        began_ms: when the lease was taken, by the clock of `now_ms`; 0 where that is not known.
     """
-    problems = [why for each in participants if (why := _unsound(each, shown[each.transactional_id], now_ms))]
+    problems = [
+        why
+        for each in participants
+        if (why := _unsound(each, shown[each.transactional_id], now_ms, began_ms))
+    ]
     if not problems:
         return None
     more = f", and {len(problems) - 3} more" if len(problems) > 3 else ""
@@ -385,7 +398,9 @@ def unsound(
     )
 
 
-def _unsound(one: Participant, shown: TransactionDescription | None, now_ms: int) -> str | None:
+def _unsound(
+    one: Participant, shown: TransactionDescription | None, now_ms: int, began_ms: int
+) -> str | None:
     if shown is None:
         return f"{one.transactional_id}: unknown to the cluster"
     if not is_open(one, shown):
@@ -395,13 +410,24 @@ def _unsound(one: Participant, shown: TransactionDescription | None, now_ms: int
         )
     if shown.timeout_ms is None or shown.started_ms is None:
         return None
-    age_ms = now_ms - shown.started_ms
+    age_ms = _age_ms(shown.started_ms, now_ms, began_ms)
     if age_ms < shown.timeout_ms - shown.timeout_ms // MARGIN_SHARE:
         return None
     return (
         f"{one.transactional_id}: open for {age_ms} ms, and the cluster aborts it at {shown.timeout_ms} ms; "
         "raise kafka.transaction.timeout.ms, or make batches smaller"
     )
+
+
+def _age_ms(started_ms: int, now_ms: int, began_ms: int) -> int:
+    """Return how long a transaction has been open, by the driver's clock; at most, where it cannot be known.
+
+    `started_ms` is a broker's time. The transaction was begun by a task of the lease, so a time before the
+    lease or after now is that of another clock, and says nothing.
+    """
+    if began_ms == 0 or began_ms <= started_ms <= now_ms:
+        return now_ms - started_ms
+    return now_ms - began_ms
 
 
 # ------------------------------------------------------------------------ what was decided
@@ -491,6 +517,24 @@ def _why_broken(mode: str) -> str:
     return (
         "Without two-phase commit a cluster aborts what its driver leaves prepared for longer than "
         "transaction.timeout.ms"
+    )
+
+
+def lost(prefix: str, known: Known) -> DecisionsLost | None:
+    """Does the database, which keeps the decisions, know less than the cluster was told? [SPK-44]"""
+    decision, noted = known.decision, known.noted
+    if noted is None or (decision is not None and (noted.number <= decision.number or not decision.number)):
+        return None  # an earlier version does not count its decisions
+    has = "none" if decision is None else f"number {decision.number}: {decision}"
+    return DecisionsLost(
+        f"the database has lost decisions under {prefix!r} that it had acknowledged: number {noted.number} "
+        f"({noted.what}) was decided, and Kafka's transactions of it are committed or will be; the last one "
+        f"in the database is {has}. A restored backup, or a replica that was promoted and lagged, does this. "
+        "Rows of the batches between are in the topics and not in the tables, and these batches would be "
+        "written to the topics again. Nothing was begun. Bring the database to a state that has them. If "
+        "they are lost: take them over from the topics by hand, accept that with "
+        f"`{resolving(prefix)} --retire`, and begin with a new checkpoint, its sources at "
+        f"{noted.offsets or 'the end of that batch'}"
     )
 
 

@@ -11,6 +11,8 @@ under version 2 the marker's epoch is one above the record's (KIP-890). Compacti
 keeps.
 
     P         a Decision, written in a transaction of P/coordinator; empty: the prefix was given up
+    P#noted   a Noted, of a prefix whose decisions are in a database, written like P#done once a decision is
+              taken there; empty: the prefix was given up
     P#done    the nonce of a decision that has been completed, written outside a transaction: it is true
               whoever says it, and one of an older decision says nothing about the last
 
@@ -30,8 +32,9 @@ from tallystick.protocol.records import (
     read_header,
     read_marker,
 )
-from tallystick.spark.committable import Decision, decode_decision
+from tallystick.spark.committable import Decision, Noted, decode_decision, decode_noted
 
+_NOTED: Final = "#noted"
 _DONE: Final = "#done"  # no prefix has this character
 
 
@@ -43,12 +46,20 @@ def done_key(prefix: str) -> bytes:
     return (prefix + _DONE).encode()
 
 
+def noted_key(prefix: str) -> bytes:
+    return (prefix + _NOTED).encode()
+
+
 @frozen(kw_only=True)
 class Known:
-    """What the log tells of a prefix: its last decision, and whether that is known to be completed."""
+    """What the log tells of a prefix: its last decision, and whether that is known to be completed.
+
+    noted  what the cluster was told of decisions that are in a database
+    """
 
     decision: Decision | None = None
     done: bool = False
+    noted: Noted | None = None
 
 
 class DecisionFold:
@@ -61,16 +72,18 @@ class DecisionFold:
         self._decision: bytes | None = None
         self._decoded: tuple[bytes, Decision] | None = None
         self._done: str | None = None
+        self._noted_key, self._noted = noted_key(prefix), b""
 
     @property
     def known(self) -> Known:
         """Raises: BadCommittable."""
+        noted = decode_noted(self._noted) if self._noted else None
         if not self._decision:
-            return Known()
+            return Known(noted=noted)
         if self._decoded is None or self._decoded[0] != self._decision:
             self._decoded = self._decision, decode_decision(self._decision)
         decision = self._decoded[1]
-        return Known(decision=decision, done=self._done == decision.nonce)
+        return Known(decision=decision, done=self._done == decision.nonce, noted=noted)
 
     def written(self, value: bytes, decision: Decision) -> None:
         """What this process wrote need not be decoded when it is read: a hundred batches take 0.3 ms."""
@@ -102,6 +115,13 @@ class DecisionFold:
                 self._pending[header.producer_id] = record.value
             elif record.key == self._done_key and record.value is not None:
                 self._done = record.value.decode(errors="replace")
+            elif record.key == self._noted_key:
+                self._note(record.value or b"")
+
+    def _note(self, value: bytes) -> None:
+        """The highest number counts: a driver that was replaced may be late with its note."""
+        late = value and self._noted and decode_noted(value).number < decode_noted(self._noted).number
+        self._noted = self._noted if late else value
 
 
 def _whole(data: Buffer, at: int) -> BatchHeader | None:

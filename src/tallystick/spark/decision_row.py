@@ -12,9 +12,10 @@ later has the row in the end, whoever is quicker [SPK-43]. docs/adr/0185.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from secrets import token_hex
-from typing import Any, Final, cast
+from typing import Any, Final, Protocol, cast
 
 from sqlalchemy import (
     Column,
@@ -36,7 +37,7 @@ from sqlalchemy.dialects import mysql, postgresql, sqlite
 from sqlalchemy.schema import CreateTable
 
 from tallystick.admin.model import TransactionDescription
-from tallystick.client.errors import ClientError
+from tallystick.client.errors import ClientError, NotAuthorized
 from tallystick.client.modes import Mode, Wish
 from tallystick.dualwrite.errors import BadStore, CommitUnknown
 from tallystick.dualwrite.stores.sql import SqlStore
@@ -45,17 +46,21 @@ from tallystick.kernel.check import check
 from tallystick.kernel.clock import Clock, SystemClock
 from tallystick.kernel.errors import InDoubt
 from tallystick.kernel.ids import Identity
-from tallystick.spark.committable import Decision, Participant, decode_decision, encode_decision
+from tallystick.kernel.value import replace
+from tallystick.spark.committable import Decision, Noted, Participant, decode_decision, encode_decision
 from tallystick.spark.decision_fold import Known
 from tallystick.spark.ports import Participants
-from tallystick.spark.sink_errors import PrefixTaken, VoteLost
+from tallystick.spark.sink_errors import NoDecisionTopic, PrefixTaken, VoteLost
 from tallystick.spark.sinks import Moves
 from tallystick.spark.staging import Staged
+
+_log = logging.getLogger("tallystick.spark")
 
 TABLE: Final = "tallystick_decisions"
 SCHEMA_VERSION: Final = 1
 _PLACE: Final = "#place"  # no prefix has this character
 _PLACE_BYTES: Final = 16
+_UNNOTED: Final = (NoDecisionTopic, NotAuthorized)
 _MYSQL: Final = ("mysql", "mariadb")
 
 _TABLE: Final = Table(
@@ -216,13 +221,27 @@ def _check_columns(found: Inspector) -> None:
         raise BadStore(f"table {TABLE} is of another version: it has no {', '.join(missing)}")
 
 
+class Notes(Protocol):
+    """What the cluster is told of the decisions in a database: `decisions.DecisionTopic`."""
+
+    async def open(self) -> None: ...
+
+    async def read(self) -> Known: ...
+
+    async def write_note(self, noted: Noted | None) -> None: ...
+
+
 class RowLog:
     """`ports.DecisionLog` in a database. A decision moves what `moving` named before."""
 
-    def __init__(self, row: DecisionRow, limit_ms: int, clock: Clock | None = None) -> None:
+    def __init__(
+        self, row: DecisionRow, limit_ms: int, clock: Clock | None = None, notes: Notes | None = None
+    ) -> None:
         """Args:
         limit_ms: how long a decision may take where the cluster ends what is prepared.
+        notes: without them nothing tells that the database has lost what it acknowledged.
         """
+        self._notes = notes
         self._row, self._limit_ms, self._clock = row, limit_ms, clock or SystemClock()
         self._moving: tuple[str, Moves] | None = None
 
@@ -232,12 +251,44 @@ class RowLog:
 
     async def open(self) -> None:
         await asyncio.to_thread(self._row.make)
+        if self._notes is not None:
+            try:
+                await self._notes.open()
+            except _UNNOTED as exc:
+                self._go_without(exc)
+
+    def _go_without(self, why: Exception) -> None:
+        _log.warning(
+            "%s: the cluster takes no note of decisions, so that nothing will tell if the database loses "
+            "one, as an asynchronous replica that is promoted may: %s",
+            self._row.prefix,
+            why,
+        )
+        self._notes = None
 
     async def place(self) -> str | None:
         return await asyncio.to_thread(self._row.place)
 
     async def read(self) -> Known:
-        return await asyncio.to_thread(self._row.read)
+        noted = None
+        if self._notes is not None:
+            try:
+                # First: what is decided and noted meanwhile must not look lost.
+                noted = (await self._notes.read()).noted
+            except _UNNOTED as exc:
+                self._go_without(exc)
+        return replace(await asyncio.to_thread(self._row.read), noted=noted)
+
+    async def note(self, decision: Decision | None) -> None:
+        if self._notes is None:
+            return
+        noted = None
+        if decision is not None:
+            noted = Noted(number=decision.number, what=str(decision), offsets=decision.offsets)
+        try:
+            await self._notes.write_note(noted)
+        except _UNNOTED as exc:
+            self._go_without(exc)
 
     async def append(self, decision: Decision, held: Identity, transaction_version: int) -> None:
         nonce, moves = self._moving or ("", Moves(attempts=(), rows=()))
@@ -255,6 +306,7 @@ class RowLog:
 
     async def forget(self, held: Identity, transaction_version: int) -> None:
         await asyncio.to_thread(self._row.forget, held)
+        await self.note(None)
 
 
 class RowParticipants:

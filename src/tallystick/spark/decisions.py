@@ -38,8 +38,8 @@ from tallystick.protocol.messages.produce import (
     TopicProduceData,
 )
 from tallystick.protocol.records import BatchMeta, Record, encode_batch
-from tallystick.spark.committable import Decision, encode_decision
-from tallystick.spark.decision_fold import DecisionFold, Known, decision_key, done_key
+from tallystick.spark.committable import Decision, Noted, encode_decision, encode_noted
+from tallystick.spark.decision_fold import DecisionFold, Known, decision_key, done_key, noted_key
 from tallystick.spark.sink_errors import NoDecisionTopic, PrefixTaken, TooManyTasks
 from tallystick.spark.sink_options import SinkOptions
 from tallystick.spark.transactional_ids import coordinator_id
@@ -233,6 +233,14 @@ class DecisionTopic:
 
     async def forget(self, held: Identity, transaction_version: int) -> None:
         await self._decide(None, held, transaction_version)
+
+    async def note(self, decision: Decision | None) -> None:
+        """Nothing is to be told: here is the cluster."""
+
+    async def write_note(self, noted: Noted | None) -> None:
+        """Of a decision in a database. Raises: a client's errors."""
+        value = None if noted is None else encode_noted(noted)
+        await self._produce(noted_key(self._options.prefix), value, None, _JOINS_BY_ITSELF)
 
     async def mark_done(self, nonce: str) -> None:
         try:

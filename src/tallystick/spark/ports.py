@@ -70,6 +70,12 @@ class DecisionLog(Protocol):
             could not be learned: the next claim tells. Any other error: nothing is decided.
         """
 
+    async def note(self, decision: Decision | None) -> None:
+        """Tell the cluster of a decision that is kept elsewhere, before any of it is committed there.
+
+        By that it shows when the place that keeps it loses it. None: there is none any more.
+        """
+
     async def mark_done(self, nonce: str) -> None:
         """Note that the decision with this nonce has been completed. Losing the note costs time only."""
 

@@ -11,6 +11,7 @@
       MixedVotes          the tasks of a batch do not agree on what they wrote
       DecisionBroken      the cluster has aborted part of what was decided
       TooManyTasks        a decision does not fit into one record
+      DecisionsLost       the database knows less than it had acknowledged
       NoDecisionTopic     decisions cannot be kept
 
 All of them pickle. Outcomes that could not be learned are InDoubt (kernel), as everywhere.
@@ -73,6 +74,10 @@ class MixedVotes(SinkError):
 
 class DecisionBroken(SinkError):
     """A decided batch cannot be completed: the cluster has ended part of it by itself, or lost it."""
+
+
+class DecisionsLost(SinkError):
+    """A database lost decisions that it had acknowledged, whose transactions in Kafka are committed."""
 
 
 class TooManyTasks(SinkError):

@@ -85,10 +85,11 @@ class Station:
         """
         options = self.options
         noted = home_of(options.checkpoint)
+        adopting = options.on_new_prefix is NewPrefix.ADOPT
         if query_id is not None:
             self.run(self._look(query_id, resuming, noted), "look")
-        lease = self.run(self.coordinator.begin(write_id, resuming), "begin")
-        if query_id is not None and (noted is None or options.on_new_prefix is NewPrefix.ADOPT):
+        lease = self.run(self.coordinator.begin(write_id, resuming, adopting=adopting), "begin")
+        if query_id is not None and (noted is None or adopting):
             # Before anything is decided there.
             place = self.run(self.decisions.place(), "look")
             if place is not None and noted != (home := Home(prefix=options.prefix, place=place)):

@@ -15,6 +15,7 @@ from tallystick.spark.committable import Decision
 from tallystick.spark.database import Database, engine_of, opened
 from tallystick.spark.deciding import MARGIN_SHARE
 from tallystick.spark.decision_row import DecisionRow, RowLog, RowParticipants
+from tallystick.spark.decisions import DecisionTopic
 from tallystick.spark.ports import DecisionLog, Participants
 from tallystick.spark.recovery import Standing, look, options_of, settle
 from tallystick.spark.sink_options import TIMEOUT_MS, SinkOptions
@@ -49,8 +50,10 @@ class TableStation(Station):
         self.row = DecisionRow(self._engine_of_rows, self.options.prefix, self._staged)
         timeout_ms = int(self.options.client.get("transaction.timeout.ms", TIMEOUT_MS))
         # The votes are looked at when a quarter of it is left, at least; half of that is for their end.
-        self.log = RowLog(self.row, timeout_ms // MARGIN_SHARE // 2)
-        return RowParticipants(super().ports_of(cluster)[0], self.row), self.log
+        participants, topic = super().ports_of(cluster)
+        notes = topic if isinstance(topic, DecisionTopic) else None
+        self.log = RowLog(self.row, timeout_ms // MARGIN_SHARE // 2, notes=notes)
+        return RowParticipants(participants, self.row), self.log
 
 
 @frozen(kw_only=True)

@@ -11,15 +11,18 @@ from tallystick.spark.committable import (
     Batch,
     Decision,
     Lease,
+    Noted,
     Participant,
     Tally,
     Vote,
     Written,
     decode_decision,
     decode_lease,
+    decode_noted,
     decode_vote,
     encode_decision,
     encode_lease,
+    encode_noted,
     encode_vote,
 )
 from tallystick.spark.sink_errors import BadCommittable
@@ -47,10 +50,16 @@ def test_a_decision_is_written_like_this() -> None:
     )
     written = (
         b'{"v":1,"kind":"decision","nonce":"n1","txns":[["p/w/0/0",4000000,32000]],"tv":2,"decided_ms":7,'
-        b'"query":"q","batches":[[3,[10,"00000000000000ff"]]],"writes":[],"mode":"2pc","offsets":null}'
+        b'"query":"q","batches":[[3,[10,"00000000000000ff"]]],"writes":[],"mode":"2pc","offsets":null'
     )
-    assert encode_decision(decision) == written
-    assert decode_decision(written) == decision
+    assert encode_decision(decision) == written + b',"number":0}'
+    assert decode_decision(written + b"}") == decision, "before decisions were counted"
+    assert decode_decision(written + b',"number":5}').number == 5
+
+
+def test_a_note_of_a_decision_reads_back() -> None:
+    noted = Noted(number=3, what="batch 2 of query q", offsets='{"a":{"0":5}}')
+    assert decode_noted(encode_noted(noted)) == noted
 
 
 @given(

@@ -13,6 +13,7 @@ from tallystick.spark.committable import (
     Batch,
     Decided,
     Decision,
+    Noted,
     Participant,
     Tally,
     Vote,
@@ -31,6 +32,7 @@ from tallystick.spark.deciding import (
     count,
     course,
     fate,
+    lost,
     moved,
     next_decision,
     orphans,
@@ -38,9 +40,11 @@ from tallystick.spark.deciding import (
     resumed,
     unsound,
 )
+from tallystick.spark.decision_fold import Known
 from tallystick.spark.sink_errors import (
     CheckpointsDiffer,
     DecisionBroken,
+    DecisionsLost,
     DecisionsMissing,
     MixedVotes,
     PrefixTaken,
@@ -248,8 +252,50 @@ def test_only_what_is_prepared_and_will_last_is_decided_on(
     found: TransactionDescription | None, *, sound: bool
 ) -> None:
     """[SPK-21] Age counts where there is a timeout: three quarters of it."""
-    refusal = unsound((ONE,), {ONE.transactional_id: found}, now_ms=10_000)
+    refusal = unsound((ONE,), {ONE.transactional_id: found}, now_ms=10_000, began_ms=0)
     assert refusal is None if sound else isinstance(refusal, VoteLost)
+
+
+@pytest.mark.parametrize("skew_ms", [-3_600_000, -2_500, 0, 2_500, 3_600_000])
+@pytest.mark.parametrize(("began_ms", "sound"), [(99_700, True), (98_000, False)])
+def test_a_clock_of_a_broker_neither_stops_a_batch_nor_lets_an_old_one_pass(
+    began_ms: int, skew_ms: int, *, sound: bool
+) -> None:
+    """[SPK-21] A transaction is no older than the lease of its batch, which the driver's clock tells.
+
+    Else a driver that is ahead finds every batch too old, and one that is behind finds none.
+    """
+    found = shown("Ongoing", pair(5), timeout_ms=1_000, started_ms=began_ms + skew_ms)
+    refusal = unsound((ONE,), {ONE.transactional_id: found}, now_ms=100_000, began_ms=began_ms)
+    assert refusal is None if sound else isinstance(refusal, VoteLost)
+
+
+@pytest.mark.parametrize(
+    ("number", "noted", "fits"),
+    [(None, None, True), (None, 1, False), (2, None, True), (2, 1, True), (2, 2, True), (2, 3, False)],
+)
+def test_a_database_that_knows_less_than_the_cluster_was_told_has_lost_it(
+    number: int | None, noted: int | None, *, fits: bool
+) -> None:
+    """[SPK-44]"""
+    known = Known(
+        decision=None if number is None else replace(LAST, number=number),
+        noted=None if noted is None else Noted(number=noted, what="batch 4 of query q", offsets="[5]"),
+    )
+    found = lost("p/database", known)
+    if fits:
+        assert found is None
+    else:
+        assert isinstance(found, DecisionsLost)
+        assert "batch 4 of query q" in str(found)
+        assert "resolve --prefix p --store URL --retire" in str(found)
+        assert "sources at [5]" in str(found)
+
+
+def test_a_decision_of_an_earlier_version_has_no_number_to_compare() -> None:
+    """After a downgrade the note is older than the row."""
+    known = Known(decision=replace(LAST, number=0), noted=Noted(number=3, what="x"))
+    assert lost("p", known) is None
 
 
 # ------------------------------------------------------------------------------------------- fates

@@ -2,8 +2,8 @@
 
 from tallystick.kernel.ids import Identity, ProducerEpoch, ProducerId
 from tallystick.protocol.records import BatchMeta, ControlType, Marker, Record, encode_batch, encode_marker
-from tallystick.spark.committable import Decision, encode_decision
-from tallystick.spark.decision_fold import DecisionFold, Known, decision_key, done_key
+from tallystick.spark.committable import Decision, Noted, encode_decision, encode_noted
+from tallystick.spark.decision_fold import DecisionFold, Known, decision_key, done_key, noted_key
 
 OURS, OTHER = 7, 8
 
@@ -38,6 +38,12 @@ class Log:
         record = Record(offset=offset, timestamp_ms=0, key=done_key("p"), value=nonce.encode())
         self.batches.append(encode_batch([record], BatchMeta(base_offset=offset)))
 
+    def note(self, number: int | None) -> None:
+        offset = len(self.batches)
+        value = None if number is None else encode_noted(Noted(number=number, what="x"))
+        record = Record(offset=offset, timestamp_ms=0, key=noted_key("p"), value=value)
+        self.batches.append(encode_batch([record], BatchMeta(base_offset=offset)))
+
     def known(self) -> Known:
         fold = DecisionFold("p")
         fold.feed(b"".join(self.batches))
@@ -55,6 +61,15 @@ def test_a_decision_counts_when_its_marker_says_so() -> None:
     log.decide(OURS, "b")
     log.mark(OURS, ControlType.ABORT)
     assert log.known() == Known(decision=decision("a"))
+
+
+def test_the_highest_note_counts_until_it_is_taken_back() -> None:
+    """[SPK-44] A driver that was replaced may be late with its own."""
+    log = Log()
+    for number, highest in ((1, 1), (3, 3), (2, 3), (None, None), (1, 1)):
+        log.note(number)
+        noted = log.known().noted
+        assert (None if noted is None else noted.number) == highest
 
 
 def test_an_open_transaction_of_another_prefix_hides_nothing() -> None:
