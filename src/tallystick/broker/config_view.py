@@ -92,6 +92,8 @@ class Alteration:
     changes: tuple[Change, ...]
 
 
+# Kafka's belong to groups of KIP-848, KIP-932 and KIP-1071, which are not here.
+GROUP_SETTINGS: Final[Mapping[str, Setting]] = {}
 ASKED_TWICE: Final = Reject(ErrorCode.INVALID_REQUEST, "a resource is asked for twice")
 
 
@@ -223,13 +225,17 @@ async def _alter(broker: Broker, asked: Alteration, *, replace: bool, validate_o
                 return await _alter_topic(broker, name, changes, replace, validate_only)
             case ResourceType.BROKER:
                 return await _alter_broker(broker, name, changes, replace, validate_only)
+            case ResourceType.GROUP:
+                # Groups of the classic protocol have no settings, so that only a reset can be taken.
+                apply_changes({}, changes, GROUP_SETTINGS)
+                return None
             case _:
                 return Reject(
                     ErrorCode.INVALID_REQUEST, f"settings of resource type {kind} cannot be altered here"
                 )
     except BadConfig as exc:
-        # Kafka's controller judges a topic's values, its broker those of brokers, with different codes.
-        code = ErrorCode.INVALID_CONFIG if kind == ResourceType.TOPIC else ErrorCode.INVALID_REQUEST
+        # Kafka's controller judges values of topics and groups, its broker those of brokers: other codes.
+        code = ErrorCode.INVALID_REQUEST if kind == ResourceType.BROKER else ErrorCode.INVALID_CONFIG
         return Reject(code, str(exc))
 
 
@@ -241,6 +247,8 @@ def _malformed(kind: int, name: str, changes: Sequence[Change]) -> str | None:
     named = [change.name for change in changes]
     if kind == ResourceType.TOPIC and not name:
         return "settings of all topics are the broker's"
+    if kind == ResourceType.GROUP and not name:
+        return "there are no settings for all groups; name a group"
     if len(set(named)) < len(named):
         return f"settings are given twice: {', '.join(sorted({n for n in named if named.count(n) > 1}))}"
     empty = [c.name for c in changes if c.value is None and c.operation != Operation.DELETE]

@@ -17,6 +17,14 @@ from tallystick.protocol.messages.add_partitions_to_txn import (
     AddPartitionsToTxnResponse,
 )
 from tallystick.protocol.messages.alter_configs import AlterConfigsRequest, AlterConfigsResponse
+from tallystick.protocol.messages.alter_partition_reassignments import (
+    AlterPartitionReassignmentsRequest,
+    AlterPartitionReassignmentsResponse,
+)
+from tallystick.protocol.messages.alter_replica_log_dirs import (
+    AlterReplicaLogDirsRequest,
+    AlterReplicaLogDirsResponse,
+)
 from tallystick.protocol.messages.alter_user_scram_credentials import (
     AlterUserScramCredentialsRequest,
     AlterUserScramCredentialsResponse,
@@ -46,6 +54,7 @@ from tallystick.protocol.messages.describe_producers import (
     DescribeProducersRequest,
     DescribeProducersResponse,
 )
+from tallystick.protocol.messages.describe_quorum import DescribeQuorumRequest, DescribeQuorumResponse
 from tallystick.protocol.messages.describe_topic_partitions import (
     DescribeTopicPartitionsRequest,
     DescribeTopicPartitionsResponse,
@@ -58,6 +67,7 @@ from tallystick.protocol.messages.describe_user_scram_credentials import (
     DescribeUserScramCredentialsRequest,
     DescribeUserScramCredentialsResponse,
 )
+from tallystick.protocol.messages.elect_leaders import ElectLeadersRequest, ElectLeadersResponse
 from tallystick.protocol.messages.end_txn import EndTxnRequest, EndTxnResponse
 from tallystick.protocol.messages.fetch import FetchRequest, FetchResponse
 from tallystick.protocol.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
@@ -131,15 +141,19 @@ class ApiKey(IntEnum):
     DELETE_ACLS = 31
     DESCRIBE_CONFIGS = 32
     ALTER_CONFIGS = 33
+    ALTER_REPLICA_LOG_DIRS = 34
     DESCRIBE_LOG_DIRS = 35
     SASL_AUTHENTICATE = 36
     CREATE_PARTITIONS = 37
     DELETE_GROUPS = 42
+    ELECT_LEADERS = 43
     INCREMENTAL_ALTER_CONFIGS = 44
+    ALTER_PARTITION_REASSIGNMENTS = 45
     LIST_PARTITION_REASSIGNMENTS = 46
     OFFSET_DELETE = 47
     DESCRIBE_USER_SCRAM_CREDENTIALS = 50
     ALTER_USER_SCRAM_CREDENTIALS = 51
+    DESCRIBE_QUORUM = 55
     UPDATE_FEATURES = 57
     DESCRIBE_CLUSTER = 60
     DESCRIBE_PRODUCERS = 61
@@ -243,15 +257,19 @@ _SPECS: Final = (
     _spec(DeleteAclsRequest, DeleteAclsResponse),
     _spec(DescribeConfigsRequest, DescribeConfigsResponse),
     _spec(AlterConfigsRequest, AlterConfigsResponse),
+    _spec(AlterReplicaLogDirsRequest, AlterReplicaLogDirsResponse),
     _spec(DescribeLogDirsRequest, DescribeLogDirsResponse),
     _spec(SaslAuthenticateRequest, SaslAuthenticateResponse),
     _spec(CreatePartitionsRequest, CreatePartitionsResponse),
     _spec(DeleteGroupsRequest, DeleteGroupsResponse),
+    _spec(ElectLeadersRequest, ElectLeadersResponse),
     _spec(IncrementalAlterConfigsRequest, IncrementalAlterConfigsResponse),
+    _spec(AlterPartitionReassignmentsRequest, AlterPartitionReassignmentsResponse),
     _spec(ListPartitionReassignmentsRequest, ListPartitionReassignmentsResponse),
     _spec(OffsetDeleteRequest, OffsetDeleteResponse),
     _spec(DescribeUserScramCredentialsRequest, DescribeUserScramCredentialsResponse),
     _spec(AlterUserScramCredentialsRequest, AlterUserScramCredentialsResponse),
+    _spec(DescribeQuorumRequest, DescribeQuorumResponse),
     _spec(UpdateFeaturesRequest, UpdateFeaturesResponse),
     _spec(DescribeClusterRequest, DescribeClusterResponse),
     _spec(DescribeProducersRequest, DescribeProducersResponse),

@@ -29,14 +29,12 @@ async def handle(
             twice = Reject(ErrorCode.INVALID_REQUEST, f"topic {topic.name!r} is in the request twice")
             results.append(_refused(topic, twice))
         else:
-            results.append(await _create(broker, topic, context.api_version, request.validate_only))
+            results.append(await _create(broker, topic, request.validate_only))
     return CreateTopicsResponse(topics=tuple(results))
 
 
-async def _create(
-    broker: Broker, topic: CreatableTopic, version: int, validate_only: bool
-) -> CreatableTopicResult:
-    wanted = _wanted(broker, topic, version)
+async def _create(broker: Broker, topic: CreatableTopic, validate_only: bool) -> CreatableTopicResult:
+    wanted = _wanted(broker, topic)
     if isinstance(wanted, Reject):
         return _refused(topic, wanted)
     made = broker.topics.check_new(wanted) if validate_only else await broker.topics.create(wanted)
@@ -60,8 +58,8 @@ async def _create(
     )
 
 
-def _wanted(broker: Broker, topic: CreatableTopic, version: int) -> NewTopic | Reject:
-    partitions = _partitions(broker, topic, version)
+def _wanted(broker: Broker, topic: CreatableTopic) -> NewTopic | Reject:
+    partitions = _partitions(broker, topic)
     if isinstance(partitions, Reject):
         return partitions
     configs: dict[str, str] = {}
@@ -72,16 +70,20 @@ def _wanted(broker: Broker, topic: CreatableTopic, version: int) -> NewTopic | R
     return NewTopic(topic.name, partitions, configs)
 
 
-def _partitions(broker: Broker, topic: CreatableTopic, version: int) -> int | Reject:
-    """How many partitions are asked for, by number or by assignment; -1 is the broker's default (KIP-464)."""
+def _partitions(broker: Broker, topic: CreatableTopic) -> int | Reject:
+    """Return how many partitions to make, by number or by assignment; -1 stands for the broker's default.
+
+    KIP-464 gives -1 that meaning from version 4 on. Kafka's controller does not look at the version, and
+    clients that send an older one rely on that.
+    """
     if topic.assignments:
         return _assigned(broker, topic)
-    if topic.replication_factor not in (-1, 1) or (topic.replication_factor == -1 and version < 4):
+    if topic.replication_factor not in (-1, 1):
         return Reject(
             ErrorCode.INVALID_REPLICATION_FACTOR,
             f"replication factor {topic.replication_factor}: there is 1 broker",
         )
-    if topic.num_partitions == -1 and version >= 4:
+    if topic.num_partitions == -1:
         return broker.config.num_partitions
     if topic.num_partitions < 1:
         return Reject(

@@ -74,6 +74,8 @@ def _settings(broker: Broker, resource: DescribeConfigsResource) -> Iterable[Sho
             return Reject(
                 ErrorCode.INVALID_REQUEST, f"broker {name!r} is not this one, {broker.config.node_id}"
             )
+        case ResourceType.GROUP if name == "":
+            return Reject(ErrorCode.INVALID_REQUEST, "a group's name must not be empty")
         case ResourceType.GROUP | ResourceType.CLIENT_METRICS | ResourceType.BROKER_LOGGER:
             return ()
         case other:

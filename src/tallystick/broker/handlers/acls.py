@@ -1,0 +1,36 @@
+"""DescribeAcls, CreateAcls, DeleteAcls: there is no authorizer, so there are no rules to show or to change.
+
+An empty list would look as if there were rules and none matched. Kafka says SECURITY_DISABLED instead, and
+tools then tell their user that access is not controlled at all.
+
+Source: KIP-140; AclApis.
+"""
+
+from typing import Final
+
+from tallystick.broker.broker import Broker
+from tallystick.broker.context import RequestContext
+from tallystick.kernel.codes import ErrorCode
+from tallystick.protocol.messages.create_acls import AclCreationResult, CreateAclsRequest, CreateAclsResponse
+from tallystick.protocol.messages.delete_acls import (
+    DeleteAclsFilterResult,
+    DeleteAclsRequest,
+    DeleteAclsResponse,
+)
+from tallystick.protocol.messages.describe_acls import DescribeAclsRequest, DescribeAclsResponse
+
+WHY: Final = "this broker has no authorizer: every client that can connect may do everything"
+
+
+def describe(broker: Broker, request: DescribeAclsRequest, context: RequestContext) -> DescribeAclsResponse:
+    return DescribeAclsResponse(error_code=ErrorCode.SECURITY_DISABLED, error_message=WHY)
+
+
+def create(broker: Broker, request: CreateAclsRequest, context: RequestContext) -> CreateAclsResponse:
+    refused = AclCreationResult(error_code=ErrorCode.SECURITY_DISABLED, error_message=WHY)
+    return CreateAclsResponse(results=(refused,) * len(request.creations))
+
+
+def delete(broker: Broker, request: DeleteAclsRequest, context: RequestContext) -> DeleteAclsResponse:
+    refused = DeleteAclsFilterResult(error_code=ErrorCode.SECURITY_DISABLED, error_message=WHY)
+    return DeleteAclsResponse(filter_results=(refused,) * len(request.filters))

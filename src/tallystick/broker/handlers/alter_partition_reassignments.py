@@ -1,0 +1,60 @@
+"""AlterPartitionReassignments: a partition can be assigned to this broker, where it is, and to no other.
+
+Tools that balance a cluster send the whole assignment, most of it unchanged. What does not move is done.
+"""
+
+from tallystick.broker.broker import Broker
+from tallystick.broker.context import RequestContext
+from tallystick.kernel.codes import ErrorCode
+from tallystick.kernel.errors import Reject
+from tallystick.protocol.messages.alter_partition_reassignments import (
+    AlterPartitionReassignmentsRequest,
+    AlterPartitionReassignmentsResponse,
+    ReassignablePartition,
+    ReassignablePartitionResponse,
+    ReassignableTopicResponse,
+)
+
+
+def handle(
+    broker: Broker, request: AlterPartitionReassignmentsRequest, context: RequestContext
+) -> AlterPartitionReassignmentsResponse:
+    return AlterPartitionReassignmentsResponse(
+        allow_replication_factor_change=request.allow_replication_factor_change,
+        responses=tuple(
+            ReassignableTopicResponse(
+                name=topic.name,
+                partitions=tuple(_reassign(broker, topic.name, each) for each in topic.partitions),
+            )
+            for topic in request.topics
+        ),
+    )
+
+
+def _reassign(broker: Broker, topic: str, wanted: ReassignablePartition) -> ReassignablePartitionResponse:
+    index = wanted.partition_index
+    if broker.topics.partition(topic, index) is None:
+        refused: Reject | None = Reject(
+            ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no partition {topic}-{index}"
+        )
+    else:
+        refused = check_replicas(wanted.replicas, broker.config.node_id)
+    if refused is None:
+        return ReassignablePartitionResponse(partition_index=index)
+    return ReassignablePartitionResponse(
+        partition_index=index, error_code=refused.code, error_message=refused.reason
+    )
+
+
+def check_replicas(replicas: tuple[int, ...] | None, node: int) -> Reject | None:
+    """Why a partition cannot have these replicas; None when it has them. Null cancels a reassignment.
+
+    Source: KIP-455; ReplicationControlManager.alterPartitionReassignment.
+    """
+    if replicas is None:
+        return Reject(ErrorCode.NO_REASSIGNMENT_IN_PROGRESS, "no reassignment is under way")
+    if replicas == (node,):
+        return None
+    return Reject(
+        ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"replicas {list(replicas)}: the only broker is {node}"
+    )

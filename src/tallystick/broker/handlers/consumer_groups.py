@@ -1,0 +1,54 @@
+"""ConsumerGroupHeartbeat and ConsumerGroupDescribe: groups have the classic protocol here, and no other.
+
+The two are served so that they can be refused. With `group.protocol=consumer` librdkafka waits for ever where
+ApiVersions does not list the first, and fails at once where the answer is UNSUPPORTED_VERSION, which is also
+that of a Kafka cluster whose `group.version` is 0. Java's tools describe a group by the classic API then.
+
+Source: KIP-848; KafkaApis.handleConsumerGroupHeartbeat and handleConsumerGroupDescribe.
+"""
+
+from typing import Final
+
+from tallystick.broker.broker import Broker
+from tallystick.broker.context import RequestContext
+from tallystick.kernel.codes import ErrorCode
+from tallystick.protocol.messages.consumer_group_describe import (
+    ConsumerGroupDescribeRequest,
+    ConsumerGroupDescribeResponse,
+    DescribedGroup,
+)
+from tallystick.protocol.messages.consumer_group_heartbeat import (
+    ConsumerGroupHeartbeatRequest,
+    ConsumerGroupHeartbeatResponse,
+)
+
+WHY: Final = (
+    "this broker does not have the consumer group protocol; set group.protocol=classic on the consumer"
+)
+
+
+def heartbeat(
+    broker: Broker, request: ConsumerGroupHeartbeatRequest, context: RequestContext
+) -> ConsumerGroupHeartbeatResponse:
+    return ConsumerGroupHeartbeatResponse(
+        error_code=ErrorCode.UNSUPPORTED_VERSION, error_message=WHY, member_epoch=0, heartbeat_interval_ms=0
+    )
+
+
+def describe(
+    broker: Broker, request: ConsumerGroupDescribeRequest, context: RequestContext
+) -> ConsumerGroupDescribeResponse:
+    return ConsumerGroupDescribeResponse(
+        groups=tuple(
+            DescribedGroup(
+                error_code=ErrorCode.UNSUPPORTED_VERSION,
+                error_message=WHY,
+                group_id=group_id,
+                group_state="",
+                group_epoch=0,
+                assignment_epoch=0,
+                assignor_name="",
+            )
+            for group_id in request.group_ids
+        )
+    )

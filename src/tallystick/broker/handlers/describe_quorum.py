@@ -1,0 +1,58 @@
+"""DescribeQuorum: the broker is its own controller, and the only voter.
+
+Topics and settings are kept in SQLite and not in a log of metadata, so that offsets and epoch are 0.
+"""
+
+from typing import Final
+
+from tallystick.broker.broker import Broker
+from tallystick.broker.context import RequestContext
+from tallystick.kernel.codes import ErrorCode
+from tallystick.protocol.messages.describe_quorum import (
+    CLUSTER_METADATA,
+    DescribeQuorumListener,
+    DescribeQuorumNode,
+    DescribeQuorumPartition,
+    DescribeQuorumRequest,
+    DescribeQuorumResponse,
+    DescribeQuorumTopic,
+    ReplicaState,
+)
+
+_LISTENER: Final = "PLAINTEXT"
+
+
+def handle(broker: Broker, request: DescribeQuorumRequest, context: RequestContext) -> DescribeQuorumResponse:
+    host, port = broker.address.host, broker.address.port
+    listener = DescribeQuorumListener(name=_LISTENER, host=host, port=port)
+    return DescribeQuorumResponse(
+        topics=tuple(
+            DescribeQuorumTopic(
+                topic_name=topic.topic_name,
+                partitions=tuple(
+                    _describe(broker, topic.topic_name, each.partition_index) for each in topic.partitions
+                ),
+            )
+            for topic in request.topics
+        ),
+        nodes=(DescribeQuorumNode(node_id=broker.config.node_id, listeners=(listener,)),),
+    )
+
+
+def _describe(broker: Broker, topic: str, index: int) -> DescribeQuorumPartition:
+    if (topic, index) != (CLUSTER_METADATA, 0):
+        return DescribeQuorumPartition(
+            partition_index=index,
+            error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+            error_message=f"only {CLUSTER_METADATA}-0 has a quorum",
+            leader_id=0,
+            leader_epoch=0,
+            high_watermark=0,
+        )
+    node, now_ms = broker.config.node_id, broker.clock.now_ms()
+    voter = ReplicaState(
+        replica_id=node, log_end_offset=0, last_fetch_timestamp=now_ms, last_caught_up_timestamp=now_ms
+    )
+    return DescribeQuorumPartition(
+        partition_index=index, leader_id=node, leader_epoch=0, high_watermark=0, current_voters=(voter,)
+    )

@@ -1,0 +1,46 @@
+"""ElectLeaders: every partition is led by its only replica, so no election is ever needed."""
+
+from typing import Final
+
+from tallystick.broker.broker import Broker
+from tallystick.broker.context import RequestContext
+from tallystick.kernel.codes import ErrorCode
+from tallystick.protocol.messages.elect_leaders import (
+    ElectLeadersRequest,
+    ElectLeadersResponse,
+    PartitionResult,
+    ReplicaElectionResult,
+)
+
+_PREFERRED, _UNCLEAN = 0, 1
+_NOT_NEEDED: Final = "the broker leads the partition; it has the only replica"
+
+
+def handle(broker: Broker, request: ElectLeadersRequest, context: RequestContext) -> ElectLeadersResponse:
+    kind, wanted = request.election_type, request.topic_partitions
+    known = kind in (_PREFERRED, _UNCLEAN)
+    code = ErrorCode.NONE if known or wanted == () else ErrorCode.INVALID_REQUEST
+    if wanted is None:
+        # Asked about all, Kafka lists every topic, with those partitions that did need an election: none.
+        results = tuple(ReplicaElectionResult(topic=name) for name in broker.topics.names() if known)
+    else:
+        results = tuple(
+            ReplicaElectionResult(
+                topic=topic.topic,
+                partition_result=tuple(
+                    _elect(broker, topic.topic, index, kind) for index in topic.partitions
+                ),
+            )
+            for topic in wanted
+        )
+    return ElectLeadersResponse(error_code=code, replica_election_results=results)
+
+
+def _elect(broker: Broker, topic: str, index: int, kind: int) -> PartitionResult:
+    if kind not in (_PREFERRED, _UNCLEAN):
+        code, why = ErrorCode.INVALID_REQUEST, f"election type {kind} is unknown"
+    elif broker.topics.partition(topic, index) is None:
+        code, why = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no partition {topic}-{index}"
+    else:
+        code, why = ErrorCode.ELECTION_NOT_NEEDED, _NOT_NEEDED
+    return PartitionResult(partition_id=index, error_code=code, error_message=why)
