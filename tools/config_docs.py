@@ -47,14 +47,16 @@ def main() -> None:
     parts.append(", ".join(f"`{old}` is `{new}`" for old, new in RENAMED.items()) + ".\n")
     parts.append(
         "\n## Accepted without effect\n\nA file written for Kafka may have these; the start names them in a"
-        " warning. They concern quorum, replication, thread pools or tiered storage.\n"
+        " warning. They concern quorum, replication, thread pools, logins or tiered storage.\n"
     )
     parts.append(", ".join(f"`{name}`" for name in sorted(NO_EFFECT)) + ".\n")
     parts.append(
         "\n## Refused\n\nEach asks for what is not there; only Kafka's default, which does not, is taken.\n"
     )
     parts.append("| name | accepted | why |\n|---|---|---|")
-    rows = [(f"{prefix}*", "never", why) for prefix, why in REFUSED_PREFIXES.items()]
+    rows = [
+        (f"{prefix}*", "only what is named on this page", why) for prefix, why in REFUSED_PREFIXES.items()
+    ]
     rows += [(name, f"`{text}`" if text else "empty", why) for name, (text, why) in REFUSED.items()]
     parts[-1] += "".join(f"\n| `{name}` | {text} | {why} |" for name, text, why in rows) + "\n"
     TARGET.write_text("\n".join(parts + _clients()))

@@ -11,6 +11,7 @@ from typing import Final
 
 from tallystick.broker.broker import Broker
 from tallystick.broker.config import BROKER_SETTINGS, TOPIC_SETTINGS, BrokerConfig
+from tallystick.broker.kafka_names import is_kafkas
 from tallystick.broker.metadata import Topic
 from tallystick.broker.topic_config import ONLY_DEFAULTS
 from tallystick.kernel.codes import ErrorCode
@@ -163,6 +164,8 @@ def apply_changes(
             changed.pop(change.name, None)  # as in Kafka: what is unknown is not set either
         elif made is None and settings is TOPIC_SETTINGS and change.name in ONLY_DEFAULTS:
             changed[change.name] = change.value or ""  # judged with the rest of the topic's settings
+        elif made is None and settings is BROKER_SETTINGS and is_kafkas(change.name):
+            problems.append(f"{change.name}: has no effect in this broker and cannot be changed")
         elif made is None:
             problems.append(unknown(change.name, settings))
         else:

@@ -10,8 +10,7 @@ Source: tests/vectors/config/kafka-4.3.1-configs.txt, printed by Kafka's own cla
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-# Quorum, replication, share and streams groups, thread pools, the tuning of tiered storage, and, for
-# transactions, nothing yet.
+# Quorum, replication, share and streams groups, thread pools, the tuning of tiered storage and of logins.
 _NO_EFFECT: Final = """
     add.partitions.to.txn.retry.backoff.max.ms add.partitions.to.txn.retry.backoff.ms
     alter.log.dirs.replication.quota.window.num alter.log.dirs.replication.quota.window.size.seconds
@@ -93,6 +92,13 @@ _NO_EFFECT: Final = """
     telemetry.max.bytes transaction.state.log.load.buffer.size transaction.state.log.min.isr
     transaction.state.log.replication.factor unclean.leader.election.interval.ms unstable.api.versions.enable
     unstable.feature.versions.enable
+    delegation.token.expiry.check.interval.ms sasl.kerberos.kinit.cmd
+    sasl.kerberos.min.time.before.relogin sasl.kerberos.principal.to.local.rules
+    sasl.kerberos.service.name sasl.kerberos.ticket.renew.jitter
+    sasl.kerberos.ticket.renew.window.factor sasl.login.connect.timeout.ms sasl.login.read.timeout.ms
+    sasl.login.refresh.buffer.seconds sasl.login.refresh.min.period.seconds
+    sasl.login.refresh.window.factor sasl.login.refresh.window.jitter sasl.login.retry.backoff.max.ms
+    sasl.login.retry.backoff.ms sasl.server.max.receive.size
 """
 
 # Names of Kafka 3 and of early releases of 4 that files in use still have.
@@ -111,6 +117,70 @@ _SECURITY: Final = "only PLAINTEXT without authentication or authorization is th
 _PLUGIN: Final = "this broker loads no Java classes"
 _TIERED: Final = "there is no tiered storage"
 _QUOTA: Final = "connections are limited in number alone: max.connections, max.connections.per.ip"
+
+# Encryption, authentication, delegation tokens: each name with Kafka's default, which may be empty.
+_SECURITY_DEFAULTS: Final = """
+    delegation.token.expiry.time.ms 86400000
+    delegation.token.max.lifetime.ms 604800000
+    delegation.token.secret.key
+    sasl.client.callback.handler.class
+    sasl.enabled.mechanisms GSSAPI
+    sasl.jaas.config
+    sasl.login.callback.handler.class
+    sasl.login.class
+    sasl.mechanism.controller.protocol GSSAPI
+    sasl.mechanism.inter.broker.protocol GSSAPI
+    sasl.oauthbearer.assertion.algorithm RS256
+    sasl.oauthbearer.assertion.claim.aud
+    sasl.oauthbearer.assertion.claim.exp.seconds 300
+    sasl.oauthbearer.assertion.claim.iss
+    sasl.oauthbearer.assertion.claim.jti.include false
+    sasl.oauthbearer.assertion.claim.nbf.seconds 60
+    sasl.oauthbearer.assertion.claim.sub
+    sasl.oauthbearer.assertion.file
+    sasl.oauthbearer.assertion.private.key.file
+    sasl.oauthbearer.assertion.private.key.passphrase
+    sasl.oauthbearer.assertion.template.file
+    sasl.oauthbearer.client.credentials.client.id
+    sasl.oauthbearer.client.credentials.client.secret
+    sasl.oauthbearer.clock.skew.seconds 30
+    sasl.oauthbearer.expected.audience
+    sasl.oauthbearer.expected.issuer
+    sasl.oauthbearer.jwks.endpoint.refresh.ms 3600000
+    sasl.oauthbearer.jwks.endpoint.retry.backoff.max.ms 10000
+    sasl.oauthbearer.jwks.endpoint.retry.backoff.ms 100
+    sasl.oauthbearer.jwks.endpoint.url
+    sasl.oauthbearer.jwt.retriever.class org.apache.kafka.common.security.oauthbearer.DefaultJwtRetriever
+    sasl.oauthbearer.jwt.validator.class org.apache.kafka.common.security.oauthbearer.DefaultJwtValidator
+    sasl.oauthbearer.scope
+    sasl.oauthbearer.scope.claim.name scope
+    sasl.oauthbearer.sub.claim.name sub
+    sasl.oauthbearer.token.endpoint.url
+    sasl.server.callback.handler.class
+    ssl.allow.dn.changes false
+    ssl.allow.san.changes false
+    ssl.cipher.suites
+    ssl.client.auth none
+    ssl.enabled.protocols TLSv1.2,TLSv1.3
+    ssl.endpoint.identification.algorithm https
+    ssl.engine.factory.class
+    ssl.key.password
+    ssl.keymanager.algorithm SunX509
+    ssl.keystore.certificate.chain
+    ssl.keystore.key
+    ssl.keystore.location
+    ssl.keystore.password
+    ssl.keystore.type JKS
+    ssl.principal.mapping.rules DEFAULT
+    ssl.protocol TLSv1.3
+    ssl.provider
+    ssl.secure.random.implementation
+    ssl.trustmanager.algorithm PKIX
+    ssl.truststore.certificates
+    ssl.truststore.location
+    ssl.truststore.password
+    ssl.truststore.type JKS
+"""
 
 # Refused unless the text is Kafka's default, which asks for nothing.
 REFUSED: Final[Mapping[str, tuple[str, str]]] = {
@@ -135,8 +205,14 @@ REFUSED: Final[Mapping[str, tuple[str, str]]] = {
     "replica.selector.class": ("", _PLUGIN),
     "security.inter.broker.protocol": ("PLAINTEXT", _SECURITY),
     "security.providers": ("", _SECURITY),
+    **{
+        name: (default, _SECURITY)
+        for name, _, default in (line.strip().partition(" ") for line in _SECURITY_DEFAULTS.split("\n"))
+        if name
+    },
 }
 
+# What is in none of the tables above, of Kafka's later versions or of one listener.
 REFUSED_PREFIXES: Final[Mapping[str, str]] = {
     "delegation.token.": _SECURITY,
     "listener.name.": _SECURITY,
@@ -147,7 +223,12 @@ REFUSED_PREFIXES: Final[Mapping[str, str]] = {
 
 def is_refused(name: str) -> bool:
     """Whether this is Kafka's name for something that is not here and would be missed."""
-    return name in REFUSED or name.startswith(tuple(REFUSED_PREFIXES))
+    return name in REFUSED or (name not in NO_EFFECT and name.startswith(tuple(REFUSED_PREFIXES)))
+
+
+def is_kafkas(name: str) -> bool:
+    """Whether this is Kafka's name for something that one broker without security does not have."""
+    return name in NO_EFFECT or is_refused(name)
 
 
 def refusals(given: Mapping[str, str]) -> Iterator[str]:
@@ -157,7 +238,7 @@ def refusals(given: Mapping[str, str]) -> Iterator[str]:
             default, why = REFUSED[name]
             if text.strip() != default:
                 yield f"{name}: {text!r} is not supported, only {default!r}: {why}"
-        else:
+        elif name not in NO_EFFECT:
             for prefix, why in REFUSED_PREFIXES.items():
                 if name.startswith(prefix):
                     yield f"{name}: not supported: {why}"

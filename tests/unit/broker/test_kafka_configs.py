@@ -5,7 +5,8 @@ from typing import NamedTuple
 
 import pytest
 
-from tallystick.broker.config import BROKER_SETTINGS, RENAMED, TOPIC_SETTINGS, BrokerConfig
+from tallystick.broker.config import BROKER_SETTINGS, RENAMED, TOPIC_SETTINGS, BrokerConfig, ineffective
+from tallystick.broker.config_view import Change, Operation, apply_changes
 from tallystick.broker.kafka_names import FORMER, NO_EFFECT, REFUSED, is_refused
 from tallystick.broker.topic_config import ONLY_DEFAULTS
 from tallystick.kernel.settings import BadConfig, Setting
@@ -108,6 +109,36 @@ def test_refused_settings_pass_as_kafkas_default() -> None:
     for name, (text, _) in REFUSED.items():
         assert BROKER[name].default == f"`{text}`" or (text == "" and BROKER[name].default == "null"), name
     assert BrokerConfig.parse({name: text for name, (text, _) in REFUSED.items()})
+
+
+def test_a_file_with_all_of_kafkas_defaults_is_taken() -> None:
+    """It asks for nothing that is not here, but for the names below."""
+    defaults = {
+        name: fact.default.strip("`")
+        for name, fact in BROKER.items()
+        if fact.default not in ("null", "required")
+    }
+    del defaults["listeners"]  # everywhere, which needs an address to advertise
+    del defaults["broker.id"]  # -1 is "not set"
+    del defaults["queued.max.request.bytes"]  # -1 is "no limit", in DEFAULT_DIFFERS
+    assert BrokerConfig.parse(defaults)
+
+
+def test_a_setting_without_effect_is_not_called_unknown_when_it_is_altered() -> None:
+    for name in ("num.io.threads", "sasl.jaas.config", "sasl.kerberos.kinit.cmd"):
+        with pytest.raises(BadConfig, match=f"{name}: has no effect in this broker"):
+            apply_changes({}, [Change(name, Operation.SET, "8")], BROKER_SETTINGS)
+    with pytest.raises(BadConfig, match=r"unknown setting; did you mean num\.partitions"):
+        apply_changes({}, [Change("num.partition", Operation.SET, "8")], BROKER_SETTINGS)
+
+
+def test_tuning_of_logins_is_accepted_and_asking_for_them_is_not() -> None:
+    tuned = {"sasl.kerberos.service.name": "kafka", "sasl.login.refresh.window.factor": "0.5"}
+    assert BrokerConfig.parse(tuned)
+    assert ineffective(tuned) == sorted(tuned)
+    for name, text in {"sasl.enabled.mechanisms": "PLAIN", "ssl.client.auth": "required"}.items():
+        with pytest.raises(BadConfig, match="only PLAINTEXT"):
+            BrokerConfig.parse({name: text})
 
 
 def test_what_asks_for_more_than_there_is_says_why_beside_every_other_problem() -> None:
