@@ -139,7 +139,7 @@ PROGRAMS = {
 
 @pytest.fixture(scope="module")
 def checked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
-    """What mypy says of each program in its strict mode: one run, since most of it is to read the library."""
+    """What mypy says of each program, in its strict mode; one run, which reads the library once."""
     folder = tmp_path_factory.mktemp("programs")
     for name, program in PROGRAMS.items():
         (folder / f"of_{name}.py").write_text(program)
