@@ -101,7 +101,7 @@ def live(fs: FileSystem, directory: str, told: Told) -> None:
     assert log.delete_records_before(Offset(8)) is None
     told.starts.append((len(told.effects), 8))
     append_data(log, 2)
-    log_dir.delete(T1)
+    log_dir.delete_topic(T1.topic, IDS[T1])
     told.end(log)
     log_dir.close()
     log_dir = LogDir.open(fs, directory, OPTIONS)

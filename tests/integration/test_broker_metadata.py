@@ -118,11 +118,8 @@ class NoFiles:
     def open_partition(self, *_: object) -> None:
         raise AssertionError
 
-    async def release(self, name: object) -> None:
-        raise AssertionError
-
-    def delete(self, name: object) -> None:
-        raise AssertionError
+    def find_foreign(self, *_: object) -> tuple[()]:
+        return ()
 
     def log_config(self, *_: object) -> None:
         raise AssertionError

@@ -106,7 +106,8 @@ def test_the_loop_waits_for_no_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert directory._checkpointing is not None
         await directory._checkpointing
         assert "u 0 0" in (tmp_path / "recovery-point-offset-checkpoint").read_text()
-        await directory.remove(partition.log.topic_partition)
+        await directory.give_up(topic)
+        await directory.remove_given_up()
         assert "u 0 0" not in (tmp_path / "recovery-point-offset-checkpoint").read_text()
         assert threads
         assert threading.main_thread() not in threads

@@ -90,8 +90,9 @@ class MemoryBroker:
         self.table.denied = set(rows)
 
 
-def memory_disk() -> Disk:
+def memory_disk(fs: MemoryFileSystem | None = None) -> Disk:
     """A disk that may be given to one broker after the other."""
+    fs = fs or MemoryFileSystem()
     stores: list[KeptStore] = []
 
     def opened(path: Path, cluster_id: str, make_room: Callable[[], None]) -> MetadataStore:
@@ -100,7 +101,6 @@ def memory_disk() -> Disk:
             fs.open_append(str(path)).sync()
         return stores[0].reopen(make_room)
 
-    fs = MemoryFileSystem()
     return Disk(fs=fs, metadata=opened)
 
 

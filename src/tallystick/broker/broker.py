@@ -126,6 +126,7 @@ class Broker:
     async def start(self) -> None:
         """Begin what runs beside the requests: coordinators, syncing, housekeeping."""
         self.files.start()
+        self.topics.start()
         self.groups.start()
         self.transactions.start(self.comparison)
 
@@ -134,6 +135,7 @@ class Broker:
         self.release_waiters()
         await self.transactions.stop()
         await self.groups.stop()
+        await self.topics.stop()
         self.worker.close()
         self.store.close()
         await self.files.stop(clean=self.failure is None)

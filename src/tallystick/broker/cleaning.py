@@ -121,7 +121,7 @@ class Cleaning:
         self._start_child = start_child
         self._tasks: list[asyncio.Task[None]] = []
         self._round: tuple[TopicPartition, asyncio.Task[None]] | None = None
-        self._drops: set[asyncio.Task[None]] = set()
+        self._drops: dict[asyncio.Task[None], TopicPartition] = {}
         self._resting: dict[TopicPartition, int] = {}  # a round failed: when to try again
         self._failed: dict[TopicPartition, int] = {}  # how many rounds did, one after the other
 
@@ -150,6 +150,11 @@ class Cleaning:
             await asyncio.gather(task, return_exceptions=True)
         self._resting.pop(topic_partition, None)
         self._failed.pop(topic_partition, None)
+        # Their paths may soon be those of another topic of the name.
+        drops = [drop for drop, name in self._drops.items() if name == topic_partition]
+        for drop in drops:
+            drop.cancel()
+        await asyncio.gather(*drops, return_exceptions=True)
 
     # -- retention ---------------------------------------------------------------------------------------
 
@@ -352,12 +357,11 @@ class Cleaning:
         except OSError as exc:
             # Names on the disk are not what memory says: the next start finishes the exchange.
             raise log.fail(f"a compacted segment cannot be put in place: {exc}") from exc
-        self._drop_later(swap, log.config.file_delete_delay_ms)
-
-    def _drop_later(self, swap: Swap, delay_ms: int) -> None:
-        task = asyncio.create_task(_drop(swap, delay_ms), name="drop replaced segments")
-        self._drops.add(task)
-        task.add_done_callback(self._drops.discard)
+        drop = asyncio.create_task(
+            _drop(swap, log.config.file_delete_delay_ms), name="drop replaced segments"
+        )
+        self._drops[drop] = log.topic_partition
+        drop.add_done_callback(self._drops.pop)
 
 
 async def _drop(swap: Swap, delay_ms: int) -> None:

@@ -5,7 +5,6 @@ Everything else here is the loop's: a log has one owner.
 """
 
 import asyncio
-import errno
 import logging
 import os
 from collections.abc import Awaitable, Callable, Sequence
@@ -28,7 +27,7 @@ from tallystick.kernel.ids import LeaderEpoch, Offset, TopicPartition
 from tallystick.kernel.limits import MIB
 from tallystick.kernel.value import frozen
 from tallystick.protocol.records import Codec, TimestampType
-from tallystick.storage.fs import FileSystem, RealFileSystem, StorageFailure
+from tallystick.storage.fs import FileSystem, RealFileSystem, StorageFailure, is_broken
 from tallystick.storage.group_commit import GroupCommit
 from tallystick.storage.log import Log
 from tallystick.storage.log_dir import DirectoryOptions, LogDir
@@ -39,8 +38,6 @@ T = TypeVar("T")
 
 _log = logging.getLogger("tallystick.broker.files")
 
-# A disk that answers so will not take a log's next sync either.
-_BROKEN: Final = (errno.EIO, errno.EROFS)
 # What a change of the metadata may take: a few pages of the write-ahead log, and as many at its checkpoint.
 _METADATA_BYTES: Final = 256 * 1024
 # What an empty partition may take: its files, and the blocks of their names.
@@ -221,15 +218,56 @@ class DataDirectory:
         name = TopicPartition(topic.name, index)
         if self._dir.is_new(name):
             log_config, topic_id = self.log_config(topic.name, config), topic.topic_id
-            self._dir.adopt(await self._in_thread(lambda: self._dir.make(name, log_config, topic_id)))
+            made = await self._in_thread(lambda: self._dir.make(name, log_config, topic_id))
+            self._dir.adopt(made, topic_id)
         return self.open_partition(topic, index, config)
 
-    async def remove(self, name: TopicPartition) -> None:
-        """Remove one log when nothing here works on it any more, its files in a thread. Raises: OSError."""
-        await self._cleaning.cancel(name)
+    def find_foreign(self, topic: Topic) -> tuple[TopicPartition, ...]:
+        """Directories under the topic's name that are not its own. Raises: StorageFailure, OSError."""
+        return self._dir.find_foreign(topic.name, topic.topic_id)
+
+    def hand_over(self, deleted: Topic, to: Topic) -> tuple[TopicPartition, ...]:
+        """Have a topic own what the deleted one of its name still does. Raises: StorageFailure, OSError."""
+        return self._dir.hand_over(deleted.name, deleted.topic_id, to.topic_id)
+
+    async def give_up(self, topic: Topic) -> None:
+        """Free the names of a deleted topic's directories; call it again after a failure.
+
+        Nothing here works on its logs any more when the first of them is renamed, in a thread.
+        Raises: StorageFailure, OSError.
+        """
+        for name in self._names_of(topic):
+            await self._cleaning.cancel(name)
+            self._forget(name)
+        await self._in_thread(lambda: self._dir.give_up(topic.name, topic.topic_id))
+
+    def give_up_now(self, topic: Topic) -> None:
+        """As `give_up`, blocking: the broker is starting."""
+        for name in self._names_of(topic):
+            self._forget(name)
+        self._dir.give_up(topic.name, topic.topic_id)
+
+    def _names_of(self, topic: Topic) -> list[TopicPartition]:
+        """Partitions that were ever made of it: there may be more than it has, where making them failed."""
+        foreign = self.find_foreign(topic)
+        return [name for name in self._dir.partitions() if name.topic == topic.name and name not in foreign]
+
+    def _forget(self, name: TopicPartition) -> None:
         self._partitions.pop(name, None)
         self._dir.forget(name)
-        await self._in_thread(lambda: self._dir.remove(name))
+
+    @property
+    def has_given_up(self) -> bool:
+        """Whether files of deleted partitions are still there."""
+        return self._dir.has_given_up
+
+    async def remove_given_up(self) -> None:
+        """Remove what deleted partitions have left, in a thread. Raises: OSError."""
+        await self._in_thread(self._dir.remove_given_up)
+
+    def failed(self, cause: Exception) -> None:
+        """The disk did not keep its word: the broker is told."""
+        self._failed(cause)
 
     async def _in_thread(self, call: Callable[[], T]) -> T:
         """Wait for `call`, made in a thread; `stop` waits for it when nobody else does any more."""
@@ -237,11 +275,6 @@ class DataDirectory:
         self._in_threads.add(future)
         future.add_done_callback(self._in_threads.discard)
         return await asyncio.shield(future)
-
-    def delete(self, name: TopicPartition) -> None:
-        """Remove one log. Blocking. Raises: OSError."""
-        self._partitions.pop(name, None)
-        self._dir.delete(name)
 
     def log_config(self, topic: str, config: TopicConfig) -> LogConfig:
         return storage_config(topic, config, self._config)
@@ -355,7 +388,7 @@ class DataDirectory:
 
     def _housekeeping_failed(self, exc: Exception) -> None:
         _log.error("housekeeping failed: %s", exc)
-        if isinstance(exc, OSError) and exc.errno in _BROKEN:
+        if is_broken(exc):
             self._failed(exc)
 
     def _expire_producers(self) -> None:

@@ -120,6 +120,12 @@ RESERVE_MISSING: Final = gauge(
     "reserve_missing_bytes", "What the reserve lacks; while it lacks any, data is refused."
 )
 
+# ---- topics
+TOPICS_TO_DELETE: Final = of_kafka(
+    "kafka.controller:type=KafkaController,name=TopicsToDeleteCount",
+    "Topics that are deleted and whose names are not free yet: their directories cannot be given up.",
+)
+
 # ---- counted
 VERIFICATION_FAILURES: Final = of_kafka(
     "kafka.server:type=AddPartitionsToTxnManager,name=VerificationFailureRate",
@@ -155,7 +161,7 @@ FAMILIES: Final = (
         OFFSETS_OFFLINE,
     ),
     *(HANGING_AT_START, LOST_AT_START),
-    *(RESERVE, RESERVE_MISSING),
+    *(RESERVE, RESERVE_MISSING, TOPICS_TO_DELETE),
     *(VERIFICATION_FAILURES, FORCED, DELETIONS_REFUSED, RELOADS),
 )
 
@@ -234,6 +240,7 @@ class Observed:
     held_back: Callable[[Partition], int]
     reserve: Reserved
     unclean_start: Found | None = None
+    topics_to_delete: Callable[[], int] = lambda: 0
 
 
 def read_gauges(of: Observed) -> Iterator[Reading | None]:
@@ -255,6 +262,7 @@ def read_gauges(of: Observed) -> Iterator[Reading | None]:
     yield LOST_AT_START, [((), sum(loss.last_offset - loss.first_offset + 1 for loss in losses))]
     yield RESERVE, [((), reserve.held_bytes)]
     yield RESERVE_MISSING, [((), max(0, reserve.size_bytes - reserve.held_bytes))]
+    yield TOPICS_TO_DELETE, [((), of.topics_to_delete())]
 
 
 def _coordinator(of: Observed) -> Iterator[Reading | None]:

@@ -201,6 +201,25 @@ class MetadataStore:
             self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
 
+def is_in_doubt(exc: BaseException) -> bool:
+    """Whether a change that failed so may be in the file all the same, for the next process to find.
+
+    SQLite takes a change back in memory when the sync of the write-ahead log fails; its frames stay in the
+    file, and a recovery counts them.
+    """
+    return _code(exc) == sqlite3.SQLITE_IOERR
+
+
+def is_refused(exc: BaseException) -> bool:
+    """Whether a change was taken back for want of room, descriptors or memory: a later one may succeed."""
+    return _code(exc) in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_NOMEM)
+
+
+def _code(exc: BaseException) -> int | None:
+    code = getattr(exc, "sqlite_errorcode", None)
+    return None if code is None else int(code) & 0xFF
+
+
 class _Transaction:
     """`with`: BEGIN, then COMMIT or, on any exception, ROLLBACK."""
 

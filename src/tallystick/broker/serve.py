@@ -117,6 +117,7 @@ def observed(broker: Broker) -> Observed:
         held_back=held_back,
         reserve=broker.files.reserve,
         unclean_start=broker.comparison,
+        topics_to_delete=lambda: broker.topics.unfinished_deletions,
     )
 
 

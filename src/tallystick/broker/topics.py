@@ -1,21 +1,24 @@
 """Topics and their partitions: the image that handlers read, and the only way to change it.
 
 A change is made durable in the metadata store first, then in the files, then in the image [MET-1]; the lock
-makes changes one at a time. A deletion leaves the image as soon as it is durable, and its files after that;
-a crash between the two is finished at the next start.
+makes changes one at a time. A deleted topic leaves the image as soon as that is durable. Its name is free
+when its directories have given theirs up, and not before: a deletion that fails in between goes on by itself,
+after a crash at the next start [MET-3]. Files go last, and nothing depends on when.
 """
 
 import asyncio
 import logging
 import re
+import sqlite3
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Final, Protocol
 
 from tallystick.broker.config import BrokerConfig
-from tallystick.broker.metadata import MetadataStore, Topic
+from tallystick.broker.metadata import MetadataStore, Topic, is_in_doubt, is_refused
 from tallystick.broker.partition import Partition
 from tallystick.broker.topic_config import TopicConfig
 from tallystick.broker.worker import Worker
@@ -25,7 +28,7 @@ from tallystick.kernel.ids import TopicPartition
 from tallystick.kernel.limits import TOPIC_NAME_LENGTH_MAX
 from tallystick.kernel.settings import BadConfig
 from tallystick.kernel.value import frozen
-from tallystick.storage.fs import is_passing
+from tallystick.storage.fs import is_broken, is_passing
 from tallystick.storage.log_dir import random_id
 from tallystick.storage.validation import LogConfig
 
@@ -34,6 +37,14 @@ _log = logging.getLogger("tallystick.broker.topics")
 GROUP_OFFSETS: Final = "__consumer_offsets"
 TRANSACTION_STATE: Final = "__transaction_state"
 INTERNAL: Final = frozenset({GROUP_OFFSETS, TRANSACTION_STATE})
+
+
+# How long after a deletion that failed it is gone on with: twice as long after each further failure.
+RETRY_S: Final = 1.0
+RETRY_MAX_S: Final = 60.0
+
+# What a disk that fails, or is full, makes of a change of files or metadata.
+_FAILURES: Final = (OSError, TallystickError, sqlite3.Error)
 
 
 class TopicDeleted(TallystickError):
@@ -76,9 +87,20 @@ class PartitionFiles(Protocol):
 
     async def make_partition(self, topic: Topic, index: int, config: TopicConfig) -> Partition: ...
 
-    async def remove(self, name: TopicPartition) -> None: ...
+    def find_foreign(self, topic: Topic) -> tuple[TopicPartition, ...]: ...
 
-    def delete(self, name: TopicPartition) -> None: ...
+    def hand_over(self, deleted: Topic, to: Topic) -> tuple[TopicPartition, ...]: ...
+
+    async def give_up(self, topic: Topic) -> None: ...
+
+    def give_up_now(self, topic: Topic) -> None: ...
+
+    @property
+    def has_given_up(self) -> bool: ...
+
+    async def remove_given_up(self) -> None: ...
+
+    def failed(self, cause: Exception) -> None: ...
 
     def log_config(self, topic: str, config: TopicConfig) -> LogConfig: ...
 
@@ -100,6 +122,9 @@ class Topics:
         # Collisions: Kafka's metric names write '.' as '_', so two names may not differ in that alone.
         self._folded: dict[str, str] = {}
         self._begun: dict[str, Topic] = {}  # in the metadata; the disk had no room for all of their files
+        self._unfinished: dict[uuid.UUID, Topic] = {}  # deleted, and their names are not free yet
+        self._finishing: asyncio.Task[None] | None = None
+        self._started = False
 
     # ----------------------------------------------------------------------- reading
 
@@ -143,14 +168,40 @@ class Topics:
 
         Raises: CorruptLog, OSError, MetadataUnusable.
         """
-        for topic in self._store.deleted_topics():
-            for index in range(topic.partitions):
-                self._files.delete(TopicPartition(topic.name, index))
-            self._store.forget_deleted([topic.topic_id])
-        for topic in self._store.topics():
+        topics = {topic.name: topic for topic in self._store.topics()}
+        for deleted in self._store.deleted_topics():
+            self._resume_deletion(deleted, topics.get(deleted.name))
+        for topic in topics.values():
             config = self.config_of(topic)
             partitions = [self._files.open_partition(topic, i, config) for i in range(topic.partitions)]
             self._enter(topic, partitions)
+
+    def _resume_deletion(self, deleted: Topic, successor: Topic | None) -> None:
+        self._unfinished[deleted.topic_id] = deleted
+        try:
+            if successor is not None:
+                # Earlier versions gave the name away before the deletion was finished, and the successor the
+                # directories that were left: what was acknowledged to its producers is in them.
+                for name in self._files.hand_over(deleted, successor):
+                    _log.warning("%s holds records of a deleted topic, too: its deletion had failed", name)
+            self._files.give_up_now(deleted)
+            self._store.forget_deleted([deleted.topic_id])
+        except _FAILURES as exc:
+            self._say_unfinished(deleted, exc)
+        else:
+            del self._unfinished[deleted.topic_id]
+
+    def start(self) -> None:
+        """Go on with deletions that the start could not finish."""
+        self._started = True
+        self._finish_later()
+
+    async def stop(self) -> None:
+        """End what runs beside the requests; the next start goes on with it."""
+        self._started = False
+        if self._finishing is not None:
+            self._finishing.cancel()
+            await asyncio.gather(self._finishing, return_exceptions=True)
 
     def _enter(self, topic: Topic, partitions: list[Partition]) -> None:
         self._by_name[topic.name] = topic
@@ -171,6 +222,8 @@ class Topics:
             return refused
         if wanted.name in self._by_name:
             return _exists(wanted.name)
+        if self.is_deleting(wanted.name):
+            return _being_deleted(wanted.name)
         other = self._folded.get(_fold(wanted.name))
         if other is not None:
             return Reject(
@@ -194,14 +247,23 @@ class Topics:
         return None
 
     async def create(self, wanted: NewTopic) -> Topic | Reject:
-        """Make a topic. Where the disk is full the next attempt, or start, finishes what was begun.
-
-        Raises: OSError, StorageFailure.
-        """
+        """Make a topic. Where the disk is full the next attempt, or start, finishes what was begun."""
         try:
             return await self._create(wanted)
-        except OSError as exc:
-            return _if_full(wanted.name, exc)
+        except _FAILURES as exc:
+            return self._refusal(f"topic {wanted.name!r} cannot be made", exc)
+
+    def _refusal(self, what: str, exc: Exception) -> Reject:
+        """What a change is answered that the disk refused. Raises `exc` where it says nothing of the disk."""
+        if is_in_doubt(exc) or is_broken(exc):
+            # It may be in the file: what rests on the contrary could be gone after a restart.
+            self._files.failed(exc)
+        elif not (is_refused(exc) or isinstance(exc, TallystickError)) and not (
+            isinstance(exc, OSError) and is_passing(exc)
+        ):
+            raise exc
+        _log.error("%s: %s", what, exc)
+        return Reject(ErrorCode.KAFKA_STORAGE_ERROR, f"{what}: {exc}")
 
     async def _create(self, wanted: NewTopic) -> Topic | Reject:
         async with self._lock:
@@ -212,6 +274,9 @@ class Topics:
                     return refused
                 configs = MappingProxyType(dict(wanted.configs))
                 topic = Topic(wanted.name, random_id(), wanted.partitions, configs)
+                refused = self._refuse_foreign(topic)
+                if refused is not None:
+                    return refused
                 await self._worker.run(lambda: self._store.create_topics([topic]))
                 self._begun[topic.name] = topic
             self._enter(topic, await self._open(topic, range(topic.partitions)))
@@ -220,6 +285,17 @@ class Topics:
             if (topic.partitions, topic.configs) == (wanted.partitions, wanted.configs):
                 return topic
             return _exists(topic.name)
+
+    def _refuse_foreign(self, topic: Topic) -> Reject | None:
+        """Refuse what could not be opened, now or at a start: directories of another topic."""
+        foreign = self._files.find_foreign(topic)
+        if not foreign:
+            return None
+        return Reject(
+            ErrorCode.KAFKA_STORAGE_ERROR,
+            f"directories of another topic named {topic.name!r} are in the data directory, move them away: "
+            + ", ".join(map(str, foreign)),
+        )
 
     async def _open(self, topic: Topic, indexes: range) -> list[Partition]:
         config = self.config_of(topic)
@@ -233,11 +309,11 @@ class Topics:
         return made
 
     async def grow(self, name: str, partitions: int) -> Topic | Reject:
-        """Add partitions up to a total. Raises: OSError, StorageFailure."""
+        """Add partitions up to a total. What a failure has begun, the next attempt or start finishes."""
         try:
             return await self._grow(name, partitions)
-        except OSError as exc:
-            return _if_full(name, exc)
+        except _FAILURES as exc:
+            return self._refusal(f"topic {name!r} cannot have {partitions} partitions", exc)
 
     async def _grow(self, name: str, partitions: int) -> Topic | Reject:
         async with self._lock:
@@ -246,6 +322,9 @@ class Topics:
                 return refused
             topic = self._by_name[name]
             grown = replace(topic, partitions=partitions)
+            refused = self._refuse_foreign(grown)
+            if refused is not None:
+                return refused
             await self._worker.run(lambda: self._store.set_partitions({name: partitions}))
             added = await self._open(grown, range(topic.partitions, partitions))
             self._enter(grown, self._partitions[name] + added)
@@ -298,42 +377,115 @@ class Topics:
     async def delete(
         self, name: str, refused: Callable[[Sequence[Partition]], Reject | None] = lambda partitions: None
     ) -> Reject | None:
-        """Delete a topic and, before this returns, its files.
+        """Delete a topic; go on with a deletion that failed.
 
+        Order: nothing of it is read again, whatever crashes, as soon as it has left the image; when None is
+            returned its name is free. Files that cannot be removed at once are removed later.
         Args:
             refused: looks at the partitions and says why not. Nothing is written to them after that look.
         """
         async with self._lock:
-            topic = self._by_name.get(name)
-            if topic is None:
+            topic = self._by_name.get(name) or self._begun.get(name)
+            if topic is not None:
+                partitions = self.partitions(name)
+                if (reason := refused(partitions)) is not None:
+                    return reason
+                try:
+                    await self._forget_durably(topic)
+                except _FAILURES as exc:
+                    return self._refusal(f"topic {name!r} cannot be deleted", exc)
+                for partition in partitions:
+                    partition.fail(TopicDeleted(f"topic {name!r} was deleted"))
+            elif not self.is_deleting(name):
                 return Reject(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {name!r}")
-            partitions = self._partitions[name]
-            if (reason := refused(partitions)) is not None:
-                return reason
+            await self._finish_deletions(name)
+            if self.is_deleting(name):
+                return _being_deleted(name)
+        await self._remove_given_up()
+        return None
+
+    def is_deleting(self, name: str) -> bool:
+        """Whether a topic of that name is deleted and the name is not free yet."""
+        return any(topic.name == name for topic in self._unfinished.values())
+
+    @property
+    def unfinished_deletions(self) -> int:
+        """Topics that are deleted and whose names are not free yet."""
+        return len(self._unfinished)
+
+    async def _forget_durably(self, topic: Topic) -> None:
+        """Put the deletion on the disk, take the topic out of the image. Raises: sqlite3.Error, OSError."""
+        partitions, begun = self._partitions.get(topic.name), self._begun.pop(topic.name, None)
+        if partitions is not None:
             self._leave(topic)
-            try:
-                await self._worker.run(lambda: self._store.delete_topics([topic]))
-            except Exception:
+        try:
+            await self._worker.run(lambda: self._store.delete_topics([topic]))
+        except Exception:
+            if partitions is not None:
                 self._enter(topic, partitions)
-                raise
-            for partition in partitions:
-                partition.fail(TopicDeleted(f"topic {name!r} was deleted"))
-            for index in range(topic.partitions):
-                await self._files.remove(TopicPartition(name, index))
-            await self._worker.run(lambda: self._store.forget_deleted([topic.topic_id]))
-            _log.info("deleted topic %s", name)
-            return None
+            if begun is not None:
+                self._begun[topic.name] = begun
+            raise
+        self._unfinished[topic.topic_id] = topic
+
+    async def _finish_deletions(self, name: str | None = None) -> None:
+        """Free the names of deleted topics, or of one. What fails is logged, and tried again later."""
+        for topic in [each for each in self._unfinished.values() if name in (None, each.name)]:
+            try:
+                await self._files.give_up(topic)
+                await self._worker.run(partial(self._store.forget_deleted, [topic.topic_id]))
+            except _FAILURES as exc:
+                self._say_unfinished(topic, exc)
+            else:
+                del self._unfinished[topic.topic_id]
+                _log.info("deleted topic %s", topic.name)
+
+    def _say_unfinished(self, topic: Topic, exc: Exception) -> None:
+        _log.error(
+            "topic %s is deleted, but its name cannot be used again yet, and its room is not free: %s; "
+            "this is tried again by itself",
+            topic.name,
+            exc,
+        )
+        self._finish_later()
+        if is_broken(exc):
+            self._files.failed(exc)
+
+    async def _remove_given_up(self) -> None:
+        try:
+            await self._files.remove_given_up()
+        except OSError as exc:
+            _log.warning("files of deleted topics are still there, this is tried again by itself: %s", exc)
+            self._finish_later()
+
+    def _finish_later(self) -> None:
+        """See to it that deletions are finished, if there are any, and unless that is under way."""
+        if self._started and self._finishing is None and (self._unfinished or self._files.has_given_up):
+            self._finishing = asyncio.get_running_loop().create_task(self._finish(), name="finish deletions")
+
+    async def _finish(self) -> None:
+        wait_s = RETRY_S
+        try:
+            while self._unfinished or self._files.has_given_up:
+                await asyncio.sleep(wait_s)
+                async with self._lock:
+                    await self._finish_deletions()
+                await self._remove_given_up()
+                wait_s = min(2 * wait_s, RETRY_MAX_S)
+        finally:
+            self._finishing = None
 
 
 def _exists(name: str) -> Reject:
     return Reject(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic {name!r} already exists.")
 
 
-def _if_full(name: str, exc: OSError) -> Reject:
-    if not is_passing(exc):
-        raise exc
-    _log.error("topic %s cannot be made: %s", name, exc)
-    return Reject(ErrorCode.KAFKA_STORAGE_ERROR, f"topic {name!r} cannot be made: {exc}")
+def _being_deleted(name: str) -> Reject:
+    return Reject(
+        ErrorCode.KAFKA_STORAGE_ERROR,
+        f"topic {name!r} is deleted, and its directories cannot be given up yet: its name is free when they "
+        "are, which is tried again and again; the broker's log says what is in the way",
+    )
 
 
 def _fold(name: str) -> str:

@@ -176,6 +176,11 @@ def refusal(path: str, what: str, error: OSError) -> LogFull:
     return (LogFull if is_full(error) else OutOfDescriptors)(path, f"{what}: {error}")
 
 
+def is_broken(error: BaseException) -> bool:
+    """True when a disk answered so that will not take a log's next sync either."""
+    return isinstance(error, OSError) and error.errno in (errno.EIO, errno.EROFS)
+
+
 class Syscalls:
     """The system calls that change a disk, in one place where a test can write them down [FS-1]."""
 

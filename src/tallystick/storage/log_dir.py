@@ -1,12 +1,14 @@
 """A data directory: who may use it, whose it is, which logs are in it and where each was safe.
 
 Kafka's files: `meta.properties`, `.lock`, `.kafka_cleanshutdown`, and the checkpoints of recovery points,
-log start offsets and cleaned offsets. A partition's directory is `topic-partition`; one whose name ends with
-`-delete` was given up and is removed.
+log start offsets and cleaned offsets. A partition's directory is `topic-partition`, and `partition.metadata`
+in it says which topic of that name it belongs to; one whose name ends with `-delete` was given up and is
+removed.
 """
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import field, replace
 from uuid import UUID, uuid4
 
@@ -88,8 +90,8 @@ class DirectoryOptions:
 class LogDir:
     """Owner of the logs of one data directory. Made by `LogDir.open`.
 
-    Used by the loop's thread, but for what syncs while others wait: `make`, `remove` and `checkpoint` may run
-    in any other one.
+    Used by the loop's thread, but for what syncs while others wait: `make`, `give_up`, `remove_given_up` and
+    `checkpoint` may run in any other one.
     """
 
     def __init__(self, fs: FileSystem, directory: str, options: DirectoryOptions, lock: Lock) -> None:
@@ -115,6 +117,8 @@ class LogDir:
         self._starts: dict[TopicPartition, int] = {}
         self.cleaned: dict[TopicPartition, int] = {}
         self._unopened: set[TopicPartition] = set()
+        self._topic_ids: dict[TopicPartition, UUID] = {}  # of open logs
+        self._given_up: set[str] = set()  # directories whose names are free, and whose files may be there yet
 
     @classmethod
     def open(cls, fs: FileSystem, directory: str, options: DirectoryOptions) -> "LogDir":
@@ -146,7 +150,7 @@ class LogDir:
                 if name.endswith(".tmp"):
                     fs.remove(path)
             elif name.endswith(_DELETED):
-                self._remove_tree(path)
+                self._given_up.add(path)
             elif (found := parse_directory_name(name)) is not None:
                 self._unopened.add(found)
         for offsets in (self._recovery_points, self._starts, self.cleaned):
@@ -198,9 +202,10 @@ class LogDir:
         Raises: CorruptLog, ForeignDirectory, OSError.
         """
         log = self.logs.get(topic_partition)
-        if log is not None:
-            return log
         path = f"{self.directory}/{topic_partition}"
+        if log is not None:
+            _check_same(path, self._topic_ids.get(topic_partition, topic_id), topic_id)
+            return log
         if topic_partition in self._unopened:
             self._check_topic_id(path, topic_id)
             ended = self._ended(topic_partition)
@@ -209,7 +214,7 @@ class LogDir:
             self._unopened.discard(topic_partition)
         else:
             log = self.make(topic_partition, config, topic_id)
-        self.logs[topic_partition] = log
+        self.adopt(log, topic_id)
         return log
 
     def is_new(self, topic_partition: TopicPartition) -> bool:
@@ -227,51 +232,118 @@ class LogDir:
         self.fs.sync_dir(self.directory)
         return log
 
-    def adopt(self, log: Log) -> None:
+    def adopt(self, log: Log, topic_id: UUID) -> None:
         """Take over a log that was made."""
         self.logs[log.topic_partition] = log
+        self._topic_ids[log.topic_partition] = topic_id
 
     def _check_topic_id(self, path: str, topic_id: UUID) -> None:
+        owner = self._owner(path)
+        if owner is None:
+            # Power failed while the partition was made: nothing was in it.
+            replace_file(
+                self.fs, f"{path}/{PARTITION_METADATA}", format_partition_metadata(topic_id).encode()
+            )
+        else:
+            _check_same(path, owner, topic_id)
+
+    def _owner(self, path: str) -> UUID | None:
+        """The topic a partition's directory belongs to; None where its making was not finished.
+
+        Raises: MalformedFile, OSError.
+        """
         file = f"{path}/{PARTITION_METADATA}"
         if not self.fs.exists(file):
-            # Power failed while the partition was made: nothing was in it.
-            replace_file(self.fs, file, format_partition_metadata(topic_id).encode())
-            return
-        found = parse_partition_metadata(self.fs.read_bytes(file).decode(), file)
-        if found != topic_id:
-            raise ForeignDirectory(
-                file, f"belongs to topic id {format_uuid(found)}, not {format_uuid(topic_id)}"
-            )
+            return None
+        return parse_partition_metadata(self.fs.read_bytes(file).decode(errors="replace"), file)
 
-    def delete(self, topic_partition: TopicPartition) -> None:
-        """Give a partition up. Order: it is gone, whatever crashes, when this returns. Raises OSError."""
-        self.forget(topic_partition)
-        self.remove(topic_partition)
+    def find_foreign(self, topic: str, topic_id: UUID) -> tuple[TopicPartition, ...]:
+        """Directories under a topic's name that belong to another one. Raises: MalformedFile, OSError."""
+        return tuple(
+            each
+            for each in (*self._unopened, *self.logs)
+            if each.topic == topic
+            and (self._topic_ids.get(each) or self._owner(f"{self.directory}/{each}") or topic_id) != topic_id
+        )
+
+    def hand_over(self, topic: str, topic_id: UUID, to: UUID) -> tuple[TopicPartition, ...]:
+        """Have the unopened directories of one topic belong to another one of its name; which these are.
+
+        Raises: MalformedFile, OSError.
+        """
+        handed = []
+        for each in sorted(self._unopened):
+            path = f"{self.directory}/{each}"
+            if each.topic == topic and self._owner(path) == topic_id:
+                replace_file(self.fs, f"{path}/{PARTITION_METADATA}", format_partition_metadata(to).encode())
+                handed.append(each)
+        return tuple(handed)
+
+    # -- deleting -------------------------------------------------------------------------------------------
+
+    def delete_topic(self, topic: str, topic_id: UUID) -> None:
+        """Delete all partitions of a topic. Raises: MalformedFile, OSError."""
+        foreign = self.find_foreign(topic, topic_id)
+        for each in self.partitions():
+            if each.topic == topic and each not in foreign:
+                self.forget(each)
+        self.give_up(topic, topic_id)
+        self.remove_given_up()
 
     def forget(self, topic_partition: TopicPartition) -> None:
-        """Let go of a partition that is about to be removed."""
+        """Let go of a partition that is about to be given up."""
         log = self.logs.pop(topic_partition, None)
+        self._topic_ids.pop(topic_partition, None)
         self._unopened.discard(topic_partition)
         if log is not None:
-            log.close(clean=False)
+            with suppress(OSError):  # it is not to be read again, and nothing in it must reach the disk
+                log.close(clean=False)
 
-    def remove(self, topic_partition: TopicPartition) -> None:
-        """Remove the files of a forgotten partition, as `delete`. Blocks; any thread. Raises OSError."""
-        path = f"{self.directory}/{topic_partition}"
-        doomed = f"{self.directory}/{uuid4().hex}{_DELETED}" if self.fs.exists(path) else None
-        if doomed is not None:
-            self.fs.rename(path, doomed)
-            self.fs.sync_dir(self.directory)
+    def give_up(self, topic: str, topic_id: UUID) -> None:
+        """Free the names of a deleted topic's forgotten partitions, whatever number of them was ever made.
+
+        Order: all directories are renamed before anything else; when this returns the topic's name can be
+            used by another one, whatever crashes. After a failure, a second call does what is left.
+        Blocks; any thread. Raises: MalformedFile, OSError.
+        """
+        kept: set[TopicPartition] = set()
+        for name in self.fs.listdir(self.directory):
+            each, path = parse_directory_name(name), f"{self.directory}/{name}"
+            if each is None or each.topic != topic or not self.fs.is_dir(path):
+                continue
+            if self._owner(path) not in (None, topic_id):
+                kept.add(each)
+                continue
+            given_up = f"{self.directory}/{uuid4().hex}{_DELETED}"
+            self.fs.rename(path, given_up)
+            self._given_up.add(given_up)
+        self.fs.sync_dir(self.directory)
         with self._saving:
             for offsets in (self._recovery_points, self._starts, self.cleaned):
-                offsets.pop(topic_partition, None)
-            if doomed is None:
-                return
+                for each in [each for each in offsets if each.topic == topic and each not in kept]:
+                    offsets.pop(each, None)
             # Before the name can be used again: a recovery point of the old log would condemn the new one.
             self._save(RECOVERY_POINTS, self._recovery_points)
             self._save(LOG_STARTS, self._starts)
             self._save(CLEANED, dict(self.cleaned))
-        self._remove_tree(doomed)
+
+    @property
+    def has_given_up(self) -> bool:
+        """Whether files of deleted partitions are still to be removed."""
+        return bool(self._given_up)
+
+    def remove_given_up(self) -> None:
+        """Remove the files of deleted partitions. Blocks; any thread. Raises the first OSError at the end."""
+        failures: list[OSError] = []
+        for path in sorted(self._given_up):
+            try:
+                if self.fs.exists(path):
+                    self._remove_tree(path)
+                self._given_up.discard(path)
+            except OSError as exc:
+                failures.append(exc)
+        if failures:
+            raise failures[0]
 
     def _remove_tree(self, path: str) -> None:
         for name in self.fs.listdir(path):
@@ -366,6 +438,13 @@ class LogDir:
         log = self.logs.get(topic_partition)
         if log is not None:
             log.config = replace(config)
+
+
+def _check_same(path: str, owner: UUID, topic_id: UUID) -> None:
+    if owner != topic_id:
+        raise ForeignDirectory(
+            path, f"belongs to topic id {format_uuid(owner)}, not {format_uuid(topic_id)}: move it away"
+        )
 
 
 def parse_directory_name(name: str) -> TopicPartition | None:

@@ -80,7 +80,7 @@ def test_a_topic_made_again_has_nothing_clean() -> None:
     directory.get_or_create(TP, CONFIG, ID)
     directory.cleaned[TP] = 7
     directory.checkpoint()
-    directory.delete(TP)
+    directory.delete_topic(TP.topic, ID)
     log = directory.get_or_create(TP, CONFIG, UUID(int=6))
     append(log)
     log.sync()

@@ -116,7 +116,7 @@ def test_a_deleted_partition_leaves_nothing_that_condemns_its_successor() -> Non
         append(log)
     log.sync()
     log_dir.checkpoint()
-    log_dir.delete(TP)
+    log_dir.delete_topic(TP.topic, ID)
     assert not [name for name in fs.files() if "a-b" in name]
     log = log_dir.get_or_create(TP, CONFIG, UUID(int=6))
     append(log)
@@ -124,6 +124,15 @@ def test_a_deleted_partition_leaves_nothing_that_condemns_its_successor() -> Non
     fs.crash("nothing")
     again = LogDir.open(fs, "d", DirectoryOptions())
     assert again.get_or_create(TP, CONFIG, UUID(int=6)).log_end_offset == 1
+
+
+def test_an_open_log_is_handed_to_its_own_topic_alone() -> None:
+    """[MET-3]"""
+    fs = MemoryFileSystem()
+    log_dir = LogDir.open(fs, "d", DirectoryOptions())
+    log_dir.get_or_create(TP, CONFIG, ID)
+    with pytest.raises(ForeignDirectory):
+        log_dir.get_or_create(TP, CONFIG, UUID(int=6))
 
 
 def test_names_of_partition_directories() -> None:

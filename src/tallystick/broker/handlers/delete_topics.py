@@ -62,6 +62,6 @@ async def _refusal(broker: Broker, name: str) -> Reject | None:
         return refuse_deletion(broker, [(each, each.log.log_end_offset) for each in partitions])
 
     refused = await broker.topics.delete(name, in_doubt)
-    if refused is None:
+    if refused is None or broker.topics.is_deleting(name):
         broker.groups.forget_topic(name)
     return refused

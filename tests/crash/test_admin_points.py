@@ -1,0 +1,151 @@
+"""The disk fails, or power does, at every call of what an administrator has done.
+
+Deletion, creation and growth of a topic, deletion of records, the exchange of compacted segments: whatever
+fails of them, nothing acknowledged is lost, nothing deleted comes back, and names become free in the end.
+"""
+
+import errno
+import os
+from collections.abc import Iterator
+from functools import cache
+from itertools import product
+from typing import Final, get_args
+
+import pytest
+from admin_points import Change, Compaction, Creation, Deletion, Desk, Growth, Trimming, begun
+from failing_calls import CHANGES, METADATA, When
+
+from tallystick.kernel.value import frozen
+from tallystick.testing.memory_fs import Keep, PowerLost
+
+LONG: Final = os.environ.get("TALLYSTICK_LONG") == "1"
+CHANGED: Final = (Deletion, Creation, Growth, Trimming, Compaction)
+ERRORS: Final = (errno.ENOSPC, errno.EIO, errno.EMFILE)
+KEEPS: Final[tuple[Keep, ...]] = ("nothing", "everything", "prefix", "unordered")
+SEEDS: Final = 20 if LONG else 1
+
+
+@cache
+def calls_of(change: type[Change]) -> tuple[tuple[str, str], ...]:
+    """What it asks of the disk where nothing fails."""
+    desk = begun().desk()
+    made = change(desk)
+    desk.calls.count()
+    made.run()
+    return tuple(desk.calls.calls)
+
+
+@cache
+def effects_of(change: type[Change]) -> int:
+    desk = begun().desk()
+    before = len(desk.calls.effects)
+    change(desk).run()
+    return len(desk.calls.effects) - before
+
+
+def go_on(desk: Desk, made: Change) -> None:
+    """The disk is well again: what was begun is finished, and survives a stop and a loss of power."""
+    if desk.broker.failure is None:
+        made.check()
+        desk.wait()
+        made.check()
+        made.finish()
+        made.check()
+        desk.stop()
+    else:
+        desk.crash()
+    desk.start()
+    made.check()
+    made.finish()
+    made.check()
+    desk.crash()
+    desk.start()
+    made.check()
+    desk.wait()
+    assert not [name for name in desk.calls.listdir("data") if name.endswith("-delete")]
+
+
+@frozen
+class Failure:
+    """The call with this number fails, or it and all after it."""
+
+    number: int
+    error: int
+    when: When
+    lasts: bool
+
+    def fails(self, number: int, name: str, path: str) -> bool:
+        return number == self.number or (self.lasts and number > self.number)
+
+
+def failures_at(number: int, name: str) -> Iterator[Failure]:
+    """How a call may fail: the long form has every way, the short one every call, and each way in turn."""
+    for error, when, lasts in product(ERRORS, get_args(When), (False, True)):
+        if when == "after" and (name not in CHANGES or (name == METADATA and error != errno.EIO)):
+            continue  # it changes nothing; or SQLite has taken it back
+        turn = lasts + 2 * (when == "after")
+        short = number % 4 == turn if turn else error == errno.EIO or number % 2 == (error == errno.EMFILE)
+        if LONG or short:
+            yield Failure(number, error, when, lasts)
+
+
+@pytest.mark.parametrize("change", CHANGED)
+def test_an_error_at_any_call_loses_nothing(change: type[Change]) -> None:
+    """[MET-3]"""
+    for number, (name, _) in enumerate(calls_of(change)):
+        for failure in failures_at(number, name):
+            desk = begun().desk()
+            made = change(desk)
+            desk.calls.count()
+            desk.calls.fail(failure.error, failure.fails, failure.when)
+            made.run()
+            assert desk.calls.failed, failure
+            desk.calls.heal()
+            if desk.broker.failure is None:
+                made.meddle()
+            try:
+                go_on(desk, made)
+            except BaseException as exc:
+                exc.add_note(f"{failure} of {calls_of(change)}")
+                raise
+
+
+@pytest.mark.parametrize("change", CHANGED)
+def test_power_lost_after_any_effect_loses_nothing(change: type[Change]) -> None:
+    """[MET-3]"""
+    for effect in range(effects_of(change)):
+        keeps = KEEPS if LONG else ("nothing", KEEPS[effect % len(KEEPS)])
+        for keep in keeps:
+            for seed in range(SEEDS if keep in ("prefix", "unordered") else 1):
+                desk = begun().desk()
+                made = change(desk)
+                desk.calls.crash_after = len(desk.calls.effects) + effect
+                with pytest.raises(PowerLost):
+                    made.run()
+                desk.crash(keep, 1000 * effect + seed)
+                desk.start()
+                go_on(desk, made)
+
+
+def test_power_lost_again_while_a_deletion_is_finished_loses_nothing() -> None:
+    """[MET-3] After any effect of the start that goes on with it."""
+    for effect in range(0, effects_of(Deletion), 1 if LONG else 7):
+        again = 0
+        while True:
+            desk = begun().desk()
+            made = Deletion(desk)
+            desk.calls.crash_after = len(desk.calls.effects) + effect
+            with pytest.raises(PowerLost):
+                made.run()
+            desk.crash("prefix", effect)
+            desk.calls.crash_after = again
+            try:
+                desk.start()
+                desk.wait()
+            except PowerLost:
+                desk.crash("unordered", again)
+                desk.start()
+                go_on(desk, made)
+                again += 1 if LONG else 5
+            else:
+                break

@@ -1,0 +1,376 @@
+"""A whole broker whose disk fails, or loses power, at a chosen call of one change by an administrator.
+
+What was acknowledged and what was deleted is noted; `Desk.check` compares it with what can be read.
+"""
+
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from functools import cache
+from pathlib import Path
+from random import Random
+from types import MappingProxyType
+from typing import Any, Final, TypeVar
+
+from failing_calls import FailingCalls, FailingStore
+
+from tallystick.broker.broker import Broker
+from tallystick.broker.metadata import MetadataStore, Topic
+from tallystick.broker.topics import NewTopic
+from tallystick.kernel.errors import Reject
+from tallystick.kernel.ids import Offset
+from tallystick.kernel.value import frozen
+from tallystick.protocol.records import BatchMeta, Record, decode_records, encode_batch, iter_headers
+from tallystick.storage.log import AppendOrigin, AppendResult
+from tallystick.testing.memory_fs import Keep, PowerLost
+from tallystick.testing.sim.loop import VirtualTime, run_together
+from tallystick.testing.sim.machine import DATA, Image, Machine
+
+T = TypeVar("T")
+
+SETTINGS: Final = MappingProxyType(
+    {
+        "flush.policy": "ack",
+        "log.reserve.bytes": "0",
+        "log.dirs": DATA,
+        "log.cleaner.enable": "false",  # a round is made when the test says so
+        "log.segment.delete.delay.ms": "60000",
+    }
+)
+TOPIC: Final = "orders"
+OTHER: Final = "orders-2"  # its directories begin with the name of the topic's
+COMPACTED: Final = "newest"
+# Longer than a deletion that failed once waits for its next attempt.
+A_WHILE_S: Final = 3.0
+
+
+class FailingMachine(Machine):
+    """The broker's computer, its disk one that fails."""
+
+    def __init__(self, image: Image | None = None) -> None:
+        super().__init__(SETTINGS, VirtualTime(), Random(0), image)
+        self.calls = FailingCalls() if image is None else FailingCalls.of(image.directories, image.files)
+        self.fs = self.calls
+        if image is not None:
+            self._store = FailingStore(self.calls, image.cluster_id, image.metadata)
+
+    def _metadata(self, path: Path, cluster_id: str, make_room: Callable[[], None]) -> MetadataStore:
+        if self._store is None:
+            self._store = FailingStore(self.calls, cluster_id)
+            self.fs.open_append(str(path)).sync()
+            self.fs.sync_dir(DATA)
+        return self._store.reopen(make_room)
+
+
+class Desk:
+    """One machine, and what its clients know."""
+
+    def __init__(self, image: Image | None = None) -> None:
+        self.machine = FailingMachine(image)
+        self.calls = self.machine.calls
+        self.acknowledged: dict[tuple[str, int], list[bytes]] = {}
+
+    # -- the process
+
+    @property
+    def broker(self) -> Broker:
+        assert self.machine.broker is not None
+        return self.machine.broker
+
+    def start(self) -> None:
+        """Raises: PowerLost."""
+        machine = self.machine
+        machine.start()
+        self._until(machine.booting.done)
+        machine.booting.result()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Raises: PowerLost."""
+        task = self.machine.loop.create_task(work)
+        self._until(task.done)
+        return task.result()
+
+    def wait(self, seconds: float = A_WHILE_S) -> None:
+        """Let time pass."""
+        passed: list[bool] = []
+        self.machine.loop.call_later(seconds, passed.append, True)
+        self._until(lambda: bool(passed))
+
+    def _until(self, done: Callable[[], bool]) -> None:
+        machine = self.machine
+        run_together(machine.time, lambda: (machine.loop,), lambda: done() or machine.died)
+        if machine.died:
+            raise PowerLost
+
+    def stop(self) -> None:
+        self.run(self.broker.stop())
+        self.machine.running = False
+        self.machine.loop.kill()
+        self.machine.broker = None
+
+    def crash(self, keep: Keep = "nothing", seed: int = 0) -> None:
+        self.machine.end(keep, seed)
+
+    # -- clients
+
+    def make(self, name: str, partitions: int, **configs: str) -> Topic | Reject:
+        settings = {setting.replace("_", "."): value for setting, value in configs.items()}
+        return self.run(self.broker.topics.create(NewTopic(name, partitions, settings)))
+
+    def write(self, topic: str, index: int, *values: bytes, key: bytes = b"k") -> None:
+        """One batch a value, acknowledged."""
+        for value in values:
+            self.run(self._write(topic, index, value, key))
+            self.acknowledged.setdefault((topic, index), []).append(value)
+
+    async def _write(self, topic: str, index: int, value: bytes, key: bytes) -> None:
+        partition = self.broker.topics.partition(topic, index)
+        assert partition is not None
+        now_ms = self.machine.time.now_ms()
+        record = Record(offset=0, timestamp_ms=now_ms, key=key, value=value, headers=())
+        batch = encode_batch([record], BatchMeta())
+        assert isinstance(await partition.append_durably(batch, AppendOrigin.CLIENT), AppendResult)
+
+    def read(self, topic: str, index: int) -> list[bytes]:
+        return [value for _, value in self.read_pairs(topic, index)]
+
+    def read_pairs(self, topic: str, index: int) -> list[tuple[bytes | None, bytes]]:
+        """Keys and values, in the order of the log."""
+        partition = self.broker.topics.partition(topic, index)
+        assert partition is not None
+        log, pairs = partition.log, list[tuple[bytes | None, bytes]]()
+        at = log.log_start_offset
+        while at < log.high_watermark:
+            found = log.read(at, 1 << 20, upper=log.high_watermark)
+            assert not isinstance(found, Reject)
+            for position, header in iter_headers(found.data):
+                pairs += [
+                    (r.key, r.value or b"") for r in decode_records(found.data, position) if r.offset >= at
+                ]
+                at = Offset(header.next_offset)
+        return pairs
+
+    def check(self, *topics: str) -> None:
+        """Exactly what was acknowledged is in them."""
+        for (topic, index), values in self.acknowledged.items():
+            if topic in topics:
+                assert self.read(topic, index) == values, f"{topic}-{index}"
+
+    def forget(self, topic: str) -> None:
+        """What was acknowledged is deleted."""
+        for name in [name for name in self.acknowledged if name[0] == topic]:
+            del self.acknowledged[name]
+
+
+@frozen
+class Begun:
+    """A disk with topics and records, and what of them was acknowledged."""
+
+    image: Image
+    acknowledged: MappingProxyType[tuple[str, int], Sequence[bytes]]
+
+    def desk(self) -> Desk:
+        """A broker on a copy of that disk, its calls numbered from 0."""
+        desk = Desk(self.image)
+        desk.acknowledged = {name: list(values) for name, values in self.acknowledged.items()}
+        desk.start()
+        desk.calls.count()
+        return desk
+
+
+@cache
+def begun() -> Begun:
+    """Made once. A checkpoint names every partition, so that what a topic has left there would be met."""
+    desk = Desk()
+    desk.start()
+    assert isinstance(desk.make(TOPIC, 2), Topic)
+    assert isinstance(desk.make(OTHER, 1), Topic)
+    compact = {"cleanup_policy": "compact", "min_cleanable_dirty_ratio": "0.01"}
+    assert isinstance(desk.make(COMPACTED, 1, **compact), Topic)
+    for number in range(6):
+        for index in (0, 1):
+            desk.write(TOPIC, index, b"old %d" % number)
+        desk.write(OTHER, 0, b"other %d" % number)
+        desk.write(COMPACTED, 0, b"value %d" % number, key=b"k%d" % (number % 2))
+        if number % 2:
+            for partition in desk.broker.topics.all_partitions():
+                partition.log.roll(desk.machine.time.now_ms())
+    desk.stop()
+    return Begun(desk.machine.image(), MappingProxyType(dict(desk.acknowledged)))
+
+
+# ---- the changes
+
+
+class Change:
+    """One change of an administrator's, or of the broker's own, to what is on the disk."""
+
+    def __init__(self, desk: Desk) -> None:
+        self.desk = desk
+
+    def run(self) -> None:
+        """Ask for it once. Raises: PowerLost."""
+        raise NotImplementedError
+
+    def meddle(self) -> None:
+        """What a client does in the moment after it failed."""
+
+    def finish(self) -> None:
+        """Ask for it again where it was not done, and use what it has made or left."""
+        raise NotImplementedError
+
+    def check(self) -> None:
+        """Nothing acknowledged is lost; nothing comes back that was seen to be gone."""
+        self.desk.check(OTHER)
+
+    def answered(self, work: Callable[[Broker], Awaitable[object]]) -> bool:
+        """Whether it was done. An exception closes the connection and says nothing, as a Reject may."""
+
+        async def tried() -> bool:
+            try:
+                return not isinstance(await work(self.desk.broker), Reject)
+            except Exception:
+                return False
+
+        return self.desk.run(tried())
+
+
+class Deletion(Change):
+    """The topic goes, and another one of its name comes."""
+
+    gone = False
+    made_again = False
+
+    def run(self) -> None:
+        self.gone |= self.answered(lambda broker: broker.topics.delete(TOPIC))
+
+    def meddle(self) -> None:
+        """A producer that is still running has the topic made again, and goes on writing."""
+        if self.desk.broker.topics.find(TOPIC) is None:
+            self.gone = True
+            if self.answered(lambda broker: broker.topics.create(NewTopic(TOPIC, 2))):
+                self._is_made_again()
+                self._write()
+
+    def _is_made_again(self) -> None:
+        self.made_again = True
+        self.desk.forget(TOPIC)
+
+    def _write(self) -> None:
+        for index in (0, 1):
+            self.desk.write(TOPIC, index, b"new")
+
+    def finish(self) -> None:
+        if not self.made_again:
+            if self.desk.broker.topics.find(TOPIC) is not None:
+                self.run()
+                self.gone = True
+                assert self.desk.broker.topics.find(TOPIC) is None
+            assert isinstance(self.desk.make(TOPIC, 2), Topic)
+            self._is_made_again()
+        self._write()
+
+    def check(self) -> None:
+        super().check()
+        topic = self.desk.broker.topics.find(TOPIC)
+        if self.made_again or topic is not None:
+            assert self.made_again or not self.gone, "what was deleted came back"
+            self.desk.check(TOPIC)
+        else:
+            self.gone = True
+
+
+class Creation(Change):
+    """A topic is made."""
+
+    made = False
+
+    def run(self) -> None:
+        self.made |= self.answered(lambda broker: broker.topics.create(NewTopic("fresh", 2)))
+
+    def finish(self) -> None:
+        if self.desk.broker.topics.find("fresh") is None:
+            self.run()
+        for index in (0, 1):
+            self.desk.write("fresh", index, b"new")
+
+    def check(self) -> None:
+        super().check()
+        assert not self.made or self.desk.broker.topics.find("fresh") is not None
+        self.desk.check(TOPIC, "fresh")
+
+
+class Growth(Change):
+    """The topic gets two more partitions."""
+
+    grown = False
+
+    def run(self) -> None:
+        self.grown |= self.answered(lambda broker: broker.topics.grow(TOPIC, 4))
+
+    def finish(self) -> None:
+        if len(self.desk.broker.topics.partitions(TOPIC)) < 4:
+            self.run()
+        for index in range(4):
+            self.desk.write(TOPIC, index, b"later")
+
+    def check(self) -> None:
+        super().check()
+        assert len(self.desk.broker.topics.partitions(TOPIC)) in ((4,) if self.grown else (2, 4))
+        self.desk.check(TOPIC)
+
+
+class Trimming(Change):
+    """The records below an offset are deleted."""
+
+    before = Offset(4)
+    gone = False
+
+    def run(self) -> None:
+        async def trim(broker: Broker) -> object:
+            partition = broker.topics.partition(TOPIC, 0)
+            assert partition is not None
+            return partition.delete_records_before(self.before)
+
+        if self.answered(trim):
+            self._is_gone()
+
+    def _is_gone(self) -> None:
+        if not self.gone:
+            self.gone = True
+            del self.desk.acknowledged[TOPIC, 0][: self.before]
+
+    def finish(self) -> None:
+        self.run()
+        assert self.gone
+        for index in (0, 1):
+            self.desk.write(TOPIC, index, b"later")
+
+    def check(self) -> None:
+        super().check()
+        partition = self.desk.broker.topics.partition(TOPIC, 0)
+        assert partition is not None
+        if partition.log.log_start_offset == self.before:
+            self._is_gone()
+        self.desk.check(TOPIC)
+
+
+class Compaction(Change):
+    """Compacted segments are exchanged for old ones; the newest value of each key stays."""
+
+    def __init__(self, desk: Desk) -> None:
+        super().__init__(desk)
+        self.newest = dict(self._records())
+
+    def _records(self) -> list[tuple[bytes | None, bytes]]:
+        return self.desk.read_pairs(COMPACTED, 0)
+
+    def run(self) -> None:
+        self.answered(lambda broker: broker.files._cleaning.compact_once())
+
+    def finish(self) -> None:
+        self.run()
+        self.desk.write(COMPACTED, 0, b"later", key=b"later")
+        self.newest[b"later"] = b"later"
+
+    def check(self) -> None:
+        super().check()
+        assert dict(self._records()) == self.newest
