@@ -14,7 +14,12 @@ from pathlib import Path
 from types import MappingProxyType
 
 from tallystick.broker.acl import ALLOW_ALL, Authorizer
-from tallystick.broker.comparing import compare_after_crash
+from tallystick.broker.comparing import (
+    CleanStart,
+    UncleanStart,
+    compare_after_clean_stop,
+    compare_after_crash,
+)
 from tallystick.broker.config import BrokerConfig, Endpoint
 from tallystick.broker.coordinator_topic import CoordinatorTopic
 from tallystick.broker.descriptors import UNLIMITED, Descriptors
@@ -80,6 +85,7 @@ class Broker:
         # Held while a large request is decoded beside the loop: one at a time, whoever sent them.
         self.decoding = asyncio.Lock()
         self._producer_id_lock = asyncio.Lock()
+        self._altering = asyncio.Lock()
         self._dynamic: dict[str, dict[str, str]] = {}
         self._txn_settings: tuple[BrokerConfig, int, TxnSettings] | None = None
 
@@ -112,8 +118,12 @@ class Broker:
             ConsumerOffsetsTopic(self.topics, lambda: self.config), group_config(self.config), self.clock
         )
         markers = PartitionMarkers(self.topics, self.groups, self.clock)
-        # Before anything is written: what the partitions have now is what the crash has left.
-        self.comparison = None if self.files.was_clean else compare_after_crash(self.topics, markers)
+        # Before anything is written: what the partitions have now is what the last process has left.
+        self.comparison: UncleanStart | CleanStart | None = (
+            compare_after_clean_stop(self.topics)
+            if self.files.was_clean
+            else compare_after_crash(self.topics, markers)
+        )
         self.transactions = TransactionCoordinator(
             CoordinatorTopic(self.topics, lambda: transaction_state_topic(self.config)),
             markers,
@@ -177,14 +187,25 @@ class Broker:
 
     async def configure(self, broker: str, configs: Mapping[str, str]) -> None:
         """Replace the dynamic settings of a broker, or with an empty name of all. Raises: BadConfig."""
-        config = self.check_dynamic(broker, configs)
-        await self.worker.run(lambda: self.store.set_broker_config(broker, configs))
-        self._dynamic[broker] = dict(configs)
-        self.config = config
-        self.files.reconfigure(config)
-        self.topics.reconfigure(config)
-        for tell in self.configured:
-            tell(config)
+        await self.alter(broker, lambda _: configs)
+
+    async def alter(self, broker: str, change: Callable[[Mapping[str, str]], Mapping[str, str]]) -> None:
+        """Change the dynamic settings of a broker, or with an empty name of all. Raises: BadConfig.
+
+        Args:
+            change: makes the new settings of those that are in force when its turn has come: changes are made
+                one after another, and the settings of this broker and of all depend on each other.
+        """
+        async with self._altering:
+            configs = dict(change(self._dynamic.get(broker, {})))
+            config = self.check_dynamic(broker, configs)
+            await self.worker.run(lambda: self.store.set_broker_config(broker, configs))
+            self._dynamic[broker] = configs
+            self.config = config
+            self.files.reconfigure(config)
+            self.topics.reconfigure(config)
+            for tell in self.configured:
+                tell(config)
 
     def _transaction_settings(self) -> TxnSettings:
         """As they are now; every decision asks for them."""

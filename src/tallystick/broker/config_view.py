@@ -259,29 +259,35 @@ def _malformed(kind: int, name: str, changes: Sequence[Change]) -> str | None:
 
 
 async def _alter_topic(
-    broker: Broker, name: str, changes: Iterable[Change], replace: bool, validate_only: bool
+    broker: Broker, name: str, changes: Sequence[Change], replace: bool, validate_only: bool
 ) -> Reject | None:
     topic = broker.topics.find(name)
     if topic is None:
         return Reject(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {name!r}")
-    configs = apply_changes({} if replace else topic.configs, changes, TOPIC_SETTINGS)
+
+    def change(current: Mapping[str, str]) -> Mapping[str, str]:
+        return apply_changes({} if replace else current, changes, TOPIC_SETTINGS)
+
     if validate_only:
-        return broker.topics.check_configs(configs)
-    return await broker.topics.configure(name, configs)
+        return broker.topics.check_configs(name, change(topic.configs))
+    return await broker.topics.alter(name, change)
 
 
 async def _alter_broker(
-    broker: Broker, name: str, changes: Iterable[Change], replace: bool, validate_only: bool
+    broker: Broker, name: str, changes: Sequence[Change], replace: bool, validate_only: bool
 ) -> Reject | None:
     if name not in ("", str(broker.config.node_id)):
         return Reject(ErrorCode.INVALID_REQUEST, f"broker {name!r} is not this one, {broker.config.node_id}")
-    current = {} if replace else broker.dynamic_configs.get(name, {})
-    configs = apply_changes(current, changes, BROKER_SETTINGS)
-    fixed = [n for n in configs if not BROKER_SETTINGS[n].dynamic]
-    if fixed:
-        return Reject(ErrorCode.INVALID_REQUEST, f"not to be changed while running: {', '.join(fixed)}")
+
+    def change(current: Mapping[str, str]) -> Mapping[str, str]:
+        configs = apply_changes({} if replace else current, changes, BROKER_SETTINGS)
+        fixed = [n for n in configs if not BROKER_SETTINGS[n].dynamic]
+        if fixed:
+            raise BadConfig(f"not to be changed while running: {', '.join(fixed)}")
+        return configs
+
     if validate_only:
-        broker.check_dynamic(name, configs)
-        return None
-    await broker.configure(name, configs)
+        broker.check_dynamic(name, change(broker.dynamic_configs.get(name, {})))
+    else:
+        await broker.alter(name, change)
     return None

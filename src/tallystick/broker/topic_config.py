@@ -6,7 +6,7 @@ defaults; DescribeConfigs shows that chain.
 Source: Kafka 4.3 TopicConfig, LogConfig and ServerTopicConfigSynonyms.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from tallystick.kernel.ids import INT64_MAX
@@ -222,3 +222,22 @@ ONLY_DEFAULTS: Final = {
     "remote.log.delete.on.disable": "false",
     "remote.storage.enable": "false",
 }
+
+
+def is_harmful(name: str, value: str) -> bool:
+    """Whether a setting would have records of an internal topic deleted by anything but compaction."""
+    if name == "cleanup.policy":
+        return value.strip() != "compact"
+    return name in ("retention.ms", "retention.bytes") and value.strip() != "-1"
+
+
+def internal_problems(configs: Mapping[str, str], config: TopicConfig) -> Iterator[str]:
+    """What is wrong with settings of an internal topic: its records are decisions and offsets [TXN-15].
+
+    Not Kafka's: there such a setting is taken, and a prepared transaction is gone when a segment expires.
+    """
+    if configs.get("cleanup.policy") is None or config.cleanup_policy != ("compact",):
+        yield "cleanup.policy must be `compact`"
+    for name, value in configs.items():
+        if name != "cleanup.policy" and is_harmful(name, value):
+            yield f"{name} must be -1 or not set"

@@ -20,7 +20,7 @@ from typing import Final, Protocol
 from tallystick.broker.config import BrokerConfig
 from tallystick.broker.metadata import MetadataStore, Topic, is_in_doubt, is_refused
 from tallystick.broker.partition import Partition
-from tallystick.broker.topic_config import TopicConfig
+from tallystick.broker.topic_config import TopicConfig, internal_problems, is_harmful
 from tallystick.broker.worker import Worker
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject, TallystickError
@@ -37,6 +37,7 @@ _log = logging.getLogger("tallystick.broker.topics")
 GROUP_OFFSETS: Final = "__consumer_offsets"
 TRANSACTION_STATE: Final = "__transaction_state"
 INTERNAL: Final = frozenset({GROUP_OFFSETS, TRANSACTION_STATE})
+COMPACTED: Final = MappingProxyType({"cleanup.policy": "compact"})
 
 
 # How long after a deletion that failed it is gone on with: twice as long after each further failure.
@@ -158,8 +159,16 @@ class Topics:
     def partition_count(self) -> int:
         return sum(map(len, self._partitions.values()))
 
+    @property
+    def _room(self) -> int:
+        """How many partitions clients may still have made; the broker's own topics do not count."""
+        internal = sum(len(self._partitions.get(name, ())) for name in INTERNAL)
+        return self._config.max_partitions - (self.partition_count - internal)
+
     def config_of(self, topic: Topic) -> TopicConfig:
-        return self._config.topic(topic.configs)
+        config = self._config.topic(topic.configs)
+        # Whatever is stored for it: nothing takes records away from the broker's own topics but compaction.
+        return replace(config, cleanup_policy=("compact",)) if topic.name in INTERNAL else config
 
     # ---------------------------------------------------------------------- starting
 
@@ -171,10 +180,23 @@ class Topics:
         topics = {topic.name: topic for topic in self._store.topics()}
         for deleted in self._store.deleted_topics():
             self._resume_deletion(deleted, topics.get(deleted.name))
-        for topic in topics.values():
+        for topic in map(self._without_harm, topics.values()):
             config = self.config_of(topic)
             partitions = [self._files.open_partition(topic, i, config) for i in range(topic.partitions)]
             self._enter(topic, partitions)
+
+    def _without_harm(self, topic: Topic) -> Topic:
+        """A topic without settings that could destroy what is in it: earlier versions took them [TXN-15]."""
+        harmless = {name: value for name, value in topic.configs.items() if not is_harmful(name, value)}
+        if topic.name not in INTERNAL or {**harmless, **COMPACTED} == topic.configs:
+            return topic
+        ignored = sorted(topic.configs.items() - harmless.items())
+        _log.warning(
+            "settings of %s that take records away are ignored, alter them: %s; its policy is `compact`",
+            topic.name,
+            ", ".join(f"{name}={value}" for name, value in ignored) or "no cleanup.policy of its own",
+        )
+        return replace(topic, configs=MappingProxyType({**harmless, **COMPACTED}))
 
     def _resume_deletion(self, deleted: Topic, successor: Topic | None) -> None:
         self._unfinished[deleted.topic_id] = deleted
@@ -224,26 +246,34 @@ class Topics:
             return _exists(wanted.name)
         if self.is_deleting(wanted.name):
             return _being_deleted(wanted.name)
-        other = self._folded.get(_fold(wanted.name))
+        if wanted.name in INTERNAL:
+            # Groups and transactions need it: it is made beside the limit, and beside a name of a client's.
+            return self.check_configs(wanted.name, wanted.configs)
+        other = self._folded.get(_fold(wanted.name)) or _INTERNAL_FOLDED.get(_fold(wanted.name))
         if other is not None:
             return Reject(
                 ErrorCode.INVALID_TOPIC_EXCEPTION,
                 f"topic {wanted.name!r} differs from {other!r} only in '.' and '_'",
             )
-        room = self._config.max_partitions - self.partition_count
+        room = self._room
         if not 0 < wanted.partitions <= room:
             return Reject(
                 ErrorCode.INVALID_PARTITIONS,
                 f"{wanted.partitions} partitions; 1 to {room} can be made (max.partitions)",
             )
-        return self.check_configs(wanted.configs)
+        return self.check_configs(wanted.name, wanted.configs)
 
-    def check_configs(self, configs: Mapping[str, str]) -> Reject | None:
-        """Are these a topic's settings?"""
+    def check_configs(self, name: str, configs: Mapping[str, str]) -> Reject | None:
+        """Are these settings that a topic of that name may have?"""
         try:
-            self._config.topic(configs)
+            config = self._config.topic(configs)
         except BadConfig as exc:
             return Reject(ErrorCode.INVALID_CONFIG, str(exc))
+        if name in INTERNAL:
+            problems = list(internal_problems(configs, config))
+            if problems:
+                reason = f"topic {name!r} is the broker's own: {'; '.join(problems)}"
+                return Reject(ErrorCode.INVALID_CONFIG, reason)
         return None
 
     async def create(self, wanted: NewTopic) -> Topic | Reject:
@@ -335,7 +365,7 @@ class Topics:
         topic = self._by_name.get(name)
         if topic is None:
             return Reject(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {name!r}")
-        room = self._config.max_partitions - self.partition_count
+        room = self._room
         if not topic.partitions < partitions <= topic.partitions + room:
             return Reject(
                 ErrorCode.INVALID_PARTITIONS,
@@ -348,15 +378,30 @@ class Topics:
 
     async def configure(self, name: str, configs: Mapping[str, str]) -> Reject | None:
         """Replace a topic's own settings."""
+        return await self.alter(name, lambda _: configs)
+
+    async def alter(
+        self, name: str, change: Callable[[Mapping[str, str]], Mapping[str, str]]
+    ) -> Reject | None:
+        """Change a topic's own settings.
+
+        Args:
+            change: makes the new settings of those that are there when its turn has come; what it raises is
+                raised here.
+        """
         async with self._lock:
             topic = self._by_name.get(name)
             if topic is None:
                 return Reject(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {name!r}")
-            refused = self.check_configs(configs)
+            configs = MappingProxyType(dict(change(topic.configs)))
+            refused = self.check_configs(name, configs)
             if refused is not None:
                 return refused
-            changed = replace(topic, configs=MappingProxyType(dict(configs)))
-            await self._worker.run(lambda: self._store.set_topic_config(name, configs))
+            changed = replace(topic, configs=configs)
+            try:
+                await self._worker.run(lambda: self._store.set_topic_config(name, configs))
+            except _FAILURES as exc:
+                return self._refusal(f"topic {name!r} cannot be configured", exc)
             self._by_name[name] = self._by_id[topic.topic_id] = changed
             self._apply_config(changed)
             return None
@@ -490,3 +535,6 @@ def _being_deleted(name: str) -> Reject:
 
 def _fold(name: str) -> str:
     return name.replace(".", "_")
+
+
+_INTERNAL_FOLDED: Final = MappingProxyType({_fold(name): name for name in INTERNAL})

@@ -6,7 +6,7 @@ from tallystick.broker.broker import Broker
 from tallystick.broker.config_view import new_topic_settings
 from tallystick.broker.context import RequestContext
 from tallystick.broker.metadata import Topic
-from tallystick.broker.topics import NewTopic
+from tallystick.broker.topics import INTERNAL, NewTopic
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.protocol.messages.create_topics import (
@@ -37,6 +37,10 @@ async def _create(broker: Broker, topic: CreatableTopic, validate_only: bool) ->
     wanted = _wanted(broker, topic)
     if isinstance(wanted, Reject):
         return _refused(topic, wanted)
+    if wanted.name in INTERNAL:
+        # Kafka makes it as it is told. What a client leaves out, or adds, could destroy decisions [TXN-15].
+        own = f"topic {wanted.name!r} is the broker's own, it is made when the first client needs it"
+        return _refused(topic, Reject(ErrorCode.INVALID_TOPIC_EXCEPTION, own))
     made = broker.topics.check_new(wanted) if validate_only else await broker.topics.create(wanted)
     if isinstance(made, Reject):
         return _refused(topic, made)

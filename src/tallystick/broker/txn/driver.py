@@ -140,13 +140,13 @@ class TransactionCoordinator:
     def start(self, comparison: Comparison | None = None) -> None:
         """Begin to replay what is there and to keep time. Until all is replayed every id answers LOADING.
 
-        After an unclean start a comparison with the partitions is part of that.
+        A comparison with the partitions is part of that, even where there is no transaction log any more.
         """
         self._comparison = comparison
         self._loop = asyncio.get_running_loop()
         self._sweeps = Sweeps(self._entries, self._ask_in_passing, self._settings, self._timer)
         existing = self._topic.existing()
-        if existing:
+        if existing or comparison is not None:
             self._loading = self._loop.create_task(self._load(existing))
         self._restock()
         self._timer.arm(self._sweeps.next_ms)

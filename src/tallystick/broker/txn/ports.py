@@ -89,7 +89,7 @@ class LoadedIds(Protocol):
 
 
 class Comparison(Protocol):
-    """After an unclean start: what the log says is compared with what partitions have, and put right."""
+    """At a start: what the log says is compared with what partitions have."""
 
     async def read(self, piece: bytes) -> None:
         """A piece of the log, whole batches; all of an id in order."""
