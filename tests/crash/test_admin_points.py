@@ -12,14 +12,14 @@ from itertools import product
 from typing import Final, get_args
 
 import pytest
-from admin_points import Change, Compaction, Creation, Deletion, Desk, Growth, Trimming, begun
+from admin_points import Change, Compaction, Creation, Deletion, DeletionAtTheEnd, Desk, Growth, Trimming
 from failing_calls import CHANGES, METADATA, When
 
 from tallystick.kernel.value import frozen
 from tallystick.testing.memory_fs import Keep, PowerLost
 
 LONG: Final = os.environ.get("TALLYSTICK_LONG") == "1"
-CHANGED: Final = (Deletion, Creation, Growth, Trimming, Compaction)
+CHANGED: Final = (Deletion, DeletionAtTheEnd, Creation, Growth, Trimming, Compaction)
 ERRORS: Final = (errno.ENOSPC, errno.EIO, errno.EMFILE)
 KEEPS: Final[tuple[Keep, ...]] = ("nothing", "everything", "prefix", "unordered")
 SEEDS: Final = 10 if LONG else 1
@@ -28,7 +28,7 @@ SEEDS: Final = 10 if LONG else 1
 @cache
 def calls_of(change: type[Change]) -> tuple[tuple[str, str], ...]:
     """What it asks of the disk where nothing fails."""
-    desk = begun().desk()
+    desk = change.begun().desk()
     made = change(desk)
     desk.calls.count()
     made.run()
@@ -37,7 +37,7 @@ def calls_of(change: type[Change]) -> tuple[tuple[str, str], ...]:
 
 @cache
 def effects_of(change: type[Change]) -> int:
-    desk = begun().desk()
+    desk = change.begun().desk()
     before = len(desk.calls.effects)
     change(desk).run()
     return len(desk.calls.effects) - before
@@ -93,9 +93,11 @@ def failures_at(number: int, name: str, error: int) -> Iterator[Failure]:
 @pytest.mark.parametrize("change", CHANGED)
 def test_an_error_at_any_call_loses_nothing(change: type[Change], error: int) -> None:
     """[MET-3]"""
-    for number, (name, _) in enumerate(calls_of(change)):
+    for number, (name, path) in enumerate(calls_of(change)):
+        if not LONG and "-delete" in path and number % 5:
+            continue  # one file of those that are removed last is like another
         for failure in failures_at(number, name, error):
-            desk = begun().desk()
+            desk = change.begun().desk()
             made = change(desk)
             desk.calls.count()
             desk.calls.fail(failure.error, failure.fails, failure.when)
@@ -119,7 +121,7 @@ def test_power_lost_after_any_effect_loses_nothing(change: type[Change], keep: K
         if not LONG and keep != "nothing" and effect % 3 != KEEPS.index(keep) - 1:
             continue
         for seed in range(SEEDS if keep in ("prefix", "unordered") else 1):
-            desk = begun().desk()
+            desk = change.begun().desk()
             made = change(desk)
             desk.calls.crash_after = len(desk.calls.effects) + effect
             with pytest.raises(PowerLost):
@@ -134,7 +136,7 @@ def test_power_lost_again_while_a_deletion_is_finished_loses_nothing() -> None:
     for effect in range(0, effects_of(Deletion), 2 if LONG else 9):
         again = 0
         while True:
-            desk = begun().desk()
+            desk = Deletion.begun().desk()
             made = Deletion(desk)
             desk.calls.crash_after = len(desk.calls.effects) + effect
             with pytest.raises(PowerLost):

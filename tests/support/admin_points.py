@@ -3,6 +3,7 @@
 What was acknowledged and what was deleted is noted; `Desk.check` compares it with what can be read.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import cache
 from pathlib import Path
@@ -15,8 +16,10 @@ from failing_calls import FailingCalls, FailingStore
 from tallystick.broker.broker import Broker
 from tallystick.broker.metadata import MetadataStore, Topic
 from tallystick.broker.topics import NewTopic
+from tallystick.broker.txn.commands import DONE, AddImplicitly, Ended, EndTxn, Initialised, InitProducerId
+from tallystick.broker.txn.model import Outcome, TxnEntry, TxnState
 from tallystick.kernel.errors import Reject
-from tallystick.kernel.ids import Offset
+from tallystick.kernel.ids import Identity, Offset, TopicPartition, TransactionalId
 from tallystick.kernel.value import frozen
 from tallystick.protocol.records import BatchMeta, Record, decode_records, encode_batch, iter_headers
 from tallystick.storage.log import AppendOrigin, AppendResult
@@ -33,11 +36,14 @@ SETTINGS: Final = MappingProxyType(
         "log.dirs": DATA,
         "log.cleaner.enable": "false",  # a round is made when the test says so
         "log.segment.delete.delay.ms": "60000",
+        "transaction.partition.verification.enable": "false",  # batches go to the log without asking
+        "transaction.state.log.num.partitions": "1",
     }
 )
 TOPIC: Final = "orders"
 OTHER: Final = "orders-2"  # its directories begin with the name of the topic's
 COMPACTED: Final = "newest"
+TRANSACTIONAL_ID: Final = TransactionalId("pay-7")
 # Longer than a deletion that failed once waits for its next attempt.
 A_WHILE_S: Final = 3.0
 
@@ -121,13 +127,36 @@ class Desk:
             self.run(self._write(topic, index, value, key))
             self.acknowledged.setdefault((topic, index), []).append(value)
 
-    async def _write(self, topic: str, index: int, value: bytes, key: bytes) -> None:
+    async def _write(
+        self, topic: str, index: int, value: bytes, key: bytes, writer: Identity | None = None
+    ) -> None:
         partition = self.broker.topics.partition(topic, index)
         assert partition is not None
         now_ms = self.machine.time.now_ms()
         record = Record(offset=0, timestamp_ms=now_ms, key=key, value=value, headers=())
-        batch = encode_batch([record], BatchMeta())
+        meta = BatchMeta()
+        if writer is not None:
+            meta = BatchMeta(
+                producer_id=writer.producer_id, epoch=writer.epoch, base_sequence=0, transactional=True
+            )
+        batch = encode_batch([record], meta)
         assert isinstance(await partition.append_durably(batch, AppendOrigin.CLIENT), AppendResult)
+
+    def open_transaction(self, *written: TopicPartition) -> Identity:
+        """A transaction with a record in each of these."""
+
+        async def run() -> Identity:
+            coordinator = self.broker.transactions
+            assert await coordinator.prepare() is None
+            made = await coordinator.execute(TRANSACTIONAL_ID, InitProducerId(timeout_ms=600_000))
+            assert isinstance(made, Initialised)
+            added = AddImplicitly(identity=made.client, partitions=frozenset(written))
+            assert await coordinator.execute(TRANSACTIONAL_ID, added) == DONE
+            for at in written:
+                await self._write(at.topic, at.partition, b"in doubt", b"k", made.client)
+            return made.client
+
+        return self.run(run())
 
     def read(self, topic: str, index: int) -> list[bytes]:
         return [value for _, value in self.read_pairs(topic, index)]
@@ -141,11 +170,12 @@ class Desk:
         while at < log.high_watermark:
             found = log.read(at, 1 << 20, upper=log.high_watermark)
             assert not isinstance(found, Reject)
+            start = at
             for position, header in iter_headers(found.data):
-                pairs += [
-                    (r.key, r.value or b"") for r in decode_records(found.data, position) if r.offset >= at
-                ]
                 at = Offset(header.next_offset)
+                if not header.is_control:
+                    records = decode_records(found.data, position)
+                    pairs += [(r.key, r.value or b"") for r in records if r.offset >= start]
         return pairs
 
     def check(self, *topics: str) -> None:
@@ -197,6 +227,17 @@ def begun() -> Begun:
     return Begun(desk.machine.image(), MappingProxyType(dict(desk.acknowledged)))
 
 
+@cache
+def begun_with_transaction() -> tuple[Begun, Identity]:
+    """As `begun`, with a transaction open in the topic and in the other one."""
+    desk = begun().desk()
+    writer = desk.open_transaction(TopicPartition(TOPIC, 0), TopicPartition(OTHER, 0))
+    for topic in (TOPIC, OTHER):
+        desk.acknowledged[topic, 0].append(b"in doubt")
+    desk.stop()
+    return Begun(desk.machine.image(), MappingProxyType(dict(desk.acknowledged))), writer
+
+
 # ---- the changes
 
 
@@ -205,6 +246,11 @@ class Change:
 
     def __init__(self, desk: Desk) -> None:
         self.desk = desk
+
+    @classmethod
+    def begun(cls) -> Begun:
+        """The disk it happens on."""
+        return begun()
 
     def run(self) -> None:
         """Ask for it once. Raises: PowerLost."""
@@ -276,6 +322,55 @@ class Deletion(Change):
             self.desk.check(TOPIC)
         else:
             self.gone = True
+
+
+class DeletionAtTheEnd(Deletion):
+    """The topic goes while a transaction that wrote to it is committed."""
+
+    def __init__(self, desk: Desk) -> None:
+        super().__init__(desk)
+        _, self.writer = begun_with_transaction()
+
+    @classmethod
+    def begun(cls) -> Begun:
+        return begun_with_transaction()[0]
+
+    def run(self) -> None:
+        async def both() -> None:
+            await asyncio.gather(broker.topics.delete(TOPIC), self._end(broker), return_exceptions=True)
+
+        broker = self.desk.broker
+        self.desk.wait()  # ids are loaded
+        self.desk.run(both())
+
+    async def _end(self, broker: Broker) -> object:
+        command = EndTxn(identity=self.writer, outcome=Outcome.COMMIT, transaction_version=2)
+        return await broker.transactions.execute(TRANSACTIONAL_ID, command)
+
+    def finish(self) -> None:
+        self.desk.wait()
+        if self.desk.broker.transactions.offline_partitions:
+            # Whether the decision is on the disk was not known; the log says.
+            self.desk.crash("everything")
+            self.desk.start()
+            self.desk.wait()
+        broker = self.desk.broker
+        assert isinstance(self.desk.run(self._end(broker)), Ended), "the client repeats what was not answered"
+        self.desk.wait()
+        entry = broker.transactions.entry(TRANSACTIONAL_ID)
+        assert isinstance(entry, TxnEntry)
+        assert entry.state is TxnState.COMPLETE_COMMIT
+        for partition in broker.topics.all_partitions():
+            assert partition.log.last_stable_offset == partition.log.high_watermark, (
+                "nothing is open any more"
+            )
+        super().finish()
+
+    def check(self) -> None:
+        super().check()
+        self.desk.wait()
+        comparison = self.desk.broker.comparison
+        assert comparison is None or comparison.hanging == ()
 
 
 class Creation(Change):

@@ -106,9 +106,10 @@ class Leader(MemoryBroker):
 
     # ---- a producer
 
-    async def identity(self, name: TransactionalId = T) -> Identity:
+    async def identity(self, name: TransactionalId = T, *, two_phase: bool = False) -> Identity:
         assert await self.broker.transactions.prepare() is None
-        answer = await self.broker.transactions.execute(name, InitProducerId(timeout_ms=60_000))
+        command = InitProducerId(timeout_ms=60_000, enable_2pc=two_phase)
+        answer = await self.broker.transactions.execute(name, command)
         assert isinstance(answer, Initialised), answer
         return answer.client
 

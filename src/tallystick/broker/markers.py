@@ -42,6 +42,9 @@ class PartitionMarkers:
     ) -> Marked | Awaitable[Marked]:
         """Write one marker, on whichever terms the partition is. None: there is nothing to end there."""
         found = self._topics.partition(partition.topic, partition.partition)
+        if found is None and self._topics.may_return(partition.topic):
+            # Without its marker the transaction would be complete, and open in a partition that is back.
+            return Reject(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{partition.topic!r} is being deleted")
         if found is None:
             return None  # deleted with all that was in it
         batch = self._encode(send, _epoch_for(found, send, coordinator_epoch))

@@ -22,7 +22,7 @@ from tallystick.broker.topics import GROUP_OFFSETS, TRANSACTION_STATE
 from tallystick.broker.txn.consistency import Loss
 from tallystick.broker.txn.model import Decided, ForcedCause, ForcedOutcome, Ongoing, TxnEntry, TxnState
 from tallystick.kernel.errors import Reject
-from tallystick.kernel.ids import ProducerId, TimestampMs
+from tallystick.kernel.ids import Identity, ProducerEpoch, ProducerId, TimestampMs
 from tallystick.kernel.value import frozen
 from tallystick.storage.producers import LATE_TRANSACTION_BUFFER_MS, ProducerState
 
@@ -356,17 +356,9 @@ class _PartitionWalk:
 
     def _coordinators(self, partition: Partition, state: ProducerState) -> TxnEntry | None:
         """The coordinator's side of a transaction that is open here; None: it has no such transaction."""
-        entry = self._of.transactions.find_writer(ProducerId(state.producer_id))
-        if entry is None:
-            return None
-        match entry.phase:
-            case Ongoing(writer=writer, partitions=partitions):
-                same = state.epoch == writer.epoch
-            case Decided(marker=marker, partitions=partitions):
-                same = 0 <= marker.epoch - state.epoch <= 1  # under transaction version 2 it is ahead by one
-            case _:
-                return None
-        return entry if same and partition.topic_partition in partitions else None
+        writer = Identity(ProducerId(state.producer_id), ProducerEpoch(state.epoch))
+        entry = self._of.transactions.find_writer(writer.producer_id)
+        return entry if entry is not None and entry.will_end(writer, partition.topic_partition) else None
 
     def readings(self) -> Iterator[Reading]:
         yield PARTITIONS, [((), len(self._lags))]

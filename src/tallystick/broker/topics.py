@@ -123,6 +123,7 @@ class Topics:
         # Collisions: Kafka's metric names write '.' as '_', so two names may not differ in that alone.
         self._folded: dict[str, str] = {}
         self._begun: dict[str, Topic] = {}  # in the metadata; the disk had no room for all of their files
+        self._undecided: set[str] = set()  # out of the image, and their deletion is not durable yet
         self._unfinished: dict[uuid.UUID, Topic] = {}  # deleted, and their names are not free yet
         self._finishing: asyncio.Task[None] | None = None
         self._started = False
@@ -453,6 +454,10 @@ class Topics:
         """Whether a topic of that name is deleted and the name is not free yet."""
         return any(topic.name == name for topic in self._unfinished.values())
 
+    def may_return(self, name: str) -> bool:
+        """Whether a topic that is not there may be there again: its deletion is not durable yet."""
+        return name in self._undecided
+
     @property
     def unfinished_deletions(self) -> int:
         """Topics that are deleted and whose names are not free yet."""
@@ -463,6 +468,7 @@ class Topics:
         partitions, begun = self._partitions.get(topic.name), self._begun.pop(topic.name, None)
         if partitions is not None:
             self._leave(topic)
+        self._undecided.add(topic.name)
         try:
             await self._worker.run(lambda: self._store.delete_topics([topic]))
         except Exception:
@@ -471,6 +477,8 @@ class Topics:
             if begun is not None:
                 self._begun[topic.name] = begun
             raise
+        finally:
+            self._undecided.discard(topic.name)
         self._unfinished[topic.topic_id] = topic
 
     async def _finish_deletions(self, name: str | None = None) -> None:

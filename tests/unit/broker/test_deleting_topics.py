@@ -10,7 +10,7 @@ from memory_broker import MemoryBroker, memory_broker, memory_disk, on_a_loop
 
 from tallystick.broker.files import Disk
 from tallystick.broker.measures import TOPICS_TO_DELETE, read_gauges
-from tallystick.broker.metadata import Topic
+from tallystick.broker.metadata import MetadataStore, Topic
 from tallystick.broker.serve import observed
 from tallystick.broker.topics import NewTopic
 from tallystick.kernel.codes import ErrorCode
@@ -34,6 +34,11 @@ def write(desk: MemoryBroker, topic: str, value: bytes, partition: int = 0) -> N
     assert found is not None
     record = Record(offset=0, timestamp_ms=0, key=b"k", value=value, headers=())
     assert isinstance(found.append(encode_batch([record], BatchMeta())), AppendResult)
+
+
+async def stored(desk: MemoryBroker, change: Callable[[MetadataStore], None]) -> None:
+    """Change the metadata behind the broker's back, in the thread it is used from."""
+    await desk.broker.worker.run(lambda: change(desk.broker.store))
 
 
 def end_offsets(desk: MemoryBroker, topic: str) -> list[int]:
@@ -182,14 +187,14 @@ async def test_directories_of_another_topic_keep_a_name_from_being_used() -> Non
         write(desk, "orders", b"kept")
         topic = desk.broker.topics.find("orders")
         assert topic is not None
-        desk.broker.store.delete_topics([topic])
-        desk.broker.store.forget_deleted([topic.topic_id])
+        await stored(desk, lambda store: store.delete_topics([topic]))
+        await stored(desk, lambda store: store.forget_deleted([topic.topic_id]))
     async with memory_broker(disk) as desk:
         refused = await make(desk, "orders", 1)
         assert isinstance(refused, Reject)
         assert "orders-0" in refused.reason
     async with memory_broker(disk) as desk:
-        desk.broker.store.create_topics([topic])
+        await stored(desk, lambda store: store.create_topics([topic]))
     async with memory_broker(disk) as desk:
         assert value_at_start(desk, "orders", 0) == b"kept"
 
@@ -203,12 +208,12 @@ async def test_what_an_earlier_version_gave_to_a_successor_is_kept() -> None:
         write(desk, "orders", b"acknowledged")
         topic = desk.broker.topics.find("orders")
         assert topic is not None
-        desk.broker.store.delete_topics([topic])
-        desk.broker.store.create_topics([replace(topic, topic_id=random_id())])
+        await stored(desk, lambda store: store.delete_topics([topic]))
+        await stored(desk, lambda store: store.create_topics([replace(topic, topic_id=random_id())]))
     for _ in range(2):
         async with memory_broker(disk) as desk:
             assert value_at_start(desk, "orders", 0) == b"acknowledged"
-            assert desk.broker.store.deleted_topics() == []
+            assert await desk.broker.worker.run(desk.broker.store.deleted_topics) == []
 
 
 @on_a_loop

@@ -133,7 +133,8 @@ async def test_settings_of_an_earlier_version_do_no_harm(caplog: pytest.LogCaptu
     async with leader(disk) as made:
         await made.write(await made.identity())
         stored = {"cleanup.policy": "delete", "retention.ms": "100", "segment.ms": "100"}
-        made.broker.store.set_topic_config(TRANSACTION_STATE, stored)
+        store = made.broker.store
+        await made.broker.worker.run(lambda: store.set_topic_config(TRANSACTION_STATE, stored))
     for _ in range(2):
         async with memory_broker(disk) as desk:
             await loaded(desk)
@@ -173,7 +174,8 @@ def test_what_the_transaction_log_has_lost_is_reported_after_a_clean_stop(
             topic = made.broker.topics.find(TRANSACTION_STATE)
             assert topic is not None
             if not has_log:
-                made.broker.store.delete_topics([topic])
+                store = made.broker.store
+                await made.broker.worker.run(lambda: store.delete_topics([topic]))
         async with memory_broker(disk) as desk:
             await loaded(desk)
             assert "hanging transaction, no coordinator will end it: orders-0 from offset 0" in caplog.text
@@ -223,7 +225,8 @@ async def test_a_name_that_differs_in_a_dot_does_not_keep_it_from_being_made() -
         refused = await desk.broker.topics.create(NewTopic("__consumer.offsets", 1))
         assert isinstance(refused, Reject)
         assert refused.code is ErrorCode.INVALID_TOPIC_EXCEPTION
-        desk.broker.store.create_topics([Topic("__consumer.offsets", random_id(), 1)])
+        store, named_alike = desk.broker.store, Topic("__consumer.offsets", random_id(), 1)
+        await desk.broker.worker.run(lambda: store.create_topics([named_alike]))
     async with memory_broker(disk) as desk:
         await make_both(desk)
         assert desk.broker.topics.find(GROUP_OFFSETS) is not None

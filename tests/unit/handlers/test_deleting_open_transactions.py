@@ -1,15 +1,18 @@
 """No open transaction loses records because somebody deletes them [TXN-10]."""
 
 import asyncio
+import errno
 import logging
+import threading
 
 import pytest
-from tests.support.leading import TOPIC, Leader, batch, leader, orders, request
-from tests.support.memory_broker import on_a_loop
+from tests.support.leading import TOPIC, Leader, T, batch, leader, orders, request, turns
+from tests.support.memory_broker import HeldMarkers, completed, on_a_loop
 
-from tallystick.broker.txn.model import Outcome
+from tallystick.broker.txn.commands import DONE, AddImplicitly, Initialised, InitProducerId
+from tallystick.broker.txn.model import Outcome, TxnEntry, TxnState
 from tallystick.kernel.codes import ErrorCode
-from tallystick.kernel.ids import Identity, ProducerEpoch, ProducerId
+from tallystick.kernel.ids import Identity, ProducerEpoch, ProducerId, TopicPartition
 from tallystick.protocol.messages.delete_records import (
     DeleteRecordsPartition,
     DeleteRecordsPartitionResult,
@@ -34,8 +37,8 @@ async def delete_topic(made: Leader) -> DeletableTopicResult:
     return found
 
 
-async def three_plain_records_then_a_transaction(made: Leader) -> Identity:
-    identity = await made.identity()
+async def three_plain_records_then_a_transaction(made: Leader, *, two_phase: bool = False) -> Identity:
+    identity = await made.identity(two_phase=two_phase)
     await made.produce(request({0: batch(None)}, name=None))
     await made.produce(request({0: batch(None)}, name=None))
     await made.produce(request({0: batch(None)}, name=None))
@@ -61,9 +64,9 @@ async def test_records_before_the_transaction_may_go_and_its_own_may_not(
 
 
 @on_a_loop
-async def test_a_topic_is_not_deleted_under_a_transaction_which_is_named() -> None:
+async def test_a_topic_is_not_deleted_under_a_two_phase_transaction_which_is_named() -> None:
     async with leader() as made:
-        identity = await three_plain_records_then_a_transaction(made)
+        identity = await three_plain_records_then_a_transaction(made, two_phase=True)
         refused = await delete_topic(made)
         assert refused.error_code == ErrorCode.POLICY_VIOLATION
         assert refused.error_message is not None
@@ -76,7 +79,7 @@ async def test_a_topic_is_not_deleted_under_a_transaction_which_is_named() -> No
 async def test_nothing_is_written_to_a_topic_that_is_being_deleted() -> None:
     """Else a transaction would be told that a record is kept, commit it, and not have it."""
     async with leader() as made:
-        identity = await made.identity()
+        identity = await made.identity(two_phase=True)
         deleting = asyncio.ensure_future(delete_topic(made))
         codes = []
         while not deleting.done():
@@ -157,7 +160,119 @@ async def test_retention_waits_for_the_transaction_whatever_the_switch_says() ->
 @on_a_loop
 async def test_the_setting_can_be_changed_while_running() -> None:
     async with leader() as made:
-        await three_plain_records_then_a_transaction(made)
+        await three_plain_records_then_a_transaction(made, two_phase=True)
         assert (await delete_topic(made)).error_code == ErrorCode.POLICY_VIOLATION
         await made.broker.configure("", {"delete.open.transactions": "true"})
         assert (await delete_topic(made)).error_code == 0
+
+
+# ---- an ordinary transaction
+
+
+def phase(made: Leader) -> object:
+    entry = made.broker.transactions.entry(T)
+    assert isinstance(entry, TxnEntry)
+    return entry.state
+
+
+@on_a_loop
+async def test_an_ordinary_transaction_loses_its_records_with_the_topic_and_ends_without_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Kafka's answer: the deletion is done, and the coordinator skips what is gone."""
+    async with leader() as made:
+        await made.make_topic("other", 1)
+        identity = await three_plain_records_then_a_transaction(made)
+        other = TopicPartition("other", 0)
+        command = AddImplicitly(identity=identity, partitions=frozenset({other}))
+        assert await made.broker.transactions.execute(T, command) == DONE
+        assert (await delete_topic(made)).error_code == 0
+        assert "a deleted topic has records of open transactions" in caplog.text
+        assert "'pay-7' in orders-0 since offset 3" in caplog.text
+        assert await made.write(identity, 1) is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        await made.end(identity, Outcome.COMMIT)
+        await completed(made)
+        assert phase(made) is TxnState.COMPLETE_COMMIT
+        await made.make_topic(TOPIC)
+        assert await made.write(await made.identity()) is ErrorCode.NONE
+
+
+@on_a_loop
+async def test_a_topic_of_that_name_made_before_the_end_is_not_held_back_by_it() -> None:
+    async with leader() as made:
+        identity = await three_plain_records_then_a_transaction(made)
+        assert (await delete_topic(made)).error_code == 0
+        await made.make_topic(TOPIC)
+        await made.produce(request({0: batch(None)}, name=None))
+        await made.end(identity, Outcome.COMMIT)
+        await completed(made)
+        log = made.partition().log
+        assert log.last_stable_offset == log.high_watermark
+
+
+@on_a_loop
+async def test_what_is_decided_keeps_no_topic() -> None:
+    """Its outcome is known to all; markers that are still on their way have nowhere to go."""
+    held = HeldMarkers()
+    async with leader(markers=held) as made:
+        identity = await three_plain_records_then_a_transaction(made, two_phase=True)
+        await made.end(identity, Outcome.COMMIT)
+        assert (await delete_topic(made)).error_code == 0
+
+
+@on_a_loop
+async def test_a_transaction_that_was_kept_keeps_its_topic() -> None:
+    """Its client has come back and has yet to decide: that is what "prepared" looks like here."""
+    async with leader() as made:
+        identity = await three_plain_records_then_a_transaction(made)
+        kept = await made.broker.transactions.execute(
+            T, InitProducerId(timeout_ms=60_000, keep_prepared=True)
+        )
+        assert isinstance(kept, Initialised)
+        assert kept.ongoing == identity
+        assert (await delete_topic(made)).error_code == ErrorCode.POLICY_VIOLATION
+
+
+@on_a_loop
+async def test_what_the_coordinator_does_not_have_in_that_partition_keeps_the_topic() -> None:
+    """It may be anything, of two-phase commit too: an administrator ends it first."""
+    async with leader(transaction_partition_verification_enable="false") as made:
+        identity = await made.identity()
+        assert await made.write(identity, version=11) is ErrorCode.NONE
+        refused = await delete_topic(made)
+        assert refused.error_code == ErrorCode.POLICY_VIOLATION
+        assert "'pay-7' in orders-0" in (refused.error_message or "")
+
+
+@on_a_loop
+async def test_a_marker_waits_until_it_is_known_whether_the_topic_is_gone() -> None:
+    """Else the transaction would be complete, and open in a partition that the disk gave back."""
+    async with leader() as made:
+        identity = await three_plain_records_then_a_transaction(made)
+        store = made.broker.store
+        slow = Slow()
+        made.broker.topics._store = slow  # type: ignore[assignment]
+        deleting = asyncio.ensure_future(delete_topic(made))
+        await turns()
+        await made.end(identity, Outcome.COMMIT)
+        await turns()
+        assert phase(made) is TxnState.PREPARE_COMMIT
+        slow.go_on.set()
+        assert (await deleting).error_code == ErrorCode.KAFKA_STORAGE_ERROR
+        made.broker.topics._store = store
+        made.clock.advance(60_000)
+        made.broker.transactions.tick()
+        await completed(made)
+        log = made.partition().log
+        assert log.last_stable_offset == log.high_watermark == 5
+
+
+class Slow:
+    """Metadata that takes its time, and then has no room."""
+
+    def __init__(self) -> None:
+        self.go_on = threading.Event()
+
+    def delete_topics(self, topics: object) -> None:
+        self.go_on.wait(30)
+        raise OSError(errno.ENOSPC, "no space left on device")

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from tallystick.broker.broker import Broker
 from tallystick.broker.context import RequestContext
-from tallystick.broker.handlers.open_transactions import refuse_deletion
+from tallystick.broker.handlers.open_transactions import refuse_topic_deletion
 from tallystick.broker.partition import Partition
 from tallystick.broker.topics import INTERNAL
 from tallystick.kernel.codes import ErrorCode
@@ -59,7 +59,7 @@ async def _refusal(broker: Broker, name: str) -> Reject | None:
         return Reject(ErrorCode.INVALID_TOPIC_EXCEPTION, f"topic {name!r} is the broker's own")
 
     def in_doubt(partitions: Sequence[Partition]) -> Reject | None:
-        return refuse_deletion(broker, [(each, each.log.log_end_offset) for each in partitions])
+        return refuse_topic_deletion(broker, partitions)
 
     refused = await broker.topics.delete(name, in_doubt)
     if refused is None or broker.topics.is_deleting(name):

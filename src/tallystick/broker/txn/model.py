@@ -195,6 +195,17 @@ class TxnEntry:
         """Open, and only a decision from outside ends it."""
         return isinstance(self.phase, Ongoing) and self.phase.timeout_ms is None
 
+    def will_end(self, writer: Identity, partition: TopicPartition) -> bool:
+        """Whether what `writer` has open in a partition is the present transaction."""
+        match self.phase:
+            case Ongoing(writer=present, partitions=partitions):
+                same = writer.epoch == present.epoch
+            case Decided(marker=marker, partitions=partitions):
+                same = 0 <= marker.epoch - writer.epoch <= 1  # under transaction version 2 it is ahead by one
+            case _:
+                return False
+        return same and partition in partitions
+
     @property
     def shown(self) -> Identity:
         """The pair of Describe- and ListTransactions: the one that is in the partitions (KIP-939)."""
