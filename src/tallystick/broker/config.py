@@ -297,8 +297,8 @@ class BrokerConfig:
     )
     delete_open_transactions: bool = setting(
         False,
-        "Whether an administrator may delete records of an open transaction, and topics that one of two-phase "
-        "commit wrote to.",
+        "Whether an administrator may delete records of an open transaction, and topics that one of "
+        "two-phase commit wrote to.",
         dynamic=True,
     )
 
