@@ -73,10 +73,10 @@ class MemoryBroker:
         self.clock: FakeClock = broker.clock  # type: ignore[assignment]
         self.table = broker.authorizer = DenyTable()
 
-    async def ask(self, request: Any, version: int) -> Any:
+    async def ask(self, request: Any, version: int, client_id: str = "client") -> Any:
         """Send a request through its bytes, and read the answer's."""
         api = next(spec for spec in API.values() if isinstance(request, spec.request))
-        context = RequestContext(api.key, version, 1, "client", "10.0.0.1", 1)
+        context = RequestContext(api.key, version, 1, client_id, "10.0.0.1", 1)
         answer = HANDLERS[api.key].run(self.broker, memoryview(encode(request, version)), context)
         parts = answer if isinstance(answer, list) or answer is None else await answer
         assert parts is not None

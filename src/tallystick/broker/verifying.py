@@ -114,6 +114,22 @@ def refuse_replaced(broker: Broker, header: BatchHeader) -> Reject | None:
     )
 
 
+def refuse_borrowed(broker: Broker, header: BatchHeader) -> Reject | None:
+    """A batch outside of transactions, under a producer id that the coordinator gave to a transactional id.
+
+    No client of that id sends one: without a transaction it refuses to write. Kafka takes it, and whoever
+    guesses the number fences the owner from the partition. Here the comparison after a crash would conclude
+    more from it, that a decision was lost (`txn/consistency.py`).
+    """
+    entry = broker.transactions.find_writer(ProducerId(header.producer_id))
+    if entry is None:
+        return None
+    return Reject(
+        ErrorCode.INVALID_TXN_STATE,
+        f"producer id {header.producer_id} is that of {entry.transactional_id!r}: it writes in transactions",
+    )
+
+
 def ask(
     broker: Broker, asker: Asker, identity: Identity, partitions: frozenset[TopicPartition]
 ) -> asyncio.Future[Answer]:

@@ -16,17 +16,19 @@ from tests.support.leading import (
     told,
     turns,
 )
-from tests.support.memory_broker import on_a_loop
+from tests.support.memory_broker import memory_broker, on_a_loop
 
 from tallystick.broker.acl import Operation, transactional_id
 from tallystick.broker.handlers import produce
 from tallystick.broker.server import CloseConnection
+from tallystick.broker.topics import INTERNAL
 from tallystick.broker.txn.commands import InitProducerId
 from tallystick.broker.txn.driver import STOPPED
 from tallystick.broker.txn.model import Ongoing, Outcome
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import Identity, ProducerEpoch, ProducerId, TransactionalId
+from tallystick.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from tallystick.protocol.records import iter_records
 from tallystick.protocol.records.control import ControlType, Marker, encode_marker
 from tallystick.storage.log import AppendOrigin, TxnGuard
@@ -444,3 +446,40 @@ async def test_a_batch_that_is_too_large_is_refused_before_anybody_is_asked() ->
         sent = await made.send(request({0: large[:8] + header + large[12:]}))
         assert codes(sent) == [ErrorCode.MESSAGE_TOO_LARGE]
         assert made.records_of_coordinator() == before
+
+
+# ------------------------------------------------------------------------------ beside transactions
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 5])
+@on_a_loop
+async def test_a_producer_id_of_a_transactional_id_writes_nothing_outside_of_transactions(ahead: int) -> None:
+    """Its epochs are the coordinator's: with a later one anybody could fence the owner from a partition, and
+    after a crash it would be taken for a decision that the transaction log has lost."""
+    async with leader() as made:
+        identity = await made.identity()
+        await made.write(identity)
+        identity = await made.end(identity, Outcome.COMMIT)
+        other = Identity(identity.producer_id, ProducerEpoch(identity.epoch + ahead))
+        for index in (0, 1):
+            body = await made.produce(request({index: batch(other, transactional=False)}, name=None))
+            assert ErrorCode(body[0].error_code) is ErrorCode.INVALID_TXN_STATE
+            assert await made.write(identity, 0, index=index) is ErrorCode.NONE
+        await made.end(identity, Outcome.COMMIT)
+
+
+@pytest.mark.parametrize("client_id", ["client", "__admin_client"])
+@on_a_loop
+async def test_the_logs_of_the_coordinators_are_written_by_them_alone(client_id: str) -> None:
+    """What they cannot read there costs them the partition, at every start."""
+    async with memory_broker() as desk:
+        await desk.broker.groups.prepare()
+        await desk.broker.transactions.prepare()
+        for name in INTERNAL:
+            data = PartitionProduceData(index=0, records=batch(None))
+            request = ProduceRequest(
+                acks=-1, timeout_ms=1_000, topic_data=(TopicProduceData(name=name, partition_data=(data,)),)
+            )
+            answer = await desk.ask(request, 9, client_id)
+            (told,) = answer.responses[0].partition_responses
+            assert ErrorCode(told.error_code) is ErrorCode.INVALID_TOPIC_EXCEPTION

@@ -29,6 +29,7 @@ from tallystick.broker.handlers.transactional_produce import (
 from tallystick.broker.partition import Partition
 from tallystick.broker.server import CloseConnection
 from tallystick.broker.topics import INTERNAL, TopicDeleted
+from tallystick.broker.verifying import refuse_borrowed
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.protocol import encode_parts
@@ -51,7 +52,6 @@ from tallystick.protocol.records import HEADER_SIZE, BatchHeader, Codec, Records
 from tallystick.storage.fs import StorageFailure
 from tallystick.storage.log import AppendResult
 
-ADMIN_CLIENT: Final = "__admin_client"  # Kafka lets this client id write internal topics
 ALL_REPLICAS: Final = -1
 ZSTD_SINCE: Final = 7  # KIP-110
 RECORD_ERRORS_SINCE: Final = 8  # KIP-467
@@ -151,7 +151,7 @@ def _append(
     broker: Broker, request: ProduceCall, topic: Topic, part: ProducePart, context: RequestContext
 ) -> Pending:
     index, records = part
-    partition = _partition(broker, topic, index, context)
+    partition = _partition(broker, topic, index)
     if isinstance(partition, Reject):
         return Pending(index, None, partition)
     header = _check(partition, request, records or b"", context.api_version)
@@ -166,6 +166,9 @@ def _append(
             header=header,
             records=records or b"",
         )
+    borrowed = refuse_borrowed(broker, header) if header.producer_id >= 0 else None
+    if borrowed is not None:
+        return Pending(index, partition, borrowed)
     try:
         result = partition.append(records or b"")
     except StorageFailure as exc:
@@ -175,7 +178,7 @@ def _append(
     return Pending(index, partition, result, partition.durable(result.last_offset))
 
 
-def _partition(broker: Broker, topic: Topic, index: int, context: RequestContext) -> Partition | Reject:
+def _partition(broker: Broker, topic: Topic, index: int) -> Partition | Reject:
     if isinstance(topic, str):
         name = topic
     else:
@@ -183,7 +186,8 @@ def _partition(broker: Broker, topic: Topic, index: int, context: RequestContext
         if known is None:
             return Reject(ErrorCode.UNKNOWN_TOPIC_ID, f"there is no topic with id {topic}")
         name = known.name
-    if name in INTERNAL and context.client_id != ADMIN_CLIENT:
+    if name in INTERNAL:
+        # Kafka takes it from `__admin_client`, past a coordinator that may be unable to read it (ADR 0208).
         return Reject(ErrorCode.INVALID_TOPIC_EXCEPTION, f"topic {name!r} is the broker's own")
     partition = broker.topics.partition(name, index)
     if partition is None:
