@@ -657,6 +657,52 @@ static PyObject *columns(PyObject *module, PyObject *args) {
     return result ? result : none();
 }
 
+/* ------------------------------------------------------------------------------------------- scanning */
+
+#define NAMED_MAX 64
+
+/* scan(section, batch, earliest, latest, most) -> (records without a key, the first of them, the first records
+ * with a time of 0 and later that is not within the bounds, and their times), or None where a record cannot be
+ * read. Others may run meanwhile: the section is bytes, which nobody changes. */
+static PyObject *scan(PyObject *module, PyObject *args) {
+    PyObject *section, *batch;
+    long long earliest, latest;
+    Py_ssize_t most, keyless = 0, late = 0, done = 0;
+    Py_ssize_t keyless_at[NAMED_MAX], late_at[NAMED_MAX];
+    int64_t late_time[NAMED_MAX];
+    Reader reader;
+    Record record;
+    if (!PyArg_ParseTuple(args, "OOLLn", &section, &batch, &earliest, &latest, &most)) return NULL;
+    if (most < 0 || most > NAMED_MAX || !open_reader(section, batch, &reader)) return none();
+    Py_BEGIN_ALLOW_THREADS
+    while (done < reader.count && next_record(&reader, &record)) {
+        if (record.key_size < 0 && keyless++ < most) keyless_at[keyless - 1] = done;
+        if (record.time >= 0 && (record.time < earliest || record.time > latest) && late < most) {
+            late_at[late] = done;
+            late_time[late++] = record.time;
+        }
+        done++;
+    }
+    Py_END_ALLOW_THREADS
+    if (done < reader.count || reader.at != reader.limit) return none();
+    Py_ssize_t named = keyless < most ? keyless : most;
+    PyObject *first = PyTuple_New(named), *times = PyTuple_New(late);
+    for (Py_ssize_t i = 0; first && times && i < named; i++) {
+        PyObject *index = PyLong_FromSsize_t(keyless_at[i]);
+        if (!index) Py_CLEAR(first);
+        else PyTuple_SetItem(first, i, index);
+    }
+    for (Py_ssize_t i = 0; first && times && i < late; i++) {
+        PyObject *pair = Py_BuildValue("(nL)", late_at[i], (long long)late_time[i]);
+        if (!pair) Py_CLEAR(times);
+        else PyTuple_SetItem(times, i, pair);
+    }
+    PyObject *result = first && times ? Py_BuildValue("(nOO)", keyless, first, times) : NULL;
+    Py_XDECREF(first);
+    Py_XDECREF(times);
+    return result ? result : none();
+}
+
 /* -------------------------------------------------------------------------------------------- module */
 
 static PyMethodDef methods[] = {
@@ -665,6 +711,7 @@ static PyMethodDef methods[] = {
     {"partition_of", partition_of, METH_VARARGS, "partition_of(key, partitions) -> int"},
     {"records", records, METH_VARARGS, "records(section, batch, type, origin) -> list | None"},
     {"columns", columns, METH_VARARGS, "columns(parts, most) -> tuple | None"},
+    {"scan", scan, METH_VARARGS, "scan(section, batch, earliest, latest, most) -> tuple | None"},
     {NULL, NULL, 0, NULL},
 };
 

@@ -15,7 +15,7 @@ from tallystick.broker.broker import Broker
 from tallystick.broker.config import BrokerConfig
 from tallystick.broker.context import RequestContext
 from tallystick.broker.listing import Listed
-from tallystick.broker.server import Answer, Buffer, CloseConnection, Peer
+from tallystick.broker.server import Alone, Answer, Buffer, CloseConnection, Peer
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import INT32_MAX
 from tallystick.kernel.limits import KIB, REQUEST_BYTES_MAX, REQUEST_BYTES_PER_PARTITION
@@ -190,7 +190,8 @@ class Dispatcher:
             body = _failed(spec, context, peer)
         if isinstance(body, list) or body is None:
             return _framed(spec, context, body)
-        return self._later(spec, context, body, peer)
+        later = self._later(spec, context, body, peer)
+        return Alone(later) if isinstance(body, Alone) else later
 
     async def _later(
         self, spec: ApiSpec, context: RequestContext, body: Awaitable[Body], peer: Peer

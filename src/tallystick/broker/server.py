@@ -17,9 +17,9 @@ completes no request for `connections.max.idle.ms` is closed, however busily it 
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
 from math import inf
-from typing import Final, Protocol, cast
+from typing import Any, Final, Protocol, cast
 
 from tallystick.broker.config import BrokerConfig
 from tallystick.broker.request_memory import RequestMemory
@@ -31,6 +31,17 @@ _log = logging.getLogger("tallystick.broker.server")
 
 Buffer = bytes | bytearray | memoryview
 Answer = list[Buffer] | None  # None: nothing is sent
+
+
+class Alone:
+    """Says of a pipelined request that nothing behind it may be started before it is answered."""
+
+    def __init__(self, answer: Awaitable[Answer]) -> None:
+        self.answer = answer
+
+    def __await__(self) -> Generator[Any, None, Answer]:
+        return self.answer.__await__()
+
 
 BUFFER_BYTES: Final = 16 * KIB
 # What a frame's buffer begins with; more where its connection has sent as much before.
@@ -247,9 +258,9 @@ class Connection(asyncio.BufferedProtocol):
             self._slots.append(slot)
             return True
         slot = _Slot()
-        slot.task = asyncio.ensure_future(answer)
+        slot.task = asyncio.ensure_future(answer.answer if isinstance(answer, Alone) else answer)
         slot.cancellable = server.dispatcher.cancellable(frame)
-        self._exclusive = not pipelined
+        self._exclusive = not pipelined or isinstance(answer, Alone)
         self._slots.append(slot)
         slot.task.add_done_callback(lambda task: self._answered(slot, task))
         return True

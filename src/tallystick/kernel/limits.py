@@ -36,7 +36,9 @@ DECOMPRESSED_BYTES_MAX: Final = 128 * MIB
 DECOMPRESSION_RATIO_MAX: Final = 2_000
 # Up to here the ratio is not looked at: zstd packs a megabyte of zeros into 60 bytes, and rightly.
 DECOMPRESSED_BYTES_FLOOR: Final = 16 * MIB
-RECORDS_PER_BATCH_MAX: Final = 10_000_000
+RECORDS_PER_BATCH_MAX: Final = 1_000_000  # librdkafka's own bound of batch.num.messages
+# So many records of a refused batch are named in the answer; Kafka's clients read the message alone.
+RECORD_ERRORS_MAX: Final = 10
 HEADERS_PER_RECORD_MAX: Final = 10_000
 
 # Kafka keeps the last five batches of a producer to recognise a repetition.

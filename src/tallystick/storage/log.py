@@ -49,7 +49,7 @@ from tallystick.storage.reserve import SpaceGuard, Unlimited
 from tallystick.storage.segment import SNAPSHOT, file_name
 from tallystick.storage.segment_file import Residents, Segment
 from tallystick.storage.snapshots import encode_snapshot
-from tallystick.storage.validation import LogConfig, check_batches
+from tallystick.storage.validation import LogConfig, Walked, check_batches
 
 __all__ = [
     "NO_GUARD",
@@ -223,7 +223,9 @@ class Log:
         """
         if self.failure is not None:
             raise self.failure
-        checked = check_batches(bytearray(batches), self.config, origin, now_ms)
+        checked = check_batches(
+            bytearray(batches), self.config, origin, now_ms, walked=isinstance(batches, Walked)
+        )
         if isinstance(checked, Reject):
             return checked
         data, headers = checked

@@ -19,6 +19,7 @@ from tallystick.protocol.messages.list_offsets import (
     ListOffsetsResponse,
     ListOffsetsTopicResponse,
 )
+from tallystick.protocol.records import RecordsError
 from tallystick.storage.fs import StorageFailure
 
 LATEST: Final = -1
@@ -68,6 +69,9 @@ def _answer(
         found = _find(partition, wanted.timestamp, isolation)
     except StorageFailure:
         return _refused(index, ErrorCode.KAFKA_STORAGE_ERROR)
+    except RecordsError:
+        # Written before records were walked, or compressed: one batch must not fail the other partitions.
+        return _refused(index, ErrorCode.CORRUPT_MESSAGE)
     if isinstance(found, Reject):
         return _refused(index, found.code)
     offset, timestamp, epoch = found

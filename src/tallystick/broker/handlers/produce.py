@@ -13,7 +13,7 @@ Source: KafkaApis.handleProduceRequest, ReplicaManager.appendRecords, ProduceReq
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Collection
-from typing import Final
+from typing import Final, Self
 
 from tallystick.broker.broker import Broker
 from tallystick.broker.context import RequestContext
@@ -27,7 +27,7 @@ from tallystick.broker.handlers.transactional_produce import (
     unauthorized,
 )
 from tallystick.broker.partition import Partition
-from tallystick.broker.server import CloseConnection
+from tallystick.broker.server import Alone, CloseConnection
 from tallystick.broker.topics import INTERNAL, TopicDeleted
 from tallystick.broker.verifying import refuse_borrowed
 from tallystick.kernel.codes import ErrorCode
@@ -51,6 +51,7 @@ from tallystick.protocol.primitives import NIL
 from tallystick.protocol.records import HEADER_SIZE, BatchHeader, Codec, RecordsError, read_header
 from tallystick.storage.fs import StorageFailure
 from tallystick.storage.log import AppendResult
+from tallystick.storage.validation import must_walk_first, walk_batch
 
 ALL_REPLICAS: Final = -1
 ZSTD_SINCE: Final = 7  # KIP-110
@@ -69,8 +70,68 @@ _Answer = list[tuple[Topic, list[Pending]]]
 
 
 def handle(broker: Broker, body: memoryview, context: RequestContext) -> Body | Awaitable[Body]:
-    """Append before returning, unless somebody must be asked first; what may come later is the answer."""
+    """Append before returning, unless somebody must be asked first, or records take long to walk."""
     request = read_produce_request(body, context.api_version)
+    if _take_long(broker, request, context):
+        # Its records are views of a buffer that is about to be used again.
+        request = read_produce_request(memoryview(bytes(body)), context.api_version)
+        return Alone(_serve_walked(broker, request, context, len(body)))
+    return _serve(broker, request, context)
+
+
+def _take_long(broker: Broker, request: ProduceCall, context: RequestContext) -> bool:
+    """Are there batches whose records must be walked beside the loop?"""
+    return any(
+        _takes_long(broker, topic, part, context) is not None
+        for topic, parts in request.topics
+        for part in parts
+    )
+
+
+def _takes_long(broker: Broker, topic: Topic, part: ProducePart, context: RequestContext) -> Partition | None:
+    """The partition, if the records for it take long to walk."""
+    partition = _partition(broker, topic, part.partition, context)
+    if isinstance(partition, Reject):
+        return None
+    must = must_walk_first(part.records or b"", partition.log.config, broker.clock.now_ms())
+    return partition if must else None
+
+
+async def _serve_walked(broker: Broker, request: ProduceCall, context: RequestContext, size: int) -> Body:
+    """Walk what takes long in a thread, one request of all connections at a time, then serve as ever."""
+    memory, walked = broker.request_memory, list[tuple[Topic, list[ProducePart]]]()
+    memory.take(context.client_host, size)
+    try:
+        async with broker.decoding:
+            for topic, parts in request.topics:
+                walked.append((topic, [await _walk(broker, topic, part, context) for part in parts]))
+    finally:
+        memory.give(context.client_host, size)
+    body = _serve(broker, request._replace(topics=walked), context)
+    return await body if isinstance(body, Awaitable) else body
+
+
+async def _walk(broker: Broker, topic: Topic, part: ProducePart, context: RequestContext) -> ProducePart:
+    partition = _takes_long(broker, topic, part, context)
+    if partition is None:
+        return part
+    config, now_ms = partition.log.config, broker.clock.now_ms()
+    found = await asyncio.to_thread(walk_batch, part.records or b"", config, now_ms)
+    return part._replace(records=Refused(found) if isinstance(found, Reject) else found)
+
+
+class Refused(bytes):
+    """In the place of records that were refused while they were walked; the reason for it."""
+
+    def __new__(cls, why: Reject) -> Self:
+        made = super().__new__(cls)
+        made.why = why
+        return made
+
+    why: Reject
+
+
+def _serve(broker: Broker, request: ProduceCall, context: RequestContext) -> Body | Awaitable[Body]:
     repeated = _repeated(request)
     answer: _Answer = [
         (
@@ -154,6 +215,8 @@ def _append(
     partition = _partition(broker, topic, index)
     if isinstance(partition, Reject):
         return Pending(index, None, partition)
+    if isinstance(records, Refused):
+        return Pending(index, partition, records.why)
     header = _check(partition, request, records or b"", context.api_version)
     if isinstance(header, Reject):
         return Pending(index, partition, header)

@@ -204,7 +204,8 @@ class Waiting:
     def keep(self, host: str) -> None:
         """Copy the records out of the request, which is about to be gone, on that host's account."""
         for held in self._held:
-            held.batch.records = bytes(held.batch.records)
+            if isinstance(held.batch.records, memoryview):
+                held.batch.records = bytes(held.batch.records)
         self._kept = (host, sum(len(held.batch.records) for held in self._held))
         self._broker.request_memory.take(*self._kept)
 

@@ -68,6 +68,15 @@ class Extension(Protocol):
         """The wanted records of all parts, the first `most` of them."""
 
 
+class Scanner(Protocol):
+    """`scan` of the extension, which one that was compiled earlier may lack."""
+
+    def __call__(
+        self, section: bytes, batch: Batch, earliest: int, latest: int, most: int, /
+    ) -> tuple[int, tuple[int, ...], tuple[tuple[int, int], ...]] | None:
+        """How many records have no key, the first of them, and the first that are not within the times."""
+
+
 def _load() -> Extension | None:
     try:
         found = cast(Extension, _lazy.load("tallystick._native"))
@@ -77,6 +86,7 @@ def _load() -> Extension | None:
 
 
 codec = _load()
+scan: Scanner | None = getattr(codec, "scan", None)
 
 
 def batch_of(header: BatchHeader) -> Batch:
