@@ -102,12 +102,9 @@ async def _run_beside(
 ) -> Body:
     """Serve a request that takes long to decode: in a thread, one of all connections at a time [SRV-3]."""
     version, room = context.api_version, request_bytes_max(broker.config)
-    broker.request_memory.take(context.client_host, len(body))
-    try:
+    with broker.request_memory.taken(context.client_host, len(body)):
         async with broker.decoding:
             value, _ = await asyncio.to_thread(decode_prefix, request, body, version, room=room)
-    finally:
-        broker.request_memory.give(context.client_host, len(body))
     response = handle(broker, value, context)
     if isawaitable(response):
         response = await response

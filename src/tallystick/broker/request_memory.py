@@ -5,7 +5,8 @@ its half leaves others theirs. What counts is memory that was taken, not what fo
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 
 class RequestMemory:
@@ -32,6 +33,15 @@ class RequestMemory:
         if short and size:
             for tell in self.given_back:
                 tell()
+
+    @contextmanager
+    def taken(self, host: str, size: int) -> Iterator[None]:
+        """Memory that is taken for as long as the block lasts."""
+        self.take(host, size)
+        try:
+            yield
+        finally:
+            self.give(host, size)
 
     @property
     def is_short(self) -> bool:

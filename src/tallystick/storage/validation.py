@@ -166,6 +166,12 @@ def check_batches(
             return Reject(ErrorCode.CORRUPT_MESSAGE, "there is no batch to append")
         if config.compression_type is not None and origin is AppendOrigin.CLIENT and not walked:
             data, headers = _recompress(data, headers, config)
+            grown = max(header.size_bytes for _, header in headers)
+            if grown > config.max_message_bytes:
+                # As Kafka does: what is stored must fit, whatever was sent.
+                why = f"a batch of {grown} bytes in the topic's codec"
+                limit = f"max.message.bytes is {config.max_message_bytes}"
+                return Reject(ErrorCode.MESSAGE_TOO_LARGE, f"{why}, {limit}")
     except RecordsError as exc:
         return Reject(exc.code, str(exc))
     if len(data) > config.segment_bytes and _is_limited(headers[0][1], origin):

@@ -14,7 +14,7 @@ from typing import Final
 
 from tallystick.broker.broker import Broker
 from tallystick.broker.context import RequestContext
-from tallystick.broker.dispatch import Body
+from tallystick.broker.dispatch import QUICK_BYTES, Body
 from tallystick.broker.fetch_sessions import FetchStart, Key, Outcome, Plan, Wanted
 from tallystick.broker.fetching import ByteBudget, Isolation, answer_bytes, check_leader_epoch, readable_end
 from tallystick.broker.partition import Partition
@@ -57,7 +57,21 @@ class _Found:
 
 def handle(broker: Broker, body: memoryview, context: RequestContext) -> Body | Awaitable[Body]:
     """Answer at once when there is enough to say."""
-    request = read_fetch_request(body, context.api_version)
+    if len(body) > QUICK_BYTES:
+        return _read_beside(broker, body, context)
+    return _serve(broker, read_fetch_request(body, context.api_version), context)
+
+
+async def _read_beside(broker: Broker, body: memoryview, context: RequestContext) -> Body:
+    """Serve a request that takes long to decode: in a thread, one of all connections at a time [SRV-3]."""
+    with broker.request_memory.taken(context.client_host, len(body)):
+        async with broker.decoding:
+            request = await asyncio.to_thread(read_fetch_request, body, context.api_version)
+    answer = _serve(broker, request, context)
+    return await answer if isinstance(answer, Awaitable) else answer
+
+
+def _serve(broker: Broker, request: FetchCall, context: RequestContext) -> Body | Awaitable[Body]:
     by_id = context.api_version >= FETCH_BY_ID
     plan = broker.fetch_sessions.plan(_start_of(request, by_id), broker.clock.monotonic_ms())
     if isinstance(plan, Reject):

@@ -99,14 +99,11 @@ def _takes_long(broker: Broker, topic: Topic, part: ProducePart, context: Reques
 
 async def _serve_walked(broker: Broker, request: ProduceCall, context: RequestContext, size: int) -> Body:
     """Walk what takes long in a thread, one request of all connections at a time, then serve as ever."""
-    memory, walked = broker.request_memory, list[tuple[Topic, list[ProducePart]]]()
-    memory.take(context.client_host, size)
-    try:
+    walked: list[tuple[Topic, list[ProducePart]]] = []
+    with broker.request_memory.taken(context.client_host, size):
         async with broker.decoding:
             for topic, parts in request.topics:
                 walked.append((topic, [await _walk(broker, topic, part, context) for part in parts]))
-    finally:
-        memory.give(context.client_host, size)
     body = _serve(broker, request._replace(topics=walked), context)
     return await body if isinstance(body, Awaitable) else body
 
