@@ -108,6 +108,7 @@ class _Opening:
         if not clean:
             self._sync_all()
         log.mark_synced()
+        log.producer_state.end_replay()
         report = RecoveryReport(clean=clean, scanned_bytes=self.scanned_bytes, repairs=tuple(self.repairs))
         return log, report
 

@@ -134,7 +134,9 @@ class ProducerState:
         "last_timestamp_ms",
         "next_sequence",
         "producer_id",
+        "seen_ms",
         "txn_first_offset",
+        "wrote",
     )
 
     def __init__(self, producer_id: int, epoch: int) -> None:
@@ -143,6 +145,8 @@ class ProducerState:
         self.batches: list[CachedBatch] = []  # oldest first; of this epoch alone
         self.next_sequence = 0
         self.last_timestamp_ms = -1  # of data or marker: KAFKA-9144
+        self.wrote = False  # data was appended since `expire` looked last
+        self.seen_ms = -1  # the broker's time when `expire` last met it so
         self.coordinator_epoch: int | None = None
         self.txn_first_offset: int | None = None
 
@@ -327,6 +331,7 @@ class ProducerStates:
         else:
             state.next_sequence = 0
         state.last_timestamp_ms = timestamp_ms
+        state.wrote = True
         if header.attributes & TRANSACTIONAL_BIT:
             self._verifications.pop(producer_id, None)
             if state.txn_first_offset is None:
@@ -470,12 +475,20 @@ class ProducerStates:
     def expire(self, now_ms: int, expiration_ms: int) -> int:
         """Forget producers silent for `expiration_ms`, never one with an open transaction [PRD-5].
 
+        Silent is who appends nothing. Records may be of any time: whoever writes the history of last year
+        is no more silent than others, and its repetitions are known as long. Kafka asks the records alone
+        (docs/adr/0216). They count where no append was seen: after a replay [PRD-10].
+
         Returns: how many were forgotten. Cost: linear.
         """
+        for state in self._states.values():
+            if state.wrote:
+                state.wrote, state.seen_ms = False, now_ms
         idle = [
             state.producer_id
             for state in self._states.values()
-            if state.txn_first_offset is None and now_ms - state.last_timestamp_ms >= expiration_ms
+            if state.txn_first_offset is None
+            and now_ms - max(state.last_timestamp_ms, state.seen_ms) >= expiration_ms
         ]
         for producer_id in idle:
             del self._states[producer_id]
@@ -483,6 +496,11 @@ class ProducerStates:
         for producer_id in [pid for pid, found in asked if now_ms - found.started_ms >= expiration_ms]:
             del self._verifications[producer_id]
         return len(idle)
+
+    def end_replay(self) -> None:
+        """What was applied so far was appended in an earlier life: when, its timestamps say alone."""
+        for state in self._states.values():
+            state.wrote = False
 
     def take_snapshot(self) -> tuple[ProducerEntry, ...]:
         """What a `.snapshot` file at the log's end holds. Cost: linear in producers."""

@@ -127,6 +127,7 @@ def test_a_marker_goes_after_its_records_and_one_horizon() -> None:
     log.put(("a", "2"))
     log.put(("z", "1"))
     log.roll()
+    log.log.producer_state.expire(log.now_ms, 1)
     log.log.producer_state.expire(log.now_ms + 10**9, 1)  # P1 writes no more
     log.clean()  # the record goes; the marker was met with it
     assert [header.is_control for header, _ in log.batches()] == [True, False, False]

@@ -116,6 +116,27 @@ def test_a_batch_of_no_transaction_is_a_repetition_whatever_ended_in_between() -
     assert states.check(batch(0)) == Duplicate(0, 9, 1_000)
 
 
+def test_who_writes_old_records_is_known_as_long_as_others() -> None:
+    """[PRD-10]: a history of last year is replayed, and one of its answers is lost."""
+    states = ProducerStates()
+    now_ms = 400 * DAY_MS
+    write(states, batch(0, timestamp=DAY_MS), 0)
+    assert states.expire(now_ms, DAY_MS) == 0
+    assert states.check(batch(0, timestamp=DAY_MS)) == Duplicate(0, 9, DAY_MS)
+    assert states.expire(now_ms + DAY_MS - 1, DAY_MS) == 0
+    assert states.expire(now_ms + DAY_MS, DAY_MS) == 1
+
+
+def test_who_was_silent_before_a_restart_is_forgotten_after_it() -> None:
+    """Else a broker that is restarted often would know its producers for ever."""
+    states = ProducerStates()
+    write(states, batch(0, timestamp=DAY_MS), 0)
+    again = ProducerStates.from_snapshot(states.take_snapshot())
+    again.apply(batch(10, timestamp=DAY_MS), 10, DAY_MS)
+    again.end_replay()
+    assert again.expire(2 * DAY_MS, DAY_MS) == 1
+
+
 def test_half_a_duplicate_is_out_of_order() -> None:
     states = ProducerStates()
     write(states, batch(0, 10), 0)
@@ -226,6 +247,7 @@ def test_silent_producers_expire_and_open_transactions_keep_theirs() -> None:
     states = ProducerStates()
     write(states, batch(0, pid=1, timestamp=0), 0)
     write(states, batch(0, pid=2, timestamp=0, attributes=0x10), 10)
+    assert states.expire(0, DAY_MS) == 0  # a first look, which sees that they wrote
     write(states, batch(0, pid=3, timestamp=1), 20)
     assert states.expire(DAY_MS, DAY_MS) == 1
     assert set(states.active) == {2, 3}
