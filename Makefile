@@ -13,7 +13,7 @@ FIXED  := --randomly-seed=939
 SETS   := PYTHONHASHSEED=0
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-full check format lint types layers unit interop crash soak sim fuzz bench docs scripts-rewrite clean
+.PHONY: help run test test-full check format lint types layers unit interop crash soak sim sim-nightly fuzz bench docs scripts-rewrite clean
 
 help: ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -58,6 +58,9 @@ soak: $(READY) ## dual writes for ten minutes, while everything is killed at ran
 
 sim: $(READY) ## simulate 10,000 runs with faults, or one: make sim SEED=n [TRACE=1], make sim SEEDS=a..b
 	@$(BIN)/python -m tools.sim $(if $(SEED),--seed $(SEED) $(if $(TRACE),--trace),$(if $(SEEDS),--seeds $(SEEDS)))
+
+sim-nightly: $(READY) ## 20,000 seeds that are new each time (SEEDS=n); those that fail go to tests/sim/seeds.txt
+	@$(BIN)/python -m tools.sim --nightly $(if $(SEEDS),$(SEEDS),20000) --processes 2
 
 fuzz: $(READY) ## a million hostile inputs to every decoder
 	@$(BIN)/python -m tools.fuzz --inputs 1000000

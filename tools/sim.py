@@ -2,6 +2,8 @@
 
 A run is clients, broker, disk and clock in one thread, with faults; see `tallystick.testing.world`. The seed
 is printed first. Seeds that found something are listed at the end; `--seed N --trace` shows one of them.
+`--nightly N` runs N seeds that nobody has run before, and adds those that found something to
+tests/sim/seeds.txt, where every later test run meets them again.
 """
 
 import argparse
@@ -10,18 +12,26 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from pathlib import Path
+from random import SystemRandom
 
+from tallystick.testing.sim.faults import OFF, Disturbance
 from tallystick.testing.world import Result, World
+
+KNOWN = Path(__file__).parents[1] / "tests" / "sim" / "seeds.txt"
+# Where the seeds of a night begin: far from those that are run by number.
+NIGHTLY_FROM, NIGHTLY_TO = 10**9, 10**12
 
 # One task of a process; small enough that the end is not waited for long.
 SEEDS_AT_ONCE = 50
 
 
-def run_seed(seed: int, *, trace: bool = False) -> Result:
+def run_seed(seed: int, *, trace: bool = False, without: Collection[Disturbance] = OFF) -> Result:
     """One run; what it raised counts as found."""
-    world = World(seed, say=print if trace else None)
+    world = World(seed, say=print if trace else None, without=without)
     try:
         return world.run()
     except Exception as exc:
@@ -30,20 +40,21 @@ def run_seed(seed: int, *, trace: bool = False) -> Result:
         return Result(seed, found=[*world.history.wrong, f"{exc!r}"])
 
 
-def _run_seeds(seeds: range) -> list[Result]:
+def _run_seeds(seeds: range, *, without: Collection[Disturbance]) -> list[Result]:
     logging.disable(logging.CRITICAL)  # a broker that is crashed on purpose has much to say
-    return [run_seed(seed) for seed in seeds]
+    return [run_seed(seed, without=without) for seed in seeds]
 
 
-def run_seeds(seeds: range, processes: int) -> Iterator[Result]:
+def run_seeds(seeds: range, processes: int, without: Collection[Disturbance] = OFF) -> Iterator[Result]:
     """All runs, by several processes."""
+    run = partial(_run_seeds, without=without)
     pieces = [seeds[i : i + SEEDS_AT_ONCE] for i in range(0, len(seeds), SEEDS_AT_ONCE)]
     if processes == 1:
         for piece in pieces:
-            yield from _run_seeds(piece)
+            yield from run(piece)
         return
     with ProcessPoolExecutor(processes) as pool:
-        for results in pool.map(_run_seeds, pieces):
+        for results in pool.map(run, pieces):
             yield from results
 
 
@@ -52,11 +63,11 @@ def _seeds(text: str) -> range:
     return range(int(first), int(last if dots else first) + 1)
 
 
-def _one(seed: int, *, trace: bool) -> int:
+def _one(seed: int, without: Collection[Disturbance], *, trace: bool) -> int:
     print(f"seed {seed}", flush=True)
     if not trace:
         logging.disable(logging.CRITICAL)
-    result = run_seed(seed, trace=trace)
+    result = run_seed(seed, trace=trace, without=without)
     for wrong in result.found:
         print(f"  {wrong}")
     print(
@@ -67,11 +78,12 @@ def _one(seed: int, *, trace: bool) -> int:
     return 1 if result.found else 0
 
 
-def _many(seeds: range, processes: int) -> int:
+def _many(seeds: range, processes: int, without: Collection[Disturbance]) -> list[Result]:
+    """Run them, print what was found, and return the runs that found something."""
     print(f"seeds {seeds.start}..{seeds.stop - 1}", flush=True)
     began, done, failed = time.monotonic(), 0, list[Result]()
     committed = lives = 0
-    for result in run_seeds(seeds, processes):
+    for result in run_seeds(seeds, processes, without):
         done += 1
         committed += result.committed
         lives += result.lives
@@ -87,7 +99,30 @@ def _many(seeds: range, processes: int) -> int:
     )
     if failed:
         print("failed:", *[result.seed for result in failed])
+    return failed
+
+
+def remember(path: Path, failed: Sequence[Result]) -> None:
+    """Add seeds to those that every test run meets, with the first thing that each of them found."""
+    with path.open("a") as file:
+        file.writelines(f"{result.seed} {' '.join(result.found[0].split())[:200]}\n" for result in failed)
+
+
+def _nightly(count: int, processes: int) -> int:
+    base = SystemRandom().randrange(NIGHTLY_FROM, NIGHTLY_TO)
+    failed = _many(range(base, base + count), processes, OFF)
+    remember(KNOWN, failed)
+    if failed:
+        print(f"added to {KNOWN}; say there what each of them was")
     return 1 if failed else 0
+
+
+def _chosen_off(chosen: argparse.Namespace) -> frozenset[Disturbance]:
+    if chosen.plain:
+        return frozenset(Disturbance)
+    if chosen.only:
+        return frozenset(Disturbance) - {Disturbance(name) for name in chosen.only.split(",")}
+    return OFF | {Disturbance(name) for name in chosen.without.split(",") if name}
 
 
 def main() -> int:
@@ -95,17 +130,25 @@ def main() -> int:
     parser.add_argument("--seed", type=int)
     parser.add_argument("--seeds", type=_seeds, default=_seeds("0..9999"))
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--nightly", type=int, metavar="N", help="run N new seeds; keep those that fail")
+    names = ", ".join(kind.value for kind in Disturbance)
+    parser.add_argument("--without", default="", metavar="NAMES", help=f"switch faults off: {names}")
+    parser.add_argument("--only", default="", metavar="NAMES", help="switch off all of these but those named")
+    parser.add_argument("--plain", action="store_true", help="switch all of these off")
     parser.add_argument("--trace", action="store_true", help="show everything that happens; with --seed")
     parser.add_argument("--digest", action="store_true", help="print a number for each run, and nothing else")
     chosen = parser.parse_args()
+    without = _chosen_off(chosen)
+    if chosen.nightly is not None:
+        return _nightly(chosen.nightly, chosen.processes)
     if chosen.digest:
         logging.disable(logging.CRITICAL)
         for seed in chosen.seeds:
-            print(f"seed {seed}: digest {run_seed(seed).digest:08x}")
+            print(f"seed {seed}: digest {run_seed(seed, without=without).digest:08x}")
         return 0
     if chosen.seed is not None:
-        return _one(chosen.seed, trace=chosen.trace)
-    return _many(chosen.seeds, chosen.processes)
+        return _one(chosen.seed, without, trace=chosen.trace)
+    return 1 if _many(chosen.seeds, chosen.processes, without) else 0
 
 
 if __name__ == "__main__":

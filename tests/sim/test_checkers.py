@@ -51,6 +51,26 @@ def test_a_transaction_that_was_committed_is_whole(history: History) -> None:
     assert [*checkers.check_atomic(history, {B: ["t:0:0"], A: ["t:0:1"]})], "and where it was sent to"
 
 
+def test_what_was_deleted_may_be_missing_and_nothing_else(history: History) -> None:
+    transaction(history, told=True)
+    history.may_go.add("t:0:1")
+    assert not [*checkers.check_atomic(history, {A: ["t:0:0"], B: []})]
+    assert not [*checkers.check_atomic(history, {A: ["t:0:0"], B: ["t:0:1"]})]
+    assert [*checkers.check_atomic(history, {A: [], B: ["t:0:1"]})]
+
+
+def test_what_was_ended_in_one_partition_may_be_missing_there(history: History) -> None:
+    transaction(history, told=True).torn.add(B)
+    assert not [*checkers.check_atomic(history, {A: ["t:0:0"], B: []})]
+    assert [*checkers.check_atomic(history, {A: [], B: ["t:0:1"]})]
+
+
+def test_what_is_gone_does_not_come_back(history: History) -> None:
+    history.gone.add("t:0:1")
+    assert not [*checkers.check_gone(history, {A: ["t:0:0"]})]
+    assert [*checkers.check_gone(history, {A: ["t:0:1"]})]
+
+
 def test_what_was_aborted_is_not_seen(history: History) -> None:
     transaction(history, told=False)
     assert not [*checkers.check_atomic(history, {A: [], B: []})]

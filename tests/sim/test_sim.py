@@ -8,9 +8,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from random import Random
 
 import pytest
-from tools.sim import run_seed
+from tools.sim import remember, run_seed
+
+from tallystick.testing.sim.faults import OFF, Disturbance, FaultPlan, disturb, draw
+from tallystick.testing.world import Result
 
 KNOWN = Path(__file__).with_name("seeds.txt")
 LONG = os.environ.get("TALLYSTICK_LONG") == "1"
@@ -27,7 +31,31 @@ def known_seeds() -> list[int]:
 
 @pytest.mark.parametrize("seed", known_seeds())
 def test_a_seed_that_found_something_stays_clean(seed: int) -> None:
+    """With every fault, and as the first seeds were found: without those that came later."""
     assert run_seed(seed).found == []
+    assert run_seed(seed, without=frozenset(Disturbance)).found == []
+
+
+@pytest.mark.parametrize(
+    "kind", [kind for kind in Disturbance if kind not in OFF], ids=lambda kind: kind.value
+)
+def test_each_disturbance_is_met_by_itself(kind: Disturbance) -> None:
+    others = frozenset(Disturbance) - {kind}
+    plain = frozenset(Disturbance)
+    seeds = [seed for seed in range(100) if faults_of(seed, others) != faults_of(seed, plain)][:8]
+    assert len(seeds) == 8, "it is drawn often"
+    assert {seed: found for seed in seeds if (found := run_seed(seed, without=others).found)} == {}
+
+
+def faults_of(seed: int, without: frozenset[Disturbance]) -> FaultPlan:
+    return disturb(seed, draw(Random(seed)), [kind for kind in Disturbance if kind not in without])
+
+
+def test_seeds_of_a_night_that_fail_are_kept(tmp_path: Path) -> None:
+    known = tmp_path / "seeds.txt"
+    known.write_text("# before\n")
+    remember(known, [Result(7, found=["two lines,\n  one finding", "another"])])
+    assert known.read_text() == "# before\n7 two lines, one finding\n"
 
 
 @pytest.mark.parametrize("first", RANGE[::AT_ONCE])

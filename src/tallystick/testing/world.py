@@ -6,7 +6,7 @@ The broker is the real one. The same seed gives the same run, in any process; wh
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from random import Random
@@ -47,9 +47,11 @@ from tallystick.storage.fs import StorageFailure
 from tallystick.storage.producers import AppendOrigin
 from tallystick.testing.memory_fs import UNLIMITED, PowerLost
 from tallystick.testing.sim import checkers
+from tallystick.testing.sim.administrators import Administrator
 from tallystick.testing.sim.clients import Kind, Producer
 from tallystick.testing.sim.dual_write import Database
-from tallystick.testing.sim.faults import FaultPlan, PowerLoss, draw
+from tallystick.testing.sim.failing_disk import FailingDisk
+from tallystick.testing.sim.faults import OFF, Disturbance, FaultPlan, PowerLoss, disturb, draw
 from tallystick.testing.sim.history import History
 from tallystick.testing.sim.loop import START_MS, VirtualTime, new_loop
 from tallystick.testing.sim.machine import Image, Machine
@@ -58,6 +60,7 @@ from tallystick.testing.sim.reader import Reader
 from tallystick.testing.sim.workers import Around, Worker
 
 _TOPICS: Final = {"orders": 2, "stock": 1}
+_SCRAP: Final = "stock"  # the topic that is deleted and made again
 PARTITIONS: Final = (TopicPartition("orders", 0), TopicPartition("orders", 1), TopicPartition("stock", 0))
 # Ids whose client is so many epochs before the last: their producer ids are replaced soon.
 NEARLY_SPENT: Final = (0, 1, 2, 3)
@@ -98,6 +101,7 @@ class World:
         faults, kinds: in place of those the seed draws, for tests that know what they want.
         scenario: in place of what workers do.
         say: told everything that happens, a line each.
+        without: faults that are not drawn.
     """
 
     def __init__(
@@ -108,13 +112,17 @@ class World:
         kinds: Mapping[str, Kind] | None = None,
         scenario: "Callable[[World], Coroutine[object, object, None]] | None" = None,
         say: Callable[[str], None] | None = None,
+        without: Collection[Disturbance] = OFF,
     ) -> None:
         self.seed = seed
         self._say = say
         self._ids_expire = False
         self._scenario = scenario
         self.random = Random(seed)
-        self.faults = draw(Random(seed + (1 << 32))) if faults is None else faults
+        if faults is None:
+            drawn = draw(Random(seed + (1 << 32)))
+            faults = disturb(seed, drawn, [kind for kind in Disturbance if kind not in without])
+        self.faults = faults
         self.time = VirtualTime()
         self.clients = new_loop(self.time)
         self.history = History()
@@ -131,14 +139,7 @@ class World:
             None if self.faults.fresh_disk else image_of(self.level),
             lambda: self.random.uniform(0, self.faults.sync_delay_max_s),
         )
-        self.network = Network(self.machine, self.clients, self.faults, Random(seed + 2))
-        if say is not None:
-            self.network.say = self._tell
-            self._tell(f"{self.faults}")
-        self.network.answered += [
-            lambda exchange: checkers.check_pair(self.history, exchange, forgets=self._ids_expire),
-            self._look_at,
-        ]
+        self.network = self._wire(Random(seed + 2))
         around = Around(
             network=self.network,
             history=self.history,
@@ -152,6 +153,7 @@ class World:
             for owner, kind in (self._kinds() if kinds is None else kinds).items()
         ]
         self.reader = Reader("reader", PARTITIONS, self.network, self.history)
+        self.administrator, self.disk = self._trouble()
         self.result = Result(seed)
         self._losses = list(self.faults.power_losses)
         self._loss: PowerLoss | None = None
@@ -160,6 +162,31 @@ class World:
         self._forced: dict[Identity, ForcedCause] = {}
         self.effects_of_first_life = 0
         self._boots_failed = 0
+        self._latest_ms = 0  # of the broker's clock
+
+    def _wire(self, random: Random) -> Network:
+        network = Network(self.machine, self.clients, self.faults, random)
+        if self._say is not None:
+            network.say = self._tell
+            self._tell(f"{self.faults}")
+        network.answered += [
+            lambda exchange: checkers.check_pair(self.history, exchange, forgets=self._ids_expire),
+            self._look_at,
+        ]
+        return network
+
+    def _trouble(self) -> tuple[Administrator, FailingDisk]:
+        self.reader.expects, self.reader.start_of = self._expects, self._start_of
+        administrator = Administrator(
+            self.network, self.history, Random(self.seed + 3), self._find, self._topic_replaced
+        )
+        self.machine.fs.fault = disk = FailingDisk(
+            self.faults.failing_calls,
+            lambda: self.time.now_s,
+            Random(self.seed + 4),
+            self.machine.meet_failure,
+        )
+        return administrator, disk
 
     def _kinds(self) -> dict[str, Kind]:
         random, made = self.random, dict[str, Kind]()
@@ -205,7 +232,7 @@ class World:
 
     def _finish(self) -> None:
         """No more faults: recover everything, restart, and look whether it can be true."""
-        self._calm = self.network.quiet = True
+        self._calm = self.network.quiet = self.disk.quiet = True
         fs = self.machine.fs
         fs.capacity, fs.crash_after, fs.sync_failure = UNLIMITED, None, None
         self._until(self._spawn(self._settle()))
@@ -262,7 +289,11 @@ class World:
 
     def _set_clock(self, by_ms: int) -> None:
         self._tell(f"the clock jumps by {by_ms} ms")
+        self._note_time()
         self.time.set_back_ms -= by_ms
+
+    def _note_time(self) -> None:
+        self._latest_ms = max(self._latest_ms, self.time.now_ms())
 
     def _start(self) -> None:
         self._loss = self._losses.pop(0) if self._losses and not self._calm else None
@@ -356,12 +387,22 @@ class World:
         looking = self.clients.create_task(self._look(0.05))
         for number, at in enumerate(self.faults.terminations_at_s):
             running.append(self.clients.create_task(self._terminate(at, number)))
+        running += [self.clients.create_task(work) for work in self._administrate()]
         if self.faults.upgrade_at_s is not None and self.level < 2:
             running.append(self.clients.create_task(self._upgrade(self.faults.upgrade_at_s)))
         for task in running:
             await task
         for task in (reading, looking):
             task.cancel()
+
+    def _administrate(self) -> Iterator[Coroutine[object, object, None]]:
+        faults, admin = self.faults, self.administrator
+        if faults.deletions_at_s:
+            yield self._replace_topic(faults.deletions_at_s)
+        for number, at in enumerate(faults.delete_records_at_s):
+            yield admin.delete_records(at, PARTITIONS[number % len(PARTITIONS)])
+        for at in faults.markers_at_s:
+            yield admin.end_in_one_partition(at, PARTITIONS)
 
     async def _make_topics(self) -> None:
         topics = [CreatableTopic(name=n, num_partitions=p, replication_factor=1) for n, p in _TOPICS.items()]
@@ -400,9 +441,10 @@ class World:
 
     def _check_stable_offsets(self) -> None:
         if self.machine.alive:
-            for partition in self._partitions(PARTITIONS):
-                for wrong in checkers.check_stable_offset(partition):
-                    self.history.report(wrong)
+            for partition in self._find(PARTITIONS):
+                with self.disk.suspended():
+                    for wrong in checkers.check_stable_offset(partition):
+                        self.history.report(wrong)
 
     async def _terminate(self, at_s: float, number: int) -> None:
         """forceTerminateTransaction: InitProducerId as anybody may send it, without keep and without 2PC."""
@@ -487,10 +529,12 @@ class World:
             for name, found in batches.items()
         }
         visible = {name: decided[name].visible for name in PARTITIONS}
+        self._note_retention()
         await self._compare_reading(visible)
         entries = tuple(self._entries().values())
         found = [
             *checkers.check_texts(batches),
+            *(() if self.faults.may_forget else checkers.check_gone(self.history, visible)),
             *checkers.check_order(self.history, visible),
             *checkers.check_markers(self.history, decided, self._hanging),
             *checkers.check_entries(entries, decided, self._hanging),
@@ -509,10 +553,13 @@ class World:
     async def _compare_reading(self, visible: Mapping[TopicPartition, list[str]]) -> None:
         """(1) What a reader was shown all along, and what one is shown now, is what the batches come to."""
         anew = Reader("reader anew", PARTITIONS, self.network, self.history)
+        anew.expects, anew.start_of = self._expects, self._start_of
+        may_go = self.history.may_go
         for reader in (self.reader, anew):
             await reader.read_to_end()
             for name, texts in visible.items():
-                shown = reader.shown[name].texts
+                shown = [text for text in reader.shown[name].texts if text not in may_go]
+                texts = [text for text in texts if text not in may_go]
                 held_back = any(partition == name for partition, _ in self._hanging)
                 if shown != (texts[: len(shown)] if held_back else texts):
                     self.history.report(f"{reader.name} was shown {shown} of {name}, there are {texts}")
@@ -534,6 +581,50 @@ class World:
                         self.history.report(f"{worker.group}: offset is answered with {found}")
                     for wrong in checkers.check_offset(self.history, worker.owner, number):
                         self.history.report(wrong)
+
+    # -- what is deleted on purpose ------------------------------------------------------------------------
+
+    def _find(self, names: Collection[TopicPartition]) -> list[Partition]:
+        return self._partitions(tuple(names)) if self.machine.alive else []
+
+    async def _replace_topic(self, times_s: Sequence[float]) -> None:
+        begun_s = asyncio.get_running_loop().time()
+        for at_s in times_s:
+            wait_s = begun_s + at_s - asyncio.get_running_loop().time()
+            await self.administrator.replace_topic(max(0.0, wait_s), _SCRAP, [TopicPartition(_SCRAP, 0)])
+
+    def _topic_replaced(self, topic: str) -> None:
+        self.reader.start_over(topic=topic)
+        if self.faults.may_forget:
+            return
+        for partition in self._find([TopicPartition(topic, 0)]):
+            with self.disk.suspended():
+                texts = [text for batch in checkers.scan(partition) for text in batch.texts]
+                for wrong in checkers.check_gone(self.history, {partition.topic_partition: texts}):
+                    self.history.report(wrong)
+
+    def _note_retention(self) -> None:
+        """Retention may take what is older, by its own timestamp and the broker's clock at its latest."""
+        self._note_time()
+        if self.faults.retention_ms is not None:
+            oldest_ms = self._latest_ms - self.faults.retention_ms
+            self.history.may_go |= {text for text, at in self.history.sent_ms.items() if at <= oldest_ms}
+
+    def _expects(self, partition: TopicPartition, code: ErrorCode) -> bool:
+        """Whether a reader may be answered so: partitions are deleted, records are, the disk breaks."""
+        faults = self.faults
+        replaced = bool(faults.deletions_at_s) and partition.topic == _SCRAP
+        match code:
+            case ErrorCode.OFFSET_OUT_OF_RANGE:
+                return replaced or bool(faults.delete_records_at_s) or faults.retention_ms is not None
+            case ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                return replaced
+            case _:
+                return code is ErrorCode.KAFKA_STORAGE_ERROR and self.machine.is_broken
+
+    def _start_of(self, name: TopicPartition) -> int:
+        found = self._find((name,))
+        return found[0].log.log_start_offset if found else 0
 
     def _look_at(self, exchange: Exchange) -> None:
         self.result.requests += 1

@@ -172,7 +172,7 @@ def check_atomic(history: History, visible: Mapping[TopicPartition, Sequence[str
             if where[text] != txn.records[text]:
                 yield f"{txn}: {text} was sent to {txn.records[text]} and is in {where[text]}"
         if txn.told is True or (txn.commit_asked and txn.told is None and seen):
-            missing = sorted(txn.acknowledged - seen)
+            missing = sorted(history.must_be_there(txn) - seen)
             if missing:
                 said = "committed" if txn.told else "in part there"
                 yield f"{txn} is {said}; missing: {missing}, there: {sorted(seen)}"
@@ -191,6 +191,14 @@ def check_aborted(history: History, visible: Mapping[TopicPartition, Sequence[st
         seen = sorted(txn.records.keys() & texts)
         if seen and not txn.commit_asked and txn.version >= 2 and txn.writer not in history.reused:
             yield f"{txn} was never committed, yet visible: {seen}"
+
+
+def check_gone(history: History, visible: Mapping[TopicPartition, Sequence[str]]) -> Iterator[str]:
+    """(8) What was deleted, and said to be, does not come back."""
+    for partition, texts in visible.items():
+        for text in texts:
+            if text in history.gone:
+                yield f"{partition}: {text} was deleted, and is there again"
 
 
 def check_order(history: History, visible: Mapping[TopicPartition, Sequence[str]]) -> Iterator[str]:
@@ -221,7 +229,7 @@ def check_markers(
             txn = None if writer is None else history.by_writer.get(writer)
             if txn is None or writer is None or writer in history.reused:
                 continue
-            if (partition, writer.producer_id) in hanging:
+            if (partition, writer.producer_id) in hanging or writer in history.torn:
                 continue
             if signer != Identity(writer.producer_id, ProducerEpoch(writer.epoch + 1)):
                 yield f"{partition}: {txn} was ended by a marker of {signer}"
@@ -253,7 +261,8 @@ def check_database(
         in_log, in_row = not txn.records.keys().isdisjoint(texts), txn.number in row.committed
         if in_log and not in_row:
             yield f"{txn} is in the log, and its database never decided it"
-        if in_row and not in_log and (txn.writer is None or txn.writer not in forced):
+        expected = history.must_be_there(txn) or not (history.may_go or txn.torn)
+        if in_row and not in_log and expected and (txn.writer is None or txn.writer not in forced):
             yield f"{txn} is in the database and not in the log, and no forced outcome says why"
     for writer, cause in forced.items():
         ended = history.by_writer.get(writer)

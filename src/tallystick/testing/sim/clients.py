@@ -87,6 +87,8 @@ class Kind:
     two_phase     asks for transactions that never time out (KIP-939)
     keeps         its next incarnation keeps what is open, and asks the database what becomes of it
     offsets       its transactions commit offsets of a group, too
+    reuses_numbers  takes sequence numbers back that were never acknowledged, aborts, and goes on under the
+                  same epoch, as librdkafka does before version 2
     """
 
     version: int = 2
@@ -94,6 +96,7 @@ class Kind:
     keeps: bool = False
     offsets: bool = False
     timeout_ms: int = 60_000
+    reuses_numbers: bool = False
 
 
 class Producer:
@@ -123,6 +126,8 @@ class Producer:
         self._step = step
         self._gives_up = gives_up
         self._sequences: dict[TopicPartition, int] = {}
+        self._acknowledged: dict[TopicPartition, int] = {}  # the number after the last one that was
+        self._out_of_order = False
         self._joined: set[TopicPartition | str] = set()
         self._unanswered = False
 
@@ -188,6 +193,7 @@ class Producer:
     def _become(self, pair: Identity) -> None:
         if pair != self.pair:
             self._sequences.clear()
+            self._acknowledged.clear()
         self.pair = pair
 
     # -- a transaction ---------------------------------------------------------------------------------------
@@ -207,6 +213,7 @@ class Producer:
         for partition in partitions:
             texts = [f"{self.name}:{txn.number}:{len(txn.records) + i}" for i in range(count)]
             txn.records.update(dict.fromkeys(texts, partition))
+            self._history.sent_ms.update(dict.fromkeys(texts, _now_ms()))
             batches[partition] = (self._batch(partition, texts), texts)
         if apart:
             await together(*(self._produce({partition: batches[partition]}) for partition in partitions))
@@ -228,9 +235,9 @@ class Producer:
                 ),
             )
             version = 12 if self.kind.version >= 2 else 11
-            response = await self._ask(
-                request, version, ProduceResponse, lambda found: (), repeats="any time"
-            )
+            # Of a client that goes on under one epoch a late batch could join the next transaction.
+            repeats: Repeats = "at once" if self.kind.reuses_numbers else "any time"
+            response = await self._ask(request, version, ProduceResponse, lambda found: (), repeats=repeats)
             again = self._sent(response, batches)
             batches = {partition: batches[partition] for partition in again}
             if batches:
@@ -239,7 +246,7 @@ class Producer:
     def _batch(self, partition: TopicPartition, texts: Sequence[str]) -> bytes:
         sequence = self._sequences.get(partition, 0)
         self._sequences[partition] = sequence + len(texts)
-        now_ms = START_MS + round(asyncio.get_running_loop().time() * 1000)
+        now_ms = _now_ms()
         records = [Record(i, now_ms, None, text.encode()) for i, text in enumerate(texts)]
         meta = BatchMeta(
             producer_id=self.pair.producer_id,
@@ -260,9 +267,11 @@ class Producer:
                 code = ErrorCode(result.error_code)
                 if code in (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
                     txn.acknowledged.update(batches[partition][1])
+                    self._acknowledged[partition] = self._sequences[partition]
                 elif code in RETRIABLE:
                     again.append(partition)
                 else:
+                    self._out_of_order |= code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
                     raise Trouble(f"Produce {partition}", code)
         return again
 
@@ -348,7 +357,10 @@ class Producer:
         txn.told = commit
         if self.kind.version >= 2:
             self._become(_pair(response.producer_id, response.producer_epoch))
-        elif not commit and self._unanswered:
+        elif not commit and self.kind.reuses_numbers and not self._out_of_order:
+            self._sequences = dict(self._acknowledged)
+        elif not commit and (self._unanswered or self._out_of_order):
+            self._out_of_order = False
             # What got no reply may still come: under another epoch it is refused (KIP-360).
             await self.init(expected=self.pair)
 
@@ -365,6 +377,11 @@ async def together(*work: Coroutine[object, object, None]) -> None:
     for result in await asyncio.gather(*work, return_exceptions=True):
         if isinstance(result, BaseException):
             raise result
+
+
+def _now_ms() -> int:
+    """A client's wall clock, which is right."""
+    return START_MS + round(asyncio.get_running_loop().time() * 1000)
 
 
 def _pair(producer_id: int, epoch: int) -> Identity:

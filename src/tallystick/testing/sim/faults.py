@@ -1,11 +1,14 @@
 """What goes wrong in one run, all of it drawn from the seed.
 
 Each kind of fault is on in about half of the runs: a run with every fault shows less than one with two,
-because clients then hardly get anywhere (swarm testing).
+because clients then hardly get anywhere (swarm testing). Those of `Disturbance` are drawn each from a source
+of its own, so that one can be switched off and the others stay as they are.
 """
 
-from collections.abc import Mapping
-from dataclasses import field
+import errno
+from collections.abc import Iterable, Mapping
+from dataclasses import field, replace
+from enum import Enum
 from random import Random
 from typing import Final, Literal
 
@@ -13,6 +16,32 @@ from tallystick.kernel.value import frozen
 from tallystick.testing.memory_fs import Keep
 
 Repeats = Literal["none", "at once", "any time"]
+
+
+class Disturbance(Enum):
+    """A kind of fault that can be switched off by its name."""
+
+    DELETION = "deletion"  # a topic is deleted and made again
+    DELETE_RECORDS = "delete-records"
+    RETENTION = "retention"
+    MARKERS = "markers"  # an administrator ends a transaction in one partition
+    REUSED_NUMBERS = "reused-numbers"  # clients as librdkafka, see Kind.reuses_numbers
+    EMFILE = "emfile"
+    EIO = "eio"
+
+
+OFF: Final = frozenset({Disturbance.EIO})
+"""What is not drawn unless it is asked for: the broker does not live through it yet."""
+
+
+@frozen(kw_only=True)
+class FailingCalls:
+    """For a while each of the disk's calls fails by chance."""
+
+    error: int
+    begins_s: float
+    ends_s: float
+    chance: float
 
 
 @frozen(kw_only=True)
@@ -56,12 +85,19 @@ class FaultPlan:
     upgrade_at_s: float | None = None  # transaction.version 2 is finalized
     fresh_disk: bool = False  # topics are made while all this happens
     settings: Mapping[str, str] = field(default_factory=dict)  # of the broker
+    deletions_at_s: tuple[float, ...] = ()
+    delete_records_at_s: tuple[float, ...] = ()
+    markers_at_s: tuple[float, ...] = ()
+    retention_ms: int | None = None
+    failing_calls: tuple[FailingCalls, ...] = ()
+    reuses_numbers: bool = False
 
     @property
     def may_forget(self) -> bool:
         """Whether records that were acknowledged can be lost: nothing was synced before the disk failed."""
         unkept = any(loss.keep != "everything" for loss in self.power_losses)
-        return self.flush_policy != "ack" and (unkept or bool(self.disk_breaks_at_s))
+        broken = bool(self.disk_breaks_at_s or self.failing_calls)
+        return self.flush_policy != "ack" and (unkept or broken)
 
 
 SPAN_S: Final = 2.0
@@ -110,6 +146,52 @@ def draw(random: Random) -> FaultPlan:
         fresh_disk=random.random() < 0.1,
         settings=settings,
     )
+
+
+def disturb(seed: int, plan: FaultPlan, kinds: Iterable[Disturbance]) -> FaultPlan:
+    """The plan with faults of these kinds, each in some of the runs."""
+    chosen = set(kinds)
+    for kind in Disturbance:
+        random = Random(f"{kind.value} {seed}")
+        if kind in chosen and random.random() < 0.25:
+            plan = _disturb(random, plan, kind)
+    return plan
+
+
+def _disturb(random: Random, plan: FaultPlan, kind: Disturbance) -> FaultPlan:
+    def times(most: int) -> tuple[float, ...]:
+        return tuple(sorted(random.uniform(0, SPAN_S) for _ in range(random.randint(1, most))))
+
+    match kind:
+        case Disturbance.DELETION:
+            return replace(plan, deletions_at_s=times(2))
+        case Disturbance.DELETE_RECORDS:
+            return replace(plan, delete_records_at_s=times(3))
+        case Disturbance.MARKERS:
+            return replace(plan, markers_at_s=times(3))
+        case Disturbance.REUSED_NUMBERS:
+            lose_reply = max(plan.lose_reply, random.uniform(0.05, 0.3))
+            gives_up = max(plan.client_gives_up, 0.5)
+            return replace(plan, reuses_numbers=True, lose_reply=lose_reply, client_gives_up=gives_up)
+        case Disturbance.RETENTION:
+            retention_ms = random.choice((50, 400, 2_000))
+            settings = {
+                "log.retention.check.interval.ms": "70",
+                "log.roll.ms": "100",
+                "log.segment.delete.delay.ms": "50",
+                **plan.settings,
+                "log.retention.ms": str(retention_ms),
+            }
+            return replace(plan, retention_ms=retention_ms, settings=settings)
+        case Disturbance.EMFILE | Disturbance.EIO:
+            begins = random.uniform(0, SPAN_S)
+            failing = FailingCalls(
+                error=errno.EMFILE if kind is Disturbance.EMFILE else errno.EIO,
+                begins_s=begins,
+                ends_s=begins + random.uniform(0.02, 0.5),
+                chance=random.choice((0.01, 0.1, 1.0)),
+            )
+            return replace(plan, failing_calls=(*plan.failing_calls, failing))
 
 
 # What else takes days happens in the middle of a transaction.

@@ -157,16 +157,22 @@ class Machine:
         self.dispatcher: Dispatcher | None = None
         self.lives = 0
         self.running = False
+        self.met_failure = False  # a call of the disk has failed in this life
         self._life = 0
         self.loop = new_loop(time)
         self._random = random
         self._sync_delay_s = sync_delay_s
         self._store = None if image is None else KeptStore(image.cluster_id, image.metadata)
 
+    def meet_failure(self) -> None:
+        """Told that a call of the disk has failed."""
+        self.met_failure = True
+
     def start(self) -> None:
         """Begin to boot, on a loop of its own."""
         self.lives += 1
         self.running = True
+        self.met_failure = False
         life = self._life = self.fs.life
         self.loop = new_loop(
             self.time,
@@ -216,7 +222,7 @@ class Machine:
     def is_broken(self) -> bool:
         """Whether the disk fails, known to the broker or not: a request may then end in any way."""
         known = self.broker is not None and self.broker.failure is not None
-        return known or self.fs.sync_failure is not None
+        return known or self.fs.sync_failure is not None or self.met_failure
 
     @property
     def died(self) -> bool:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tallystick.kernel.codes import ErrorCode
@@ -40,11 +41,17 @@ class Reader:
         self._network = network
         self._history = history
         self._starts = 0
+        # Errors that are no mistake of the broker: of a partition that is being deleted, or a broken disk.
+        self.expects: Callable[[TopicPartition, ErrorCode], bool] = lambda partition, code: False
+        self.start_of: Callable[[TopicPartition], int] = lambda partition: 0
 
-    def start_over(self) -> None:
-        """Forget what was shown: the disk may have. An answer on its way is of no use, either."""
+    def start_over(self, *, topic: str | None = None) -> None:
+        """Forget what was shown: the disk may have, or the topic is another one. An answer on its way is of
+        no use, either."""
         self._starts += 1
-        self.shown = {partition: Shown() for partition in self.shown}
+        for partition in self.shown:
+            if topic in (None, partition.topic):
+                self.shown[partition] = Shown()
 
     async def poll(self) -> bool:
         """Read once; whether anything moved. Raises: NoReply."""
@@ -78,6 +85,12 @@ class Reader:
 
     def _take(self, partition: TopicPartition, data: PartitionData) -> bool:
         shown = self.shown[partition]
+        code = ErrorCode(data.error_code)
+        if code is ErrorCode.OFFSET_OUT_OF_RANGE and self.expects(partition, code):
+            before, shown.position = shown.position, max(shown.position, self.start_of(partition))
+            return shown.position != before
+        if data.error_code and self.expects(partition, code):
+            return False
         if data.error_code:
             self._history.report(
                 f"{self.name}: {partition} at {shown.position}: {ErrorCode(data.error_code).name}"

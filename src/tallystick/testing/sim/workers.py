@@ -71,7 +71,9 @@ class Worker:
 
     def _producer(self) -> Producer:
         around = self._around
-        kind = replace(self.kind, version=min(self.kind.version, around.level()))
+        reuses = around.faults.reuses_numbers and not self.kind.keeps
+        version = min(self.kind.version, around.level(), 1 if reuses else 2)
+        kind = replace(self.kind, version=version, reuses_numbers=reuses)
         return Producer(self.owner, kind, around.network, around.history, self._step, gives_up=self._gives_up)
 
     def _gives_up(self) -> bool:
@@ -115,9 +117,10 @@ class Worker:
     async def _write(self, producer: Producer) -> None:
         random = self._random
         for _ in range(random.randint(1, 3)):
-            await producer.send(
-                pick(random, self._partitions), random.randint(1, 3), apart=random.random() < 0.5
-            )
+            count, partitions = random.randint(1, 3), pick(random, self._partitions)
+            if producer.kind.reuses_numbers:
+                count = 1  # or the numbers of no two batches would be the same
+            await producer.send(partitions, count, apart=random.random() < 0.5)
             await asyncio.sleep(random.choice(_PAUSES_S))
         if self.kind.offsets:
             self._offset += 1

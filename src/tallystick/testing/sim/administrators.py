@@ -1,0 +1,169 @@
+"""What administrators do while clients are at work: topics, records and single transactions go.
+
+Each notes in the history what may be gone by it, before it asks the broker, and what must be gone after the
+broker has said so. Nothing else may be missing at the end.
+"""
+
+import asyncio
+from collections.abc import Callable, Collection
+from random import Random
+from typing import Final
+
+from tallystick.broker.partition import Partition
+from tallystick.kernel.codes import ErrorCode
+from tallystick.kernel.ids import Identity, ProducerEpoch, TopicPartition
+from tallystick.protocol.messages.create_topics import (
+    CreatableTopic,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+)
+from tallystick.protocol.messages.delete_records import (
+    DeleteRecordsPartition,
+    DeleteRecordsRequest,
+    DeleteRecordsResponse,
+    DeleteRecordsTopic,
+)
+from tallystick.protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicsResponse
+from tallystick.protocol.messages.write_txn_markers import (
+    WritableTxnMarker,
+    WritableTxnMarkerTopic,
+    WriteTxnMarkersRequest,
+    WriteTxnMarkersResponse,
+)
+from tallystick.testing.sim.checkers import scan
+from tallystick.testing.sim.clients import Stuck
+from tallystick.testing.sim.history import History
+from tallystick.testing.sim.network import Network, NoReply
+
+# Of a deletion that is refused, because a transaction is open, until it is given up.
+TRIES: Final = 40
+# Of making the topic again: beyond it the name is never free.
+PATIENCE: Final = 4_000
+
+
+class Administrator:
+    """One for a world.
+
+    Args:
+        look: the partitions by their names, those that there are, while the broker runs.
+        deleted: told the name of a topic that was made again.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        history: History,
+        random: Random,
+        look: Callable[[Collection[TopicPartition]], list[Partition]],
+        deleted: Callable[[str], None],
+    ) -> None:
+        self._network = network
+        self._history = history
+        self._random = random
+        self._look = look
+        self._deleted = deleted
+
+    async def replace_topic(self, at_s: float, topic: str, partitions: Collection[TopicPartition]) -> None:
+        """Delete a topic and make it again, unless it is refused for long."""
+        await asyncio.sleep(at_s)
+        history = self._history
+        before = history.texts_of(partitions, acknowledged=True)
+        history.may_go |= history.texts_of(partitions)
+        was_deleted = await self._delete(topic)
+        if was_deleted is False:
+            return
+        await self._create(topic, len(partitions))
+        history.may_go |= history.texts_of(partitions)
+        if was_deleted:
+            history.gone |= before
+        self._deleted(topic)
+
+    async def _delete(self, topic: str) -> bool | None:
+        """Whether it is deleted; None: perhaps."""
+        unknown = False
+        for _ in range(TRIES):
+            request = DeleteTopicsRequest(topic_names=(topic,), timeout_ms=1_000)
+            try:
+                answer = await self._network.call("administrator", request, 5, DeleteTopicsResponse)
+            except NoReply:
+                unknown = True
+            else:
+                if answer.responses[0].error_code == ErrorCode.NONE:
+                    return True
+                if answer.responses[0].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                    return True if unknown else None
+            await asyncio.sleep(0.05)
+        return None if unknown else False
+
+    async def _create(self, topic: str, partitions: int) -> None:
+        made = (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS)
+        new = CreatableTopic(name=topic, num_partitions=partitions, replication_factor=1)
+        for _ in range(PATIENCE):
+            try:
+                answer = await self._network.call(
+                    "administrator", CreateTopicsRequest(topics=(new,)), 5, CreateTopicsResponse
+                )
+            except NoReply:
+                continue
+            if answer.topics[0].error_code in made:
+                return
+            await asyncio.sleep(0.05)
+        raise Stuck(f"{topic} was deleted, and its name is never free again")
+
+    async def delete_records(self, at_s: float, name: TopicPartition) -> None:
+        """DeleteRecords up to anywhere below the high watermark."""
+        await asyncio.sleep(at_s)
+        found = self._look((name,))
+        if not found:
+            return
+        offset = self._random.randint(found[0].log.log_start_offset, found[0].log.high_watermark)
+        doomed = {text for batch in scan(found[0]) if batch.first_offset < offset for text in batch.texts}
+        whole = {text for batch in scan(found[0]) if batch.next_offset <= offset for text in batch.texts}
+        partition = DeleteRecordsPartition(partition_index=name.partition, offset=offset)
+        request = DeleteRecordsRequest(
+            topics=(DeleteRecordsTopic(name=name.topic, partitions=(partition,)),), timeout_ms=1_000
+        )
+        known, self._history.may_go = self._history.may_go, self._history.may_go | doomed
+        try:
+            answer = await self._network.call("administrator", request, 2, DeleteRecordsResponse)
+        except NoReply:
+            return
+        if not answer.topics[0].partitions[0].error_code:
+            self._history.gone |= whole
+        elif known | doomed == self._history.may_go:
+            self._history.may_go = known  # refused: nothing may go
+
+    async def end_in_one_partition(self, at_s: float, names: Collection[TopicPartition]) -> None:
+        """An ABORT marker past the coordinator, for exactly one open transaction (KIP-664)."""
+        await asyncio.sleep(at_s)
+        opened = [
+            (partition, first, producer_id)
+            for partition in self._look(names)
+            for first, producer_id in partition.log.producer_state.open_transactions()
+        ]
+        if not opened:
+            return
+        partition, first, producer_id = self._random.choice(opened)
+        name, state = partition.topic_partition, partition.log.producer_state.active[producer_id]
+        writer = Identity(state.producer_id, ProducerEpoch(state.epoch))  # type: ignore[arg-type]
+        self._history.torn.add(writer)
+        for txn in self._history.txns:
+            if txn.writer == writer and txn.told is None:
+                txn.torn.add(name)
+        marker = WritableTxnMarker(
+            producer_id=producer_id,
+            producer_epoch=state.epoch,
+            transaction_result=False,
+            topics=(
+                WritableTxnMarkerTopic(
+                    name=name.topic, partition_indexes=(name.partition,), txn_start_offsets=(first,)
+                ),
+            ),
+            coordinator_epoch=-1,
+        )
+        try:
+            await self._network.call(
+                "administrator", WriteTxnMarkersRequest(markers=(marker,)), 1, WriteTxnMarkersResponse
+            )
+        except NoReply:
+            return

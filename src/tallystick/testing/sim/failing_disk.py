@@ -1,0 +1,58 @@
+"""A disk whose calls fail for a while: EIO where it is worn out, EMFILE for want of descriptors."""
+
+import errno
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from random import Random
+from typing import Final
+
+from tallystick.testing.sim.faults import FailingCalls
+
+# Which calls an error can come from.
+CALLS: Final = {
+    errno.EMFILE: frozenset({"open"}),
+    errno.EIO: frozenset({"read", "write", "sync", "truncate", "sync_dir", "rename", "remove"}),
+}
+
+
+class FailingDisk:
+    """Asked before every call. `quiet` ends it.
+
+    Args:
+        met: told of each failure.
+    """
+
+    def __init__(
+        self,
+        plan: Sequence[FailingCalls],
+        now_s: Callable[[], float],
+        random: Random,
+        met: Callable[[], None],
+    ) -> None:
+        self._suspended = False
+        self.quiet = False
+        self._plan = plan
+        self._now_s = now_s
+        self._random = random
+        self._met = met
+
+    @contextmanager
+    def suspended(self) -> Iterator[None]:
+        """While a checker reads the broker's own files."""
+        self._suspended = True
+        try:
+            yield
+        finally:
+            self._suspended = False
+
+    def __call__(self, name: str, path: str) -> OSError | None:
+        if self._suspended or self.quiet:
+            return None
+        now_s = self._now_s()
+        for each in self._plan:
+            concerned = each.begins_s <= now_s < each.ends_s and name in CALLS[each.error]
+            if concerned and self._random.random() < each.chance:
+                self._met()
+                return OSError(each.error, os.strerror(each.error), path)
+        return None
