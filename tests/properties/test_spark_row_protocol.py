@@ -211,10 +211,7 @@ def test_a_decision_and_its_rows_are_one_transaction(new_world: NewWorld) -> Non
         lease = await driver.coordinator.begin()
         votes, moves = await driver.tasks(lease, 1)
         driver.log.moving(lease.nonce, moves)
-        world.effects, world.dies_after = (
-            0,
-            7,
-        )  # read the note, the row, describe, update, count, insert, commit
+        world.effects, world.dies_after = 0, 7  # note, row, describe, update, count, insert, commit
         await driver.coordinator.commit(votes)
 
     with suppress(Crash):
