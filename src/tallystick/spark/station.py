@@ -104,10 +104,10 @@ class Station:
         """
         options = self.options
         last = (await self.decisions.read()).decision
-        if (
-            refusal := moved(noted, options.prefix, await self.decisions.place(), options.on_new_prefix)
-        ) is not None:
-            raise refusal
+        if noted is not None:
+            place = await self.decisions.place()
+            if (refusal := moved(noted, options.prefix, place, options.on_new_prefix)) is not None:
+                raise refusal
         decided = resumed(last, resuming)
         if not isinstance(decided, SinkError):
             decided = stranger(decided, query_id, options.on_new)
