@@ -33,6 +33,7 @@ LEASES = st.builds(
     decided=st.none()
     | st.builds(Decided, nonce=TEXTS, query_id=st.none() | TEXTS, batch_id=st.none() | NUMBERS),
     repeats=st.booleans(),
+    began_ms=NUMBERS,
 )
 VOTES = st.builds(
     Vote,
@@ -44,6 +45,7 @@ VOTES = st.builds(
     participant=st.none() | PARTICIPANTS,
     skipped=st.booleans(),
     mode=TEXTS,
+    began_ms=NUMBERS,
 )
 DECISIONS = st.builds(
     Decision,
@@ -56,4 +58,5 @@ DECISIONS = st.builds(
     writes=st.lists(st.builds(Written, TEXTS, _SINKS), max_size=4).map(tuple),
     mode=TEXTS,
     offsets=st.none() | TEXTS,
+    number=NUMBERS,
 )

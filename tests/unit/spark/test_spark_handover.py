@@ -1,0 +1,52 @@
+"""The lease of a running batch: found by its own driver, under its own options, until the batch has ended."""
+
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from tests.support.spark_values import LEASES
+
+from tallystick.kernel.ids import Identity, ProducerEpoch, ProducerId
+from tallystick.kernel.value import replace
+from tallystick.spark import handover
+from tallystick.spark.committable import Lease, decode_lease, encode_lease
+from tallystick.spark.sink_options import SinkOptions
+
+OPTIONS = SinkOptions(prefix="p", client={"bootstrap.servers": "localhost:9092"})
+LEASE = Lease(nonce="n", coordinator=Identity(ProducerId(1), ProducerEpoch(2)), transaction_version=2)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    yield
+    handover.forget(OPTIONS)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a driver's process is found in /proc")
+def test_a_lease_that_was_left_is_found_until_the_batch_has_ended() -> None:
+    handover.leave(OPTIONS, LEASE)
+    assert handover.find(OPTIONS) == LEASE
+    assert handover.find(OPTIONS) == LEASE, "an abort that failed is tried again under it"
+    assert handover.find(replace(OPTIONS, prefix="other")) is None
+    assert handover.find(OPTIONS, driver="1:2") is None, "of another driver on this host"
+    handover.forget(OPTIONS)
+    assert handover.find(OPTIONS) is None
+
+
+def test_a_process_that_begins_and_ends_a_batch_keeps_its_lease_in_memory(tmp_path: Path) -> None:
+    handover.keep(OPTIONS, LEASE)
+    assert handover.find(OPTIONS) == LEASE
+    assert list(tmp_path.iterdir()) == []
+    handover.forget(OPTIONS)
+    assert handover.find(OPTIONS) is None
+
+
+@given(LEASES)
+def test_a_lease_of_an_earlier_version_is_read(lease: Lease) -> None:
+    """It does not say when it was taken."""
+    earlier = encode_lease(lease).replace(b',"began_ms":%d' % lease.began_ms, b"")
+    assert decode_lease(earlier) == replace(lease, began_ms=0)
