@@ -89,8 +89,10 @@ def test_a_batch_in_doubt_is_finished_in_a_stronger_mode(query: Query) -> None:
     assert query.open_ids() == []
 
 
-def test_a_recovery_that_dies_half_way_is_recovered_again(query: Query) -> None:
+@pytest.mark.parametrize("mode", ["2pc", "keep"])
+def test_a_recovery_that_dies_half_way_is_recovered_again(query: Query, mode: str) -> None:
     """[SPK-23] It completed one id, which moved on by two, and only kept the other: nothing was noted."""
+    query.modes = (mode,)
     votes = query.decide_and_die()
     first, second = (vote.participant for vote in votes)
     assert first is not None
@@ -109,7 +111,8 @@ def keep(query: Query, transactional_id: str) -> None:
     settings = {
         "bootstrap.servers": query.bootstrap,
         "transactional.id": transactional_id,
-        "transaction.two.phase.commit.enable": "true",
+        "tallystick.modes": ",".join(query.modes),
+        "transaction.two.phase.commit.enable": str("2pc" in query.modes).lower(),
     }
     with Producer(settings) as producer:
         producer.init_transactions(keep_prepared_txn=True)
