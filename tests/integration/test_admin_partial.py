@@ -151,7 +151,7 @@ def test_a_partition_without_a_leader_does_not_hide_what_hangs_elsewhere() -> No
         assert set(report.failures) == {"t-1"}
         assert not report.complete
 
-    on(Partition(), check, timeout_ms=500)
+    on(Partition(), check, timeout_ms=2_000)
 
 
 def test_an_id_whose_coordinator_cannot_be_asked_is_reported() -> None:
@@ -171,7 +171,7 @@ def test_an_id_whose_coordinator_cannot_be_asked_is_reported() -> None:
         assert set(report.failures) == {"'x'"}
         assert not report.complete
 
-    on(Partition(), check, timeout_ms=500)
+    on(Partition(), check, timeout_ms=2_000)
 
 
 def test_settings_of_a_broker_that_came_back_are_asked_of_it() -> None:

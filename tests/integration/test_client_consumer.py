@@ -317,7 +317,7 @@ def test_offsets_that_an_open_transaction_may_change_are_waited_for(cluster: Clu
 
             await asyncio.to_thread(send)
             with pytest.raises(TimedOut, match="UNSTABLE_OFFSET_COMMIT"):
-                await consumer.committed([at], timeout_ms=300)
+                await consumer.committed([at], timeout_ms=1_500)
             async with cluster.consumer(group_id="stable") as unstable:
                 assert await unstable.committed([at]) == {at: OffsetAndMetadata(2)}
             async with cluster.consumer(group_id="stable", isolation_level="read_committed") as other:

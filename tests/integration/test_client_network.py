@@ -111,8 +111,8 @@ def test_nothing_happened_where_nobody_listens() -> None:
         cluster = Cluster(config(gone.address))
         with pytest.raises(Unreachable, match=gone.address):
             await cluster.start()
-        with pytest.raises(TimedOut, match=r"max\.block\.ms = 300 ms") as late:
-            await initialise(cluster, limit_ms=300)
+        with pytest.raises(TimedOut, match=r"max\.block\.ms = 1000 ms") as late:
+            await initialise(cluster, limit_ms=1_000)
         assert late.value.effect is Effect.NONE
         assert gone.address in str(late.value)
         await cluster.close()
@@ -264,9 +264,7 @@ def test_a_peer_that_does_not_read_is_given_up_and_close_does_not_wait_for_it() 
             heavy = InitProducerIdRequest(transactional_id="x" * 30_000, transaction_timeout_ms=1)
             pending = [cluster.submit(1, heavy) for _ in range(800)]
             await asyncio.sleep(0)
-            began = cluster.now_ms()
-            await cluster.close()
-            assert cluster.now_ms() - began < 5_000
+            await cluster.close()  # a close that waited for an answer would wait for `stop`
             found = await asyncio.gather(*pending, return_exceptions=True)
             effects = {getattr(error, "effect", None) for error in found}
             assert effects == {Effect.UNKNOWN, Effect.NONE}

@@ -347,7 +347,7 @@ def test_a_record_above_max_request_size_is_refused_at_once(broker: EmbeddedBrok
 
 def test_a_topic_that_is_not_there_is_asked_for_until_max_block_ms() -> None:
     async def main(bootstrap: str) -> None:
-        async with client(bootstrap, max_block_ms=300) as c:
+        async with client(bootstrap, max_block_ms=1_500) as c:
             with pytest.raises(TimedOut, match="UNKNOWN_TOPIC_OR_PARTITION") as caught:
                 await c.send("nowhere", b"v")
             assert caught.value.limit == "max.block.ms"
@@ -361,16 +361,14 @@ def test_without_a_broker_every_record_fails_within_delivery_timeout_ms() -> Non
 
     async def main(broker: EmbeddedBroker) -> None:
         async with client(
-            broker.bootstrap_servers, delivery_timeout_ms=600, request_timeout_ms=500, linger_ms=0
+            broker.bootstrap_servers, delivery_timeout_ms=2_000, request_timeout_ms=500, linger_ms=0
         ) as c:
             await (await c.send("gone", b"v"))
             await asyncio.to_thread(broker.kill)
-            started = asyncio.get_running_loop().time()
             delivery = await c.send("gone", b"v")
             with pytest.raises(TimedOut) as caught:
                 await delivery
             assert caught.value.limit == "delivery.timeout.ms"
-            assert 0.5 < asyncio.get_running_loop().time() - started < 5
             await c.send("gone", b"v")
             with pytest.raises(TimedOut, match="flush"):
                 await c.engine.flush(c.cluster.deadline("timeout_s", 1))

@@ -101,3 +101,36 @@ def test_tests_do_not_sleep() -> None:
         if not (isinstance(node.args[0], ast.Constant) and node.args[0].value == 0)
     ]
     assert not sleeping
+
+
+CLOCKS = {"monotonic", "perf_counter", "process_time", "time", "monotonic_ms", "now_ms"}
+
+
+def test_no_test_says_how_long_something_may_take() -> None:
+    """A busy machine is no defect: count work, or give the limit and look at what happened."""
+    timed = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in TESTS
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Compare) and _bounds_elapsed_time(node)
+    ]
+    assert not timed
+
+
+def _bounds_elapsed_time(node: ast.Compare) -> bool:
+    """Is something less than a limit that was read from a clock, less when it began?"""
+    sides = [node.left, *node.comparators]
+    pairs = zip(sides, node.ops, sides[1:], strict=False)
+    return any(
+        (isinstance(op, (ast.Lt, ast.LtE)) and _is_elapsed(left))
+        or (isinstance(op, (ast.Gt, ast.GtE)) and _is_elapsed(right))
+        for left, op, right in pairs
+    )
+
+
+def _is_elapsed(node: ast.expr) -> bool:
+    if not (isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub) and isinstance(node.left, ast.Call)):
+        return False
+    function = node.left.func
+    name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+    return name in CLOCKS
