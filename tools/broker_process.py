@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from random import randrange
+from random import SystemRandom
 from types import TracebackType
 from typing import Self
 
@@ -30,7 +30,8 @@ def free_port() -> int:
     port again.
     """
     while True:
-        port = randrange(*_PORTS)
+        # Not what a test's seed draws: two runs on one machine would want the same ports in the same order.
+        port = SystemRandom().randrange(*_PORTS)
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port

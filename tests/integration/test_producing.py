@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-import socket
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -12,6 +11,7 @@ from confluent_kafka import Consumer as RdConsumer
 from confluent_kafka import Producer as RdProducer
 from confluent_kafka import TopicPartition as RdTopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
+from tools.broker_process import free_port
 
 from tallystick.client.accumulator import NotNow
 from tallystick.client.cluster import Cluster
@@ -274,7 +274,7 @@ class Proxy:
 @pytest.mark.parametrize("seed", range(3))
 def test_cut_connections_lose_nothing_and_repeat_nothing(seed: int) -> None:
     """[CLI-21] [CLI-22] Requests cut off and answers lost, five under way: each record once and in order."""
-    real, port = _free_port(), _free_port()
+    real, port = free_port(), free_port()
     listeners = {
         "listeners": f"PLAINTEXT://127.0.0.1:{real}",
         "advertised.listeners": f"PLAINTEXT://127.0.0.1:{port}",
@@ -301,13 +301,6 @@ def test_cut_connections_lose_nothing_and_repeat_nothing(seed: int) -> None:
     with EmbeddedBroker(config=listeners):
         asyncio.run(main())
     assert all(delivery.exception(0) is None for _, delivery in sent)
-
-
-def _free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port: int = s.getsockname()[1]
-        return port
 
 
 def test_batches_above_the_topics_limit_are_divided_and_records_above_it_refused(
