@@ -72,25 +72,23 @@ _Answer = list[tuple[Topic, list[Pending]]]
 def handle(broker: Broker, body: memoryview, context: RequestContext) -> Body | Awaitable[Body]:
     """Append before returning, unless somebody must be asked first, or records take long to walk."""
     request = read_produce_request(body, context.api_version)
-    if _take_long(broker, request, context):
+    if _take_long(broker, request):
         # Its records are views of a buffer that is about to be used again.
         request = read_produce_request(memoryview(bytes(body)), context.api_version)
         return Alone(_serve_walked(broker, request, context, len(body)))
     return _serve(broker, request, context)
 
 
-def _take_long(broker: Broker, request: ProduceCall, context: RequestContext) -> bool:
+def _take_long(broker: Broker, request: ProduceCall) -> bool:
     """Are there batches whose records must be walked beside the loop?"""
     return any(
-        _takes_long(broker, topic, part, context) is not None
-        for topic, parts in request.topics
-        for part in parts
+        _takes_long(broker, topic, part) is not None for topic, parts in request.topics for part in parts
     )
 
 
-def _takes_long(broker: Broker, topic: Topic, part: ProducePart, context: RequestContext) -> Partition | None:
+def _takes_long(broker: Broker, topic: Topic, part: ProducePart) -> Partition | None:
     """The partition, if the records for it take long to walk."""
-    partition = _partition(broker, topic, part.partition, context)
+    partition = _partition(broker, topic, part.partition)
     if isinstance(partition, Reject):
         return None
     must = must_walk_first(part.records or b"", partition.log.config, broker.clock.now_ms())
@@ -103,13 +101,13 @@ async def _serve_walked(broker: Broker, request: ProduceCall, context: RequestCo
     with broker.request_memory.taken(context.client_host, size):
         async with broker.decoding:
             for topic, parts in request.topics:
-                walked.append((topic, [await _walk(broker, topic, part, context) for part in parts]))
+                walked.append((topic, [await _walk(broker, topic, part) for part in parts]))
     body = _serve(broker, request._replace(topics=walked), context)
     return await body if isinstance(body, Awaitable) else body
 
 
-async def _walk(broker: Broker, topic: Topic, part: ProducePart, context: RequestContext) -> ProducePart:
-    partition = _takes_long(broker, topic, part, context)
+async def _walk(broker: Broker, topic: Topic, part: ProducePart) -> ProducePart:
+    partition = _takes_long(broker, topic, part)
     if partition is None:
         return part
     config, now_ms = partition.log.config, broker.clock.now_ms()
