@@ -32,12 +32,12 @@ run: $(READY) ## 336,776 flights through a Spark pipeline whose parts are killed
 test: $(READY) ## everything a change must pass
 	@$(BIN)/python -m tools.gate
 	@$(BIN)/python -m tallystick.spark.class_archive
-	@$(SETS) HYPOTHESIS_PROFILE=full $(BIN)/python -m pytest $(TWO) --dist loadgroup $(FIXED)
+	@$(SETS) HYPOTHESIS_PROFILE=full $(BIN)/python -m pytest $(TWO) --dist loadfile $(FIXED)
 
 test-full: $(READY) ## everything there is, in a random order with random examples: hours
 	@$(BIN)/python -m tools.gate
 	@$(BIN)/python -m tallystick.spark.class_archive
-	@TALLYSTICK_LONG=1 TALLYSTICK_INTEROP_KAFKA=1 HYPOTHESIS_PROFILE=random $(BIN)/python -m pytest $(TWO) --dist loadgroup $(if $(SEED),--randomly-seed=$(SEED))
+	@TALLYSTICK_LONG=1 TALLYSTICK_INTEROP_KAFKA=1 HYPOTHESIS_PROFILE=random $(BIN)/python -m pytest $(TWO) --dist loadfile $(if $(SEED),--randomly-seed=$(SEED))
 
 check: $(READY) ## the quick loop: format, lint, types, layers, unit tests (under a minute)
 	@$(BIN)/python -m tools.gate

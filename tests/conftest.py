@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 sys.path.insert(0, str(Path(__file__).parent / "support"))
 
 import servers
-from sharing import ByFileAndGroup, group_spark_files
+from sharing import ByFileAndSpark
 
 # HYPOTHESIS_PROFILE chooses: "quick" for `make check`, "full" for `make test`, "random" for `make test-full`.
 # The first two try the same examples in every run, so that a change fails for what it changes. The third
@@ -46,13 +46,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.write_line(f"To run in this order again: --randomly-seed={seed}")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    group_spark_files(items)
-
-
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFileAndGroup | None:
-    return ByFileAndGroup(config, log) if config.getvalue("dist") == "loadgroup" else None
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFileAndSpark | None:
+    return ByFileAndSpark(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 def pytest_collection_finish() -> None:

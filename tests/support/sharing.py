@@ -4,26 +4,24 @@ A fixture of a file or of the session is set up by every worker that needs it. F
 session is a Java process that takes a gigabyte, and ten seconds to start: one worker runs all that use it.
 """
 
-from collections.abc import Iterable
+import re
+from functools import cache
+from pathlib import Path
 
-import pytest
-from xdist.scheduler import LoadGroupScheduling
+from xdist.scheduler import LoadFileScheduling
 
-SPARK = "spark"
+USES_SPARK = re.compile(r"\bspark: \"?SparkSession\b")
 
 
-class ByFileAndGroup(LoadGroupScheduling):  # type: ignore[misc]
-    """What `--dist loadgroup` does, except that tests without a group stay together with their file's."""
+class ByFileAndSpark(LoadFileScheduling):  # type: ignore[misc]
+    """What `--dist loadfile` does, except that the files with the fixture `spark` stay together."""
 
     def _split_scope(self, nodeid: str) -> str:
-        scope = str(super()._split_scope(nodeid))
-        return nodeid.partition("::")[0] if scope == nodeid else scope
+        path = nodeid.partition("::")[0]
+        return "spark" if uses_spark(Path(self.config.rootpath, path)) else path
 
 
-def group_spark_files(items: Iterable[pytest.Item]) -> None:
-    """Put every file with a test that uses the fixture `spark` into one group."""
-    items = list(items)
-    files = {item.path for item in items if SPARK in getattr(item, "fixturenames", ())}
-    for item in items:
-        if item.path in files:
-            item.add_marker(pytest.mark.xdist_group(SPARK))
+@cache
+def uses_spark(path: Path) -> bool:
+    """Whether a test of the file takes the fixture; what shares the tests out has not imported them."""
+    return USES_SPARK.search(path.read_text()) is not None
