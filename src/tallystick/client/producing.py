@@ -91,9 +91,20 @@ class ProducerEngine:
     def use(self, txn: TxnContext) -> None:
         """Send in transactions: `append` and `extend` ask `txn` first. Before the first record."""
         self._dispatcher.signer = InTransactions(txn, self.wake)
-        self.append_value = _after(txn.check_sendable, self.accumulator.append_value)
-        self.append = _after(txn.check_sendable, self.accumulator.append)
-        self.extend = _after(txn.check_sendable, self.accumulator.extend)
+        self.append_value = _after(self._sendable(txn), self.accumulator.append_value)
+        self.append = _after(self._sendable(txn), self.accumulator.append)
+        self.extend = _after(self._sendable(txn), self.accumulator.extend)
+
+    def _sendable(self, txn: TxnContext) -> Callable[[], None]:
+        def check() -> None:
+            try:
+                txn.check_sendable()
+            except ClientError:
+                if self._closed:
+                    raise Closed("the producer is closed") from None
+                raise
+
+        return check
 
     # -------------------------------------------------------------------- in any thread
 

@@ -168,10 +168,11 @@ class TransactionManager:
     def begin_now(self) -> None:
         """Begin a transaction without waiting. Raises: IllegalState, also where `needs_claim`."""
         began = perf_counter_ns()
-        self._call(Call.BEGIN)
-        self._flow.open_gate()
+        # The gate last: an interrupt before it leaves a transaction that takes no record and can be aborted.
         self._enlisted.clear()
+        self._call(Call.BEGIN)
         self._before_init = None
+        self._flow.open_gate()
         self.times_ns["begin"] += perf_counter_ns() - began
 
     async def _start(self, keep: bool, former: Identity | None) -> None:

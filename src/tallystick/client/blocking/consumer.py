@@ -9,6 +9,7 @@ import re
 import threading
 import warnings
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self, TypeVar
@@ -18,7 +19,7 @@ from tallystick.client.aio.consumer import CLOSE_S
 from tallystick.client.blocking.thread import engine_thread, hand_back
 from tallystick.client.consuming import Offsets
 from tallystick.client.consuming import RebalanceListener as ListenerOnLoop
-from tallystick.client.errors import IllegalState
+from tallystick.client.errors import ClientError, IllegalState
 from tallystick.client.offsets import GroupMetadata, OffsetAndMetadata, OffsetAndTimestamp
 from tallystick.client.reading import ConsumerRecord
 from tallystick.kernel.ids import TopicPartition
@@ -196,7 +197,8 @@ class Consumer:
         Raises: WokenUp; BrokerRefused (a grant is missing, a topic is invalid, this member was fenced);
             PositionUnknown, RecordUnreadable; Closed; whatever a callback raises.
         """
-        return self._run(self._on_loop.poll(timeout_s, most), timeout_s + self._api_s, "poll")
+        polled = self._on_loop.poll(timeout_s, most)
+        return self._run(polled, timeout_s + self._api_s, "poll", self._take_back)
 
     def poll_arrow(self, timeout_s: float, most: int | None = None) -> "RecordBatch":
         """`poll`, as one Arrow batch; it may have no rows. Needs pyarrow (the extra `arrow`).
@@ -205,7 +207,8 @@ class Consumer:
         Raises: as `poll`; NotSupported without pyarrow.
         """
         waited_s = timeout_s + self._api_s
-        return self._run(self._on_loop.poll_arrow(timeout_s, most), waited_s, "poll_arrow")
+        polled = self._on_loop.poll_arrow(timeout_s, most)
+        return self._run(polled, waited_s, "poll_arrow", self._take_back_rows)
 
     def __iter__(self) -> Iterator[ConsumerRecord]:
         """Records one by one, for ever."""
@@ -281,17 +284,57 @@ class Consumer:
         if not self._user.acquire(blocking=False):
             raise IllegalState(f"{doing}: another thread uses this consumer, which is for one at a time")
 
-    def _run(self, coroutine: Coroutine[object, object, T], timeout_s: float | None, doing: str) -> T:
+    def _take_back(self, records: Iterable[ConsumerRecord]) -> None:
+        """They were read and never returned: read them again, and commit nothing behind them [CLI-67]."""
+        first: dict[TopicPartition, int] = {}
+        for record in records:
+            first.setdefault(TopicPartition(record.topic, record.partition), record.offset)
+        self._rewind(first)
+
+    def _rewind(self, first: Mapping[TopicPartition, int]) -> None:
+        """Before any call that comes after this one, `close` among them."""
+
+        def seek() -> None:
+            with suppress(ClientError):  # closed, or others have it by now
+                for at, offset in first.items():
+                    if at in self._on_loop.assignment:
+                        self._on_loop.seek(at, offset)
+
+        self._thread.soon(seek)
+
+    def _take_back_rows(self, batch: "RecordBatch") -> None:
+        places = zip(
+            *(batch.column(name).to_pylist() for name in ("topic", "partition", "offset")), strict=True
+        )
+        first: dict[TopicPartition, int] = {}
+        for topic, partition, offset in places:
+            first.setdefault(TopicPartition(topic, partition), offset)
+        self._rewind(first)
+
+    def _run(
+        self,
+        coroutine: Coroutine[object, object, T],
+        timeout_s: float | None,
+        doing: str,
+        unheard: Callable[[T], object] | None = None,
+    ) -> T:
         limit_s = (self._api_s if timeout_s is None else timeout_s) + _GRACE_S
         try:
             self._enter(doing)
         except IllegalState:
             coroutine.close()
             raise
+        answered: list[T] = []
         try:
-            return self._thread.run(coroutine, limit_s, doing)
-        finally:
-            self._user.release()
+            try:
+                answered.append(self._thread.run(coroutine, limit_s, doing, unheard))
+            finally:
+                self._user.release()
+            return answered[0]
+        except BaseException:
+            if answered and unheard is not None:
+                unheard(answered[0])
+            raise
 
     def _do(self, function: Callable[[], T], doing: str) -> T:
         self._enter(doing)

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, Final, NoReturn, Self, TypeVar, cast
 
 from tallystick.client.accumulator import NotNow
 from tallystick.client.aio import producer as aio
@@ -17,6 +17,7 @@ from tallystick.client.aio.producer import CLOSE_S, Column, Offsets
 from tallystick.client.arrow_table import shares
 from tallystick.client.blocking.thread import engine_thread, forked
 from tallystick.client.delivery import BatchDelivery, Delivery, DeliveryCallback
+from tallystick.client.errors import IllegalState
 from tallystick.client.modes import Mode
 from tallystick.client.offsets import GroupMetadata
 from tallystick.client.prepared import PreparedTxnState
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _GRACE_S: Final = 5.0
+_ENDS: Final = frozenset({"commit_transaction", "abort_transaction", "complete_transaction"})
 
 
 class Producer:
@@ -64,6 +66,8 @@ class Producer:
         self._flush_s = 2 * settings.delivery_timeout_ms / 1000 + _GRACE_S
         # A flush, and as many requests as a transactional call makes, each within max.block.ms.
         self._txn_s = self._flush_s + 8 * self._block_s
+        # The answer to a call of the transaction that an interrupt kept from the caller [CLI-67].
+        self._unheard: tuple[str, object] | None = None
         self._thread.opened(self)
 
     # ------------------------------------------------------------------------------ records
@@ -188,7 +192,7 @@ class Producer:
             `keep_prepared_txn` without two-phase commit or modes. TimedOut.
         Source: KIP-98; KIP-939 "KafkaProducer API Changes".
         """
-        self._run(self._on_loop.init_transactions(keep_prepared_txn), self._txn_s, "init_transactions")
+        self._once(lambda: self._on_loop.init_transactions(keep_prepared_txn), "init_transactions")
 
     def begin_transaction(self) -> None:
         """Begin a transaction: what is sent from now on belongs to it.
@@ -197,6 +201,7 @@ class Producer:
         Raises: IllegalState unless the producer is ready for one; Fenced.
         """
         txn = self._on_loop.transactions("begin_transaction")
+        self._unheard = None
         if self._thread.forked:
             raise forked("begin_transaction")
         if txn.needs_claim:
@@ -225,7 +230,7 @@ class Producer:
         Raises: InvalidTxnState without two-phase commit or modes; AbortRequired if anything has failed.
         Source: KIP-939 "KafkaProducer API Changes".
         """
-        return self._run(self._on_loop.prepare_transaction(), self._txn_s, "prepare_transaction")
+        return self._once(self._on_loop.prepare_transaction, "prepare_transaction")
 
     def commit_transaction(self) -> None:
         """Commit: all of it becomes visible to readers of committed records.
@@ -234,15 +239,18 @@ class Producer:
         Raises: AbortRequired if any record or offset has failed. InDoubt if the decision was sent and its
             outcome could not be learned: commit again asks again. DecisionExpired if the cluster had ended
             the transaction by itself. Fenced.
+
+        After an interrupt (Ctrl-C, an exception from a signal handler) commit again: it goes on, says that
+        the transaction was committed by returning, or raises AbortRequired if it was never decided.
         """
-        self._run(self._on_loop.commit_transaction(), self._txn_s, "commit_transaction")
+        self._once(self._on_loop.commit_transaction, "commit_transaction")
 
     def abort_transaction(self) -> None:
         """Abort: what was not sent fails, what was sent is never shown to readers of committed records.
 
         Raises: IllegalState outside a transaction; InDoubt, TimedOut: abort again asks again. Fenced.
         """
-        self._run(self._on_loop.abort_transaction(), self._txn_s, "abort_transaction")
+        self._once(self._on_loop.abort_transaction, "abort_transaction")
 
     def complete_transaction(self, state: PreparedTxnState) -> Completion:
         """Bring what is in doubt to the end that another system has recorded.
@@ -256,7 +264,7 @@ class Producer:
             DecisionExpired if `state` was committed there and the cluster has aborted it; InDoubt.
         Source: KIP-939 "KafkaProducer API Changes" and "Recovery recipe".
         """
-        return self._run(self._on_loop.complete_transaction(state), self._txn_s, "complete_transaction")
+        return self._once(lambda: self._on_loop.complete_transaction(state), "complete_transaction")
 
     @property
     def mode(self) -> Mode | None:
@@ -312,6 +320,31 @@ class Producer:
                 return take()
             except NotNow:
                 deadline = self._run(self._on_loop.admitted(topic, deadline), self._block_s, doing)
+
+    def _once(self, ask: Callable[[], Coroutine[object, object, T]], doing: str) -> T:
+        """Carry out a call that is not legal twice; after an interrupt return its answer [CLI-67]."""
+        if self._unheard is not None:
+            former, answer = self._unheard
+            if former == doing and not self._thread.forked:
+                return cast(T, answer)
+            if doing in _ENDS and former in _ENDS:
+                raise IllegalState(
+                    f"{doing}: {former}() was interrupted as its answer came, and had succeeded: the "
+                    "transaction is over"
+                )
+            self._unheard = None
+        answered: list[T] = []
+        try:
+            run = self._thread.run
+            answered.append(run(ask(), self._txn_s, doing, lambda told: self._keep(doing, told)))
+            return answered[0]
+        except BaseException:
+            if answered:
+                self._keep(doing, answered[0])
+            raise
+
+    def _keep(self, doing: str, answer: object) -> None:
+        self._unheard = doing, answer
 
     def _run(self, coroutine: Coroutine[object, object, T], limit_s: float, doing: str) -> T:
         return self._thread.run(coroutine, limit_s, doing)

@@ -10,7 +10,9 @@ interpreter's exit clients that are still open are closed, all of them within EX
 
 Waiting. Every wait has a limit [CLI-2]. Most coroutines have a limit of their own with a better name; the
 one given here is the last resort. A wait that is interrupted (Ctrl-C) cancels what it waited for, so that
-nothing is done of which nobody hears. A commit that is interrupted is in doubt, and asked again it goes on.
+nothing is done of which nobody hears. Where the answer came with the interrupt there is nothing to cancel:
+the client is told what the answer was (`unheard`), and keeps it for the same call, asked again [CLI-67]. A
+commit that is interrupted is in doubt, or done, and asked again it goes on.
 
 Callbacks that belong to the caller, as those of a rebalance, run in its thread while it waits: `hand_back`.
 A call from the engine thread would wait for itself, and is refused [CLI-60].
@@ -59,13 +61,14 @@ class Opened(Protocol):
 class _Call(Generic[T]):
     """A coroutine on the engine thread, and the thread that waits for it."""
 
-    __slots__ = ("error", "inbox", "result", "task")
+    __slots__ = ("ended", "error", "inbox", "result", "task")
 
     def __init__(self) -> None:
         self.inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self.task: asyncio.Task[None] | None = None
         self.result: T | None = None
         self.error: BaseException | None = None
+        self.ended = False
 
     def begin(self, coroutine: Coroutine[object, object, T]) -> None:
         """On the loop."""
@@ -79,7 +82,11 @@ class _Call(Generic[T]):
         except BaseException as exc:
             self.error = exc
         finally:
-            self.inbox.put(None)
+            self._end()
+
+    def _end(self) -> None:
+        self.ended = True
+        self.inbox.put(None)
 
     def cancel(self) -> None:
         """On the loop, after `begin`: behind the first step, without which nobody awaits the coroutine."""
@@ -87,9 +94,11 @@ class _Call(Generic[T]):
             asyncio.get_running_loop().call_soon(self.task.cancel)
 
     def drop(self, coroutine: Coroutine[object, object, T]) -> None:
-        """On the loop, where nobody knows whether `begin` was asked for."""
+        """On the loop, where it is not known whether `begin` was asked for."""
         if self.task is None:
             coroutine.close()
+            self.error = asyncio.CancelledError()
+            self._end()
         self.cancel()
 
     def outcome(self, doing: str) -> T:
@@ -133,38 +142,40 @@ class EngineThread:
         """Can it be used in this process?"""
         return not self.forked and self._thread.is_alive()
 
-    def run(self, coroutine: Coroutine[object, object, T], limit_s: float, doing: str) -> T:
+    def run(
+        self,
+        coroutine: Coroutine[object, object, T],
+        limit_s: float,
+        doing: str,
+        unheard: Callable[[T], object] | None = None,
+    ) -> T:
         """Run a coroutine on the loop and wait for what it returns or raises.
 
         Args:
             limit_s: the last resort; the callback time of `hand_back` is not counted.
             doing: named in errors.
+            unheard: called, in this thread, with what was returned when an interrupt keeps it from the
+                caller.
         Raises: what the coroutine raises; IllegalState on the engine thread itself and in a forked child;
             Closed when the thread has ended; TimedOut after `limit_s`, and what was done is unknown.
         """
         call = _Call[T]()
         try:
-            self._check_caller(doing)
-            self._loop.call_soon_threadsafe(call.begin, coroutine)
-        except RuntimeError as exc:  # the loop is closed
-            coroutine.close()
-            raise Closed(f"{doing}: the engine thread has ended") from exc
-        except ClientError:
-            coroutine.close()
-            raise
-        except BaseException:  # Ctrl-C
-            self.soon(lambda: call.drop(coroutine))
-            raise
-        try:
+            self._begin(call, coroutine, doing)
             self._wait(call, limit_s)
+            return call.outcome(doing)
         except Empty:
             self._loop.call_soon_threadsafe(call.cancel)
             late = TimedOut("engine thread", int(limit_s * 1000), doing)
             raise late.after(Effect.UNKNOWN) from None
-        except BaseException:
-            self._cancel(call)
+        except ClientError:
+            if not call.ended:  # it was refused here, and never began
+                coroutine.close()
             raise
-        return call.outcome(doing)
+        except BaseException as exc:
+            if exc is not call.error:
+                self._interrupted(call, coroutine, unheard)
+            raise
 
     def do(self, function: Callable[[], T], doing: str) -> T:
         """Call a function, which does not wait, on the loop."""
@@ -233,14 +244,28 @@ class EngineThread:
             errand()
             until += monotonic() - began
 
-    def _cancel(self, call: _Call[T]) -> None:
-        """Cancel, and see it ended: a second one that begins now must not meet it."""
-        self._loop.call_soon_threadsafe(call.cancel)
+    def _begin(self, call: _Call[T], coroutine: Coroutine[object, object, T], doing: str) -> None:
+        self._check_caller(doing)
         try:
-            while call.inbox.get(timeout=_GRACE_S) is not None:
-                pass
-        except Empty:
-            pass
+            self._loop.call_soon_threadsafe(call.begin, coroutine)
+        except RuntimeError as exc:
+            if not self._loop.is_closed():
+                raise
+            raise Closed(f"{doing}: the engine thread has ended") from exc
+
+    def _interrupted(
+        self,
+        call: _Call[T],
+        coroutine: Coroutine[object, object, T],
+        unheard: Callable[[T], object] | None,
+    ) -> None:
+        """Cancel it and see it ended, for a second one must not meet it; keep what it returned."""
+        self.soon(lambda: call.drop(coroutine))
+        with suppress(Empty):
+            while not call.ended:
+                call.inbox.get(timeout=_GRACE_S)
+        if call.ended and call.error is None and unheard is not None:
+            unheard(cast(T, call.result))
 
 
 async def hand_back(function: Callable[[], T]) -> T:
