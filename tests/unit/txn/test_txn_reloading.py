@@ -207,7 +207,7 @@ async def play(events: list[object]) -> None:
                     world.log.unreadable = EIO
                 case "sound":
                     world.log.unheard = world.log.refusal = world.log.unreadable = None
-                case "hold":
+                case "hold" if world.log.syncs is None:
                     world.log.hold()
                 case "sync" | "fail" if world.log.syncs is not None:
                     world.log.sync(EIO if event == "fail" else None)
