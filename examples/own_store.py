@@ -5,8 +5,9 @@ import sqlite3
 from collections.abc import Iterable
 from pathlib import Path
 
-from tallystick.dualwrite import CommitUnknown, Fenced
+from tallystick.dualwrite import CommitUnknown
 from tallystick.dualwrite.model import TABLE, StoredState, from_bytes, to_bytes
+from tallystick.dualwrite.stores.base import check_record
 
 
 class Transaction:
@@ -22,17 +23,15 @@ class Transaction:
     def put(self, row: StoredState) -> None:
         self.handle.execute(f"REPLACE INTO {TABLE} VALUES (?, ?)", (row.transactional_id, to_bytes(row)))
 
-    def record(self, row: StoredState) -> None:
-        found = self.row_of(row.transactional_id)
-        if found is None or found.owner != row.owner:
-            raise Fenced(row.transactional_id, row.owner, found.owner if found else "gone")
+    def record(self, row: StoredState, before: StoredState | None = None) -> None:
+        check_record(self.row_of(row.transactional_id), row, before)  # raises Fenced, DatabaseBehind
         self.put(row)
 
     def commit(self) -> None:
         try:
             self.handle.execute("COMMIT")
         except sqlite3.Error as exc:
-            raise CommitUnknown(str(exc)) from exc
+            raise CommitUnknown(str(exc)) from exc  # NotCommitted(exc), where it certainly did not
         self.handle.close()
 
     def rollback(self) -> None:

@@ -166,11 +166,11 @@ def test_what_fails_after_the_commit_does_not_undo_it(sqlite: Engine) -> None:
 @pytest.mark.parametrize(
     ("dialect", "answers", "named"),
     [
-        ("postgresql", ["on", "on", "open", "open"], None),
-        ("postgresql", ["local", "on", "open", "open"], None),
-        ("postgresql", ["off", "on", "open", "open"], "synchronous_commit"),
-        ("postgresql", ["on", "off", "open", "open"], "fsync"),
-        ("postgresql", ["on", "on", "open", ""], "autocommit"),
+        ("postgresql", ["on", "on", "open", "open", False], None),
+        ("postgresql", ["local", "on", "open", "open", False], None),
+        ("postgresql", ["off", "on", "open", "open", False], "synchronous_commit"),
+        ("postgresql", ["on", "off", "open", "open", False], "fsync"),
+        ("postgresql", ["on", "on", "open", "", False], "autocommit"),
         ("mysql", [1, 1, 0], None),
         ("mariadb", [2, 1, 0], "innodb_flush_log_at_trx_commit"),
         ("mysql", [1, 0, 0], "sync_binlog"),
@@ -188,6 +188,12 @@ def test_what_a_database_says_is_judged(dialect: str, answers: list[object], nam
         return
     with pytest.raises(UnsafeStore, match=named):
         judge(dialect, "READ COMMITTED", answers)
+
+
+def test_standbys_that_may_be_behind_are_said(caplog: pytest.LogCaptureFixture) -> None:
+    """[DW-12]"""
+    judge("postgresql", "READ COMMITTED", ["on", "on", "open", "open", True])
+    assert "synchronous_standby_names is empty" in caplog.text
 
 
 @pytest.mark.server

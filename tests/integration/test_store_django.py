@@ -17,7 +17,7 @@ from sqlalchemy import Connection, create_engine, inspect, text
 from sqlalchemy.pool import NullPool
 
 from tallystick import PreparedTxnState
-from tallystick.dualwrite.errors import BadStore, CommitUnknown, Fenced, NotYours, UnsafeStore
+from tallystick.dualwrite.errors import BadStore, CommitUnknown, Fenced, NotCommitted, NotYours, UnsafeStore
 from tallystick.dualwrite.model import TABLE
 from tallystick.dualwrite.stores.django import DjangoStore
 from tallystick.dualwrite.stores.sql_table import Tables
@@ -193,15 +193,17 @@ def test_a_block_marked_for_rollback_is_never_taken_for_committed(store: DjangoS
     transaction_ = store.begin()
     transaction_.record(replace(row, state=STATE))
     transaction.set_rollback(True, using=ALIAS)
-    with pytest.raises(NotYours):
+    with pytest.raises(NotCommitted) as refused:
         transaction_.commit()
+    assert isinstance(refused.value.cause, NotYours)
     assert store.read_state("id") == row
 
     transaction_ = store.begin()
     transaction_.record(replace(row, state=STATE))
     connections[ALIAS].close()
-    with pytest.raises(NotYours):
+    with pytest.raises(NotCommitted) as refused:
         transaction_.commit()
+    assert isinstance(refused.value.cause, NotYours)
     assert store.read_state("id") == row
 
 
@@ -227,8 +229,9 @@ def test_a_constraint_checked_at_the_commit_is_a_refusal(store: DjangoStore) -> 
     transaction_ = store.begin()
     transaction_.record(replace(row, state=STATE))
     execute("INSERT INTO child VALUES (1)")
-    with pytest.raises(IntegrityError):
+    with pytest.raises(NotCommitted) as refused:
         transaction_.commit()
+    assert isinstance(refused.value.cause, IntegrityError)
     assert store.read_state("id") == row
 
 

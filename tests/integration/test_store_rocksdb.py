@@ -10,7 +10,7 @@ import pytest
 from rocksdict import DbClosedError, Options, Rdict
 
 from tallystick import PreparedTxnState
-from tallystick.dualwrite.errors import BadRow, BadStore, Fenced, NotYours
+from tallystick.dualwrite.errors import BadRow, BadStore, Fenced, NotCommitted, NotYours
 from tallystick.dualwrite.model import TABLE
 from tallystick.dualwrite.stores.rocksdb import RocksStore
 from tallystick.kernel.value import replace
@@ -60,8 +60,9 @@ def test_two_stores_of_one_database_fence_each_other(database: Rdict, store: Roc
     transaction.record(replace(row, state=STATE))
     other = RocksStore(database)
     other.claim("id")
-    with pytest.raises(Fenced):
+    with pytest.raises(NotCommitted) as refused:
         transaction.commit()
+    assert isinstance(refused.value.cause, Fenced)
     assert (b"key" if store.raw_mode else "key") not in database
     other.close()
 
@@ -73,8 +74,9 @@ def test_a_batch_that_the_user_has_written_is_refused(database: Rdict, store: Ro
     with pytest.raises(NotYours):
         transaction.record(replace(row, state=STATE))
     transaction.rollback()
-    with pytest.raises(NotYours):
+    with pytest.raises(NotCommitted) as refused:
         transaction.commit()
+    assert isinstance(refused.value.cause, NotYours)
     assert store.read_state("id") == row
 
 

@@ -67,10 +67,11 @@ def test_a_row_is_claimed_recorded_and_read(database: Database) -> None:
                 await store.claim("id")
             await store.create()
             await store.create()
+            async with store._engine.begin() as connection:
+                await connection.execute(text("CREATE TABLE mine (n INTEGER)"))
             row = await store.claim("id")
             await store.claim("ID")
             transaction = await store.begin()
-            await transaction.session.execute(text("CREATE TABLE mine (n INTEGER)"))
             await transaction.session.execute(text("INSERT INTO mine VALUES (1)"))
             await transaction.record(replace(row, state=STATE))
             await transaction.commit()

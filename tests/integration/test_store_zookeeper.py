@@ -10,7 +10,7 @@ from kazoo.exceptions import NodeExistsError
 from servers import ZooKeeper
 
 from tallystick import PreparedTxnState
-from tallystick.dualwrite.errors import BadRow, BadStore, CommitUnknown, Fenced, NotYours
+from tallystick.dualwrite.errors import BadRow, BadStore, CommitUnknown, Fenced, NotCommitted, NotYours
 from tallystick.dualwrite.stores.zookeeper import ZooKeeperStore
 from tallystick.kernel.value import replace
 
@@ -57,8 +57,9 @@ def test_a_claim_between_record_and_commit_fences(store: ZooKeeperStore) -> None
     transaction.request.create(f"{store.path}-data", b"mine")
     transaction.record(replace(row, state=PreparedTxnState("7:0")))
     store.claim("id")
-    with pytest.raises(Fenced):
+    with pytest.raises(NotCommitted) as refused:
         transaction.commit()
+    assert isinstance(refused.value.cause, Fenced)
     assert store.client.exists(f"{store.path}-data") is None
 
 
@@ -68,8 +69,9 @@ def test_a_refused_operation_of_the_user_is_the_users_error(store: ZooKeeperStor
     transaction = store.begin()
     transaction.record(replace(row, state=PreparedTxnState("7:0")))
     transaction.request.create(f"{store.path}-there")
-    with pytest.raises(NodeExistsError):
+    with pytest.raises(NotCommitted) as refused:
         transaction.commit()
+    assert isinstance(refused.value.cause, NodeExistsError)
     assert store.read_state("id") == row
 
 
@@ -130,5 +132,6 @@ def test_the_request_is_committed_by_the_store_alone(store: ZooKeeperStore) -> N
     with pytest.raises(NotYours):
         transaction.record(row)
     transaction.rollback()
-    with pytest.raises(NotYours):
+    with pytest.raises(NotCommitted) as refused:
         transaction.commit()
+    assert isinstance(refused.value.cause, NotYours)

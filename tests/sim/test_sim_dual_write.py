@@ -86,7 +86,7 @@ class RecordsLate(Session[SimTransaction, SimProducer]):
     def commit(self, txn: SimTransaction, *, wait_visible: bool = False) -> Recipe[None]:
         self.standing = Standing.UNSETTLED
         rows = yield from self._prepare(txn)
-        yield from self._commit_kafka()
+        yield from self._commit_kafka(rows)
         yield from do("commit database", "", txn.commit)
         for branch, row in rows:
             branch.row = row

@@ -18,10 +18,11 @@ from tallystick.client.modes import Mode
 from tallystick.client.prepared import PreparedTxnState
 from tallystick.client.transactions import Completion
 from tallystick.dualwrite.driving import AsyncDriver, Step
-from tallystick.dualwrite.errors import CommitUnknown, DualWriteError, Fenced
+from tallystick.dualwrite.errors import CommitUnknown, DualWriteError
 from tallystick.dualwrite.model import StoredState
 from tallystick.dualwrite.recovery import Finding, Report
 from tallystick.dualwrite.session import Making, Session
+from tallystick.dualwrite.stores.base import check_record
 from tallystick.errors import InDoubt
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import Identity, ProducerEpoch, ProducerId
@@ -221,11 +222,9 @@ class SimTransaction:
         self._recorded: list[StoredState] = []
         self._committing = False
 
-    async def record(self, row: StoredState) -> None:
+    async def record(self, row: StoredState, before: StoredState | None = None) -> None:
         await self._server.lock(row.transactional_id, self)
-        now = self._server.rows.get(row.transactional_id)
-        if now is None or now.owner != row.owner:
-            raise Fenced(row.transactional_id, row.owner)
+        check_record(self._server.rows.get(row.transactional_id), row, before)
         self._recorded.append(row)
 
     async def commit(self) -> None:

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 _COLUMNS: Final = ("TransactionalId", "Database", "InDoubt", "Finding", "Verdict", "Result")
 _QUERY: Final = ("TransactionalId", "Found", "Result", "Offsets")
 _OF_ONE_ID: Final = frozenset({"transactional.id", "transaction.two.phase.commit.enable"})
-_LEFT: Final = frozenset({Verdict.COMMIT, Verdict.ABORT, Verdict.COMPARE, Verdict.TEAR, Verdict.HALT})
+_LEFT: Final = frozenset(
+    {Verdict.COMMIT, Verdict.ABORT, Verdict.COMPARE, Verdict.TEAR, Verdict.LACK, Verdict.HALT}
+)
 
 
 def resolve_command(

@@ -18,18 +18,22 @@ if TYPE_CHECKING:
         BadStore,
         CommitUnknown,
         DataLoss,
+        DatabaseBehind,
         DualWriteError,
         Fenced,
         ForeignCluster,
         Halted,
         LogBehind,
         NoFreeId,
+        NotCommitted,
         NotRecovered,
         NotVisible,
         NotYours,
+        Outcome,
         TooLate,
         Torn,
         UnsafeStore,
+        WriteInDoubt,
     )
     from tallystick.dualwrite.pool import WriterPool
     from tallystick.dualwrite.recovery import Finding, Report, Verdict
@@ -46,6 +50,7 @@ __all__ = [
     "BadStore",
     "CommitUnknown",
     "DataLoss",
+    "DatabaseBehind",
     "DjangoStore",
     "DualWriteError",
     "DualWriter",
@@ -55,9 +60,11 @@ __all__ = [
     "Halted",
     "LogBehind",
     "NoFreeId",
+    "NotCommitted",
     "NotRecovered",
     "NotVisible",
     "NotYours",
+    "Outcome",
     "Report",
     "RocksStore",
     "SqlStore",
@@ -66,6 +73,7 @@ __all__ = [
     "Transaction",
     "UnsafeStore",
     "Verdict",
+    "WriteInDoubt",
     "WriterPool",
     "ZooKeeperStore",
     "aio",
@@ -75,8 +83,9 @@ __all__ = [
 if not TYPE_CHECKING:
     _WHERE = {
         "errors": (
-            "BadRow BadStore CommitUnknown DataLoss DualWriteError Fenced ForeignCluster Halted LogBehind "
-            "NoFreeId NotRecovered NotVisible NotYours TooLate Torn UnsafeStore"
+            "BadRow BadStore CommitUnknown DataLoss DatabaseBehind DualWriteError Fenced ForeignCluster Halted "
+            "LogBehind NoFreeId NotCommitted NotRecovered NotVisible NotYours Outcome TooLate Torn "
+            "UnsafeStore WriteInDoubt"
         ),
         "consuming": "consume_into",
         "pool": "WriterPool",

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from types import TracebackType
 from typing import Generic, Self, TypeVar
@@ -14,6 +14,7 @@ from tallystick.dualwrite.recovery import Recovered, Report
 from tallystick.dualwrite.stores.base import AsyncStore, AsyncStoreTransaction
 
 D = TypeVar("D", bound=AsyncStoreTransaction)
+R = TypeVar("R")
 
 _log = logging.getLogger("tallystick.dualwrite")
 
@@ -91,7 +92,7 @@ class WriterPool(Generic[D]):
             taken.append(writer)
             try:
                 if not writer.ready:
-                    await writer.recover()
+                    _log.info("recovered before it is used again: %s", await writer.recover())
             except Exception as exc:  # whatever is wrong with it, another one may do
                 _log.warning("%r: could not be recovered: %s", writer, exc)
                 failure = exc
@@ -105,6 +106,18 @@ class WriterPool(Generic[D]):
         """A dual write under a free id."""
         async with self.writer(wait_s) as writer, writer.transaction(wait_visible=wait_visible) as txn:
             yield txn
+
+    async def run(
+        self,
+        work: Callable[[Transaction[D]], Awaitable[R]],
+        *,
+        retries: int = 0,
+        wait_visible: bool = False,
+        wait_s: float | None = None,
+    ) -> R:
+        """`work` in a transaction under a free id, never carried out twice."""
+        async with self.writer(wait_s) as writer:
+            return await writer.run(work, retries=retries, wait_visible=wait_visible)
 
     async def close(self) -> None:
         """Close every writer; again is harmless."""

@@ -1,11 +1,12 @@
 """The same dual writes under asyncio: `async with`, and stores that are awaited."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from types import TracebackType
-from typing import Final, Generic, Self, TypeVar
+from typing import Final, Generic, Self, TypeVar, cast
 
 from tallystick.admin.aio import Admin
 from tallystick.client.aio.consumer import Consumer
@@ -13,14 +14,26 @@ from tallystick.client.aio.producer import Column, Producer
 from tallystick.client.delivery import BatchDelivery, Delivery
 from tallystick.client.modes import Mode
 from tallystick.dualwrite.driving import AsyncDriver, Step, Watch
+from tallystick.dualwrite.errors import Outcome, WriteInDoubt
 from tallystick.dualwrite.recovery import Report
 from tallystick.dualwrite.session import Making, Session, Standing
 from tallystick.dualwrite.stores.base import AsyncStore, AsyncStoreTransaction
-from tallystick.dualwrite.transaction import Half, one_of
+from tallystick.dualwrite.transaction import (
+    Block,
+    Half,
+    Savepoint,
+    flush_rows_async,
+    note_sent,
+    one_of,
+    savepoint_of,
+)
 from tallystick.dualwrite.writer import ONLY
 from tallystick.kernel.clock import SystemClock
 
 D = TypeVar("D", bound=AsyncStoreTransaction)
+R = TypeVar("R")
+
+_log = logging.getLogger("tallystick.dualwrite")
 
 _MAKING: Final = Making(producer=Producer, admin=Admin, pause=asyncio.sleep, clock=SystemClock())
 
@@ -84,8 +97,18 @@ class Transaction(Half[D]):
         sent = partial(self._producer(cluster).send_offsets_to_transaction, positions, group)
         await self._driver.take_async(Step("send offsets", group.group_id, sent), sent)
 
+    @asynccontextmanager
+    async def savepoint(self) -> AsyncIterator[Savepoint]:
+        """A savepoint of the database; its `send`, not awaited, goes out when it is released."""
+        part = Savepoint(self.send, self.send_batch)
+        async with savepoint_of(self.database):
+            yield part
+        for send in part.kept:
+            await cast("Awaitable[object]", send())
+
     def _producer(self, cluster: str | None) -> Producer:
         self.check_open()
+        note_sent(self._database)
         return one_of(self._producers, cluster)
 
 
@@ -114,7 +137,8 @@ class DualWriter(Generic[D]):
 
     async def recover(self, *, accept_torn: bool = False) -> Report:
         """Bring both halves of this writer's id to the same end; needed before the first transaction."""
-        return await self._driver.run_async(self._session.recover(accept_torn=accept_torn))
+        with Block(self._session) as block, block:
+            return await self._driver.run_async(self._session.recover(accept_torn=accept_torn, block=block))
 
     async def look(self) -> Report:
         """What recover() would find and do now; nothing is claimed or changed, and it may be old news."""
@@ -124,17 +148,42 @@ class DualWriter(Generic[D]):
     async def transaction(self, *, wait_visible: bool = False) -> AsyncIterator[Transaction[D]]:
         """A dual write. When the block ends, both halves are committed; if it raises, neither is."""
         driver, session = self._driver, self._session
-        database = await driver.run_async(session.begin())
-        producers = {name: branch.producer for name, branch in session.branches.items()}
-        txn = Transaction(database, producers, driver)
-        try:
-            yield txn
-        except BaseException as exc:
+        with Block(session) as block, block:
+            database = await driver.run_async(session.begin(block))
+            producers = {name: branch.producer for name, branch in session.branches.items()}
+            txn = Transaction(database, producers, driver)
+            try:
+                yield txn
+                await flush_rows_async(database)
+            except BaseException as exc:
+                txn.end()
+                await driver.run_async(session.rollback(database, exc))
+                raise
             txn.end()
-            await driver.run_async(session.rollback(database, exc))
-            raise
-        txn.end()
-        await driver.run_async(session.commit(database, wait_visible=wait_visible))
+            await driver.run_async(session.commit(database, wait_visible=wait_visible))
+
+    async def run(
+        self,
+        work: Callable[[Transaction[D]], Awaitable[R]],
+        *,
+        retries: int = 0,
+        wait_visible: bool = False,
+    ) -> R:
+        """What `work` returns, in a transaction of its own; never carried out twice."""
+        for left in reversed(range(retries + 1)):
+            done: list[R] = []
+            try:
+                async with self.transaction(wait_visible=wait_visible) as txn:
+                    done.append(await work(txn))
+            except WriteInDoubt as doubt:
+                _log.info("%s", await self.recover())
+                if doubt.outcome() is Outcome.COMMITTED:
+                    return done[0]
+                if doubt.outcome() is Outcome.UNKNOWN or not left:
+                    raise
+            else:
+                return done[0]
+        raise AssertionError("retries: at least 0")
 
     @property
     def ready(self) -> bool:

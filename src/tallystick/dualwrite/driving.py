@@ -7,6 +7,7 @@ in the order in which they are taken, and a test may watch them: a crash test en
 """
 
 from collections.abc import Awaitable, Callable, Generator
+from inspect import GEN_CLOSED, getgeneratorstate
 from typing import TypeVar, cast
 
 from tallystick.kernel.value import frozen
@@ -63,17 +64,23 @@ class Driver:
         return result
 
     def run(self, recipe: Recipe[T]) -> T:
-        """Carry a recipe out; what it returns or raises. It hears of every failure, Ctrl-C included."""
+        """Carry a recipe out; what it returns or raises.
+
+        It hears of every failure, Ctrl-C included; also of what a signal's handler raises in here, between
+        two steps: that is a failure of the step before, or of the one after.
+        """
         resume, value = _first(recipe)
         while True:
             try:
-                step = resume(value)
-            except StopIteration as done:
-                return cast(T, done.value)
-            try:
-                value = self.take(step, step.call)
-                resume = recipe.send
+                while True:  # inside: a jump back is where a signal's handler may run
+                    step = resume(value)
+                    value = self.take(step, step.call)
+                    resume = recipe.send
             except BaseException as exc:
+                if getgeneratorstate(recipe) == GEN_CLOSED:  # it has ended, and this is how
+                    if isinstance(exc, StopIteration):
+                        return cast(T, exc.value)
+                    raise
                 value = exc
                 resume = _thrower(recipe)
 
@@ -92,13 +99,15 @@ class AsyncDriver(Driver):
         resume, value = _first(recipe)
         while True:
             try:
-                step = resume(value)
-            except StopIteration as done:
-                return cast(T, done.value)
-            try:
-                value = await self.take_async(step, cast(Callable[[], Awaitable[object]], step.call))
-                resume = recipe.send
+                while True:
+                    step = resume(value)
+                    value = await self.take_async(step, cast(Callable[[], Awaitable[object]], step.call))
+                    resume = recipe.send
             except BaseException as exc:
+                if getgeneratorstate(recipe) == GEN_CLOSED:
+                    if isinstance(exc, StopIteration):
+                        return cast(T, exc.value)
+                    raise
                 value = exc
                 resume = _thrower(recipe)
 

@@ -8,20 +8,27 @@
       UnsafeStore       the database would lose what it acknowledged; nothing was begun
       BadStore          the table, path or family is missing or of another version
       BadRow            the row of an id is not what this library writes
+      NotCommitted      (from stores) the database certainly did not commit; a writer raises its cause
       CommitUnknown     (from stores) the answer to a database commit was lost; a writer raises InDoubt
       Halted            recovery found what it must not decide; nothing was changed in Kafka
         LogBehind         the cluster has lost a transaction that it acknowledged
         ForeignCluster    the row was recorded with another cluster
+        DatabaseBehind    the database has lost a transaction that it acknowledged, and Kafka has committed it
       Torn              the database committed, and the cluster has aborted its half: to be repaired by hand
       NotVisible        both halves are committed; whether readers see it could not be seen in time
       DataLoss          records that follow the database's offset are no longer in the log
       NoFreeId          every id of a pool was in use for too long
     InDoubt             (kernel) a commit was sent, and its outcome is not known: recover() finds out
+      WriteInDoubt      the same of a dual write, with what to ask for: `outcome()`
 
 All of them pickle.
 """
 
-from tallystick.kernel.errors import TallystickError
+from collections.abc import Mapping
+from enum import Enum
+
+from tallystick.client.prepared import PreparedTxnState
+from tallystick.kernel.errors import InDoubt, TallystickError
 
 
 class DualWriteError(TallystickError):
@@ -95,8 +102,55 @@ class BadRow(DualWriteError):
         return f"the stored state of {self.transactional_id!r} cannot be read: {self.why}"
 
 
+class NotCommitted(DualWriteError):
+    """A store's word that COMMIT was not sent, or was refused: the transaction had no effect [DW-3].
+
+    Without this word a writer takes the outcome for unknown, whatever was raised.
+    """
+
+    def __init__(self, cause: Exception) -> None:
+        super().__init__(cause)
+        self.cause = cause
+
+    def __str__(self) -> str:
+        return f"the database did not commit: {self.cause}"
+
+
 class CommitUnknown(DualWriteError):
     """The database was told to commit and did not answer: only a claim, and then a look, can tell."""
+
+
+class Outcome(Enum):
+    """What became of a dual write whose end was in doubt."""
+
+    COMMITTED = "both halves are committed, or will be by recover()"
+    NOT_COMMITTED = "neither half is committed"
+    UNKNOWN = "not known"
+
+
+class WriteInDoubt(InDoubt):
+    """The end of a dual write is not known. `recover()` finds out; from then on `outcome()` tells.
+
+    states  the Kafka transaction of each transactional id; the database names them if it has committed.
+            Without records there is none, and nothing can tell whether the rows were committed.
+    """
+
+    def __init__(self, text: str, states: Mapping[str, PreparedTxnState]) -> None:
+        super().__init__(text, states)
+        self.states = states
+        self._outcome = Outcome.UNKNOWN
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+    def outcome(self) -> Outcome:
+        """What became of it, as far as this writer has found out. Never repeat what is UNKNOWN."""
+        return self._outcome
+
+    def settle(self, outcome: Outcome) -> None:
+        """What a recovery, or the commit itself, has found out; the first word counts."""
+        if self._outcome is Outcome.UNKNOWN:
+            self._outcome = outcome
 
 
 class Halted(DualWriteError):
@@ -109,6 +163,14 @@ class LogBehind(Halted):
 
 class ForeignCluster(Halted):
     """The row was recorded with another cluster than the one the producer is connected to."""
+
+
+class DatabaseBehind(Halted):
+    """The database has lost a commit that it acknowledged, and Kafka has the records of it.
+
+    After a failover to an asynchronous replica, or a restored backup. Write those rows again, or make up for
+    the records; then recover(accept_torn=True).
+    """
 
 
 class Torn(DualWriteError):

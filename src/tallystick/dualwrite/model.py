@@ -33,6 +33,7 @@ FORMER_MAX: Final = 32
 """How many former producer ids a row keeps: a million transactions, at 32,768 epochs each."""
 
 NOTHING: Final = PreparedTxnState()
+_COMPLETED: Final = 2  # in the column `settled`, beside 0 or 1; who does not know it reads "not settled"
 
 
 @frozen(kw_only=True)
@@ -42,6 +43,8 @@ class StoredState:
     owner                the token of who may record; a claim replaces it
     state                the last Kafka transaction that the database committed; empty: there was none yet
     settled              both halves of `state` are known to be finished
+    completing           a recovery commits `state` in Kafka, or has: InitProducerId moves the pair on, and
+                         what the cluster shows committed afterwards is this one
     former_producer_ids  those that `state` named before, oldest first
     cluster_id           where that transaction was; None: nothing was recorded, or the cluster has no id
     transaction_version  what it was started with; below 2 a pair names many transactions
@@ -53,6 +56,7 @@ class StoredState:
     owner: str
     state: PreparedTxnState = NOTHING
     settled: bool = False
+    completing: bool = False
     former_producer_ids: tuple[int, ...] = ()
     cluster_id: str | None = None
     transaction_version: int | None = None
@@ -87,7 +91,7 @@ def to_columns(row: StoredState) -> dict[str, Value]:
         "transactional_id": row.transactional_id,
         "owner": row.owner,
         "prepared_transaction_state": str(row.state),
-        "settled": int(row.settled),
+        "settled": int(row.settled) + (_COMPLETED if row.completing else 0),
         "former_producer_ids": " ".join(map(str, row.former_producer_ids)),
         "cluster_id": row.cluster_id,
         "transaction_version": row.transaction_version,
@@ -108,7 +112,8 @@ def from_columns(columns: Mapping[str, object]) -> StoredState:
             transactional_id=_text(columns["transactional_id"]),
             owner=_text(columns["owner"]),
             state=PreparedTxnState(_text(columns["prepared_transaction_state"])),
-            settled=_whole(columns["settled"]) == 1,
+            settled=_whole(columns["settled"]) % _COMPLETED == 1,
+            completing=_whole(columns["settled"]) >= _COMPLETED,
             former_producer_ids=tuple(int(each) for each in _text(columns["former_producer_ids"]).split()),
             cluster_id=None if columns["cluster_id"] is None else _text(columns["cluster_id"]),
             transaction_version=_whole_or_none(columns["transaction_version"]),

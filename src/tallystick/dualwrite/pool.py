@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from queue import Empty, LifoQueue
 from types import TracebackType
@@ -15,6 +15,7 @@ from tallystick.dualwrite.writer import DualWriter, Transaction
 from tallystick.kernel.settings import BadConfig
 
 D = TypeVar("D", bound=StoreTransaction)
+R = TypeVar("R")
 
 _log = logging.getLogger("tallystick.dualwrite")
 
@@ -136,7 +137,7 @@ class WriterPool(Generic[D]):
             taken.append(writer)
             try:
                 if not writer.ready:
-                    writer.recover()
+                    _log.info("recovered before it is used again: %s", writer.recover())
             except Exception as exc:  # whatever is wrong with it, another one may do
                 _log.warning("%r: could not be recovered: %s", writer, exc)
                 failure = exc
@@ -150,6 +151,18 @@ class WriterPool(Generic[D]):
         """A dual write under a free id. Raises: as `writer` and DualWriter.transaction."""
         with self.writer(wait_s) as writer, writer.transaction(wait_visible=wait_visible) as txn:
             yield txn
+
+    def run(
+        self,
+        work: Callable[[Transaction[D]], R],
+        *,
+        retries: int = 0,
+        wait_visible: bool = False,
+        wait_s: float | None = None,
+    ) -> R:
+        """`work` in a transaction under a free id, never carried out twice. As DualWriter.run."""
+        with self.writer(wait_s) as writer:
+            return writer.run(work, retries=retries, wait_visible=wait_visible)
 
     def close(self) -> None:
         """Close every writer; again is harmless."""

@@ -19,7 +19,7 @@ from tallystick.client.consumer_errors import PositionUnknown
 from tallystick.client.offsets import GroupMetadata
 from tallystick.client.reading import ConsumerRecord
 from tallystick.dualwrite.driving import Recipe, do
-from tallystick.dualwrite.errors import CommitUnknown, DataLoss
+from tallystick.dualwrite.errors import CommitUnknown, DataLoss, NotCommitted
 from tallystick.dualwrite.halves import Later, Transacting
 from tallystick.dualwrite.stores.base import OffsetMoved
 from tallystick.kernel.errors import InDoubt
@@ -178,6 +178,8 @@ class Reading(Generic[M]):
             yield from do("commit database", self.group, txn.commit)
         except BaseException as exc:
             yield from self.rollback(txn, took)
+            if isinstance(exc, NotCommitted):
+                raise exc.cause from exc
             if isinstance(exc, CommitUnknown):
                 raise InDoubt(
                     f"{self.group}: whether the database committed is not known: {exc}; the next batch "

@@ -51,6 +51,8 @@ class Finding(Enum):
     STALE = "it was in doubt, and the database last committed another one before"
     FINISHED = "the cluster shows that it was committed"
     FORCED = "the database has committed it, and the cluster shows that it was aborted there"
+    OVERRULED = "the database has committed it, and what the cluster last ended was aborted"
+    BEHIND = "the cluster has committed a later one, which the database does not have"
     UNPROVEN = "it is not in doubt, and nothing tells any more how it ended"
     UNSEEN = "the cluster does not show what it holds"
     AHEAD = "the database has committed what the cluster has not come to, or has lost the end of"
@@ -66,6 +68,7 @@ class Verdict(Enum):
     COMPARE = auto()  # as KIP-939: let the cluster's answer to init be compared with the row
     ALLOW = auto()  # go on, and say that it is not proven
     TEAR = auto()  # say that the halves differ; go on only if somebody insists
+    LACK = auto()  # say that the database has lost a commit; go on only if somebody insists
     HALT = auto()  # touch nothing; commit and abort would both hide it
 
 
@@ -79,6 +82,8 @@ _ROWS: Final = {
     Finding.STALE: (Verdict.ABORT, Verdict.ABORT, Verdict.ABORT),
     Finding.FINISHED: (Verdict.NOTHING, Verdict.NOTHING, Verdict.NOTHING),
     Finding.FORCED: (Verdict.TEAR, Verdict.TEAR, Verdict.TEAR),
+    Finding.OVERRULED: (Verdict.TEAR, Verdict.TEAR, Verdict.TEAR),
+    Finding.BEHIND: (Verdict.LACK, Verdict.LACK, Verdict.LACK),
     Finding.UNPROVEN: (Verdict.ALLOW, Verdict.ALLOW, Verdict.ALLOW),
     Finding.UNSEEN: (Verdict.COMPARE, Verdict.COMPARE, Verdict.HALT),
     Finding.AHEAD: (Verdict.HALT, Verdict.HALT, Verdict.HALT),
@@ -91,18 +96,55 @@ VERDICTS: Final = {
 }
 
 
-def find(row: StoredState, shown: Shown) -> Finding:
-    """Lay the two halves together [DW-6]. Only an exact match is DECIDED."""
+def find(row: StoredState, shown: Shown, known: StoredState | None = None) -> Finding:
+    """Lay the two halves together [DW-6]. Only an exact match is DECIDED.
+
+    Args:
+        known: the row as this writer last saw it committed, if it has lived that long.
+    """
     if row.state and None not in (row.cluster_id, shown.cluster_id) and row.cluster_id != shown.cluster_id:
         return Finding.FOREIGN
     if not shown.visible:
         return Finding.UNSEEN
+    if known is not None and _has_lost(row, known) and shown.open != known.state.identity:
+        return Finding.BEHIND
     if shown.open is not None:
         return _of_open(row, shown, shown.open)
+    ended = _ended(row, shown)
+    if shown.seen is not None and ended in _ANOTHER and shown.seen.state in _COMMITS and not row.completing:
+        return Finding.AHEAD if is_older(row, shown.seen.identity) else Finding.BEHIND
     if not row.pending:
         # Nothing is expected. Still, an id that has not come to what was finished lost it.
-        return Finding.AHEAD if _ended(row, shown) is modes.Finding.LOST else Finding.IDLE
-    return _ENDED[_ended(row, shown)]
+        return Finding.AHEAD if ended is modes.Finding.LOST else Finding.IDLE
+    if ended is modes.Finding.MOVED_ON and shown.seen is not None:
+        return _of_past(row, shown.seen)
+    return _ENDED[ended]
+
+
+# What the cluster shows is not the end of what the row names.
+_ANOTHER: Final = (None, modes.Finding.MOVED_ON)
+_COMMITS: Final = ("PrepareCommit", "CompleteCommit")
+_ABORTS: Final = ("PrepareAbort", "CompleteAbort")
+
+
+def _has_lost(row: StoredState, known: StoredState) -> bool:
+    """Is the row older than the one that this writer saw committed [DW-12]?"""
+    name = row.state.identity
+    return bool(known.state) and (name is None or is_older(known, name))
+
+
+def _of_past(row: StoredState, seen: Seen) -> Finding:
+    """The id has moved on from what the row names, and which is not known to be finished.
+
+    Who ends a later transaction has noted first that this one is finished, or has found it committed. So an
+    abort is this one's, unless the cluster itself may have moved on (below 2pc), or an operator has.
+    """
+    if seen.state in _COMMITS:
+        return Finding.FINISHED  # `completing`: else it is BEHIND
+    name, never_expires = row.state.identity, row.timeout_ms is None
+    if seen.state in _ABORTS and never_expires and not (seen.forced - {name}):
+        return Finding.OVERRULED
+    return Finding.UNPROVEN
 
 
 def _of_open(row: StoredState, shown: Shown, pair: Identity) -> Finding:

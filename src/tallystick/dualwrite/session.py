@@ -6,7 +6,8 @@ of the database is the one moment at which both are decided [DW-7]. Hence:
 
 - What fails before it takes both halves back.
 - While its own outcome is not known, nothing is done to Kafka's half, which stays prepared: only a claim can
-  tell, and that is recovery's [DW-3].
+  tell, and that is recovery's [DW-3]. It is known when the step has returned, or has raised NotCommitted; an
+  exception out of a signal's handler may come when COMMIT was answered, and says nothing.
 - What fails after it leaves a half to be finished, and recovery finishes it.
 
 Recovery claims before it reads, and reads before it asks Kafka [DW-5]; then it describes before it
@@ -18,15 +19,16 @@ A session stands in one place (`Standing`); after anything that left a half open
 but recovery is legal, which throws the producers away and makes others: there is one way to recover.
 """
 
+import inspect
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from threading import Lock
 from typing import Final, Generic, TypeVar
 
-from tallystick.admin.model import TransactionDescription
 from tallystick.client.config import CLIENT_SETTINGS, ROLE_SETTINGS, ProducerConfig
 from tallystick.client.errors import (
     AbortRequired,
@@ -40,26 +42,29 @@ from tallystick.client.errors import (
 from tallystick.client.errors import Fenced as FencedInKafka
 from tallystick.client.modes import Mode, Seen
 from tallystick.client.prepared import PreparedTxnState
-from tallystick.client.transactions import Completion
+from tallystick.dualwrite import conclusions
 from tallystick.dualwrite.driving import Recipe, do
 from tallystick.dualwrite.errors import (
-    CommitUnknown,
+    DatabaseBehind,
     Fenced,
-    ForeignCluster,
     Halted,
-    LogBehind,
+    NotCommitted,
     NotRecovered,
     NotVisible,
+    NotYours,
+    Outcome,
     TooLate,
     Torn,
+    WriteInDoubt,
 )
 from tallystick.dualwrite.halves import Describing, MakeAdmin, MakeProducer, P, Storing, Transacting
+from tallystick.dualwrite.locking import look_under_lock
 from tallystick.dualwrite.model import NOTHING, StoredState
 from tallystick.dualwrite.recovery import VERDICTS, Finding, Recovered, Report, Shown, Verdict, find
 from tallystick.kernel.check import check
 from tallystick.kernel.clock import Clock
 from tallystick.kernel.codes import ErrorCode
-from tallystick.kernel.errors import InDoubt
+from tallystick.kernel.errors import InDoubt, TallystickError
 from tallystick.kernel.settings import BadConfig
 from tallystick.kernel.value import replace
 
@@ -75,6 +80,9 @@ _ADMIN_SETTINGS: Final = {**CLIENT_SETTINGS, **ROLE_SETTINGS["admin"]}
 
 D = TypeVar("D", bound=Transacting)
 
+_LEFT_TO_PARENT: Final[list[object]] = []
+"""Transactions that were open when this process was forked off: to end one would end it for the parent."""
+
 
 class Standing(Enum):
     """Where a writer stands; the value is what an error says of it."""
@@ -85,6 +93,9 @@ class Standing(Enum):
     RECOVERING = "it is being recovered"
     UNSETTLED = "a transaction before was left open"
     CLOSED = "it is closed"
+
+
+_WITHIN: Final = frozenset({Standing.IN_TRANSACTION, Standing.RECOVERING})
 
 
 class Branch(Generic[P]):
@@ -105,6 +116,7 @@ class Branch(Generic[P]):
         self.admin: Describing | None = None
         self.cluster_id: str | None = None
         self.row: StoredState | None = None
+        self.finished = NOTHING  # the last one that this writer has seen committed in both halves
         self._producer: P | None = None
         self.in_transaction = False
 
@@ -172,16 +184,30 @@ class Session(Generic[D, P]):
         self._making = making
         self._lock = Lock()
         self._started_at_ms = self._began_ms = 0
+        self._pid = os.getpid()
+        self._block: object = None
+        self._database: D | None = None  # begun and not ended, as far as is known
+        self._in_doubt: WriteInDoubt | None = None
 
     @property
     def name(self) -> str:
         return ", ".join([branch.id for branch in self._in_order])
 
-    def _enter(self, into: Standing, *allowed: Standing) -> None:
+    def _enter(self, into: Standing, *allowed: Standing, block: object) -> None:
         with self._lock:
             if self.standing not in allowed:
                 raise NotRecovered(f"{self.name}: {self._why_not()}")
+            self._pid = os.getpid()
+            self._block = block
             self.standing = into
+
+    def leave(self, block: object) -> None:
+        """The call that entered with `block` is over, however it ended. Does nothing when all was done.
+
+        An interrupt may have come where no recipe heard of it; then only recovery knows what to do.
+        """
+        if self._block is block and self.standing in _WITHIN and self._pid == os.getpid():
+            self.standing = Standing.UNSETTLED
 
     def _why_not(self) -> str:
         match self.standing:
@@ -194,13 +220,15 @@ class Session(Generic[D, P]):
 
     # ------------------------------------------------------------------------------ recovery
 
-    def recover(self, *, accept_torn: bool = False) -> Recipe[Report]:
+    def recover(self, *, accept_torn: bool = False, block: object = None) -> Recipe[Report]:
         """Bring both halves of every id to the same end.
 
         Order: claims, in the database; descriptions; halting verdicts; only then anything in Kafka.
         """
-        self._enter(Standing.RECOVERING, Standing.NEW, Standing.READY, Standing.UNSETTLED)
+        self._enter(Standing.RECOVERING, Standing.NEW, Standing.READY, Standing.UNSETTLED, block=block)
         try:
+            if self._database is not None:  # its locks would keep the claim waiting
+                yield from self._rolled_back(self._database)
             yield from self._drop_producers()
             report = yield from self._recovered(accept_torn=accept_torn)
         except BaseException:
@@ -210,23 +238,36 @@ class Session(Generic[D, P]):
         return report
 
     def _recovered(self, *, accept_torn: bool) -> Recipe[Report]:
+        known = {branch.id: branch.row for branch in self._in_order}
         for branch in self._in_order:
             branch.row = yield from do("claim", branch.id, partial(self._store.claim, branch.id))
-        shown = []
+        self._tell_outcome()
+        halves: list[tuple[Branch[P], Shown, Finding]] = []
         for branch in self._in_order:
-            shown.append((yield from self._show(branch)))
-        halves = list(zip(self._in_order, shown, strict=True))
-        for branch, each in halves:
-            _check_halt(branch.claimed(), each)
-        ids, torn = [], []
-        for branch, each in halves:
+            shown = yield from self._show(branch)
+            halves.append((branch, shown, find(_as_finished(branch), shown, known[branch.id])))
+        for branch, shown, finding in halves:
+            conclusions.check_halt(branch.claimed(), shown, finding)
+        ids: list[Recovered] = []
+        differ: list[Torn | DatabaseBehind] = []
+        for branch, shown, finding in halves:
             try:
-                ids.append((yield from self._finish(branch, each, accept_torn=accept_torn)))
-            except Torn as exc:  # the other clusters are brought to their end first
-                torn.append(exc)
-        if torn:
-            raise Torn("; ".join(each.args[0] for each in torn))
+                ids.append((yield from self._finish(branch, shown, finding, accept_torn=accept_torn)))
+            except (Torn, DatabaseBehind) as exc:  # the other clusters are brought to their end first
+                differ.append(exc)
+                branch.row = known[branch.id] or branch.row  # for the next time
+        if differ:
+            raise type(differ[0])("; ".join(map(str, differ)))
         return Report(tuple(ids))
+
+    def _tell_outcome(self) -> None:
+        """Every row is claimed: what was in doubt was committed if they name it, or never will be."""
+        doubt, self._in_doubt = self._in_doubt, None
+        if doubt is None or not doubt.states:
+            return
+        rows = {branch.id: branch.claimed().state for branch in self._in_order}
+        committed = all(rows[each] == state for each, state in doubt.states.items())
+        doubt.settle(Outcome.COMMITTED if committed else Outcome.NOT_COMMITTED)
 
     def look(self) -> Recipe[Report]:
         """What recovery would find, and change nothing: neither claim nor init. It may be old news."""
@@ -238,7 +279,9 @@ class Session(Generic[D, P]):
             shown = yield from self._show(branch)
             finding = find(row, shown)
             verdict = VERDICTS[finding, branch.strongest]
-            ids.append(_recovered(row, shown, finding, verdict, f"would {_WOULD[verdict]}"))
+            ids.append(
+                conclusions.recovered(row, shown, finding, verdict, f"would {conclusions.WOULD[verdict]}")
+            )
         return Report(tuple(ids))
 
     def _show(self, branch: Branch[P]) -> Recipe[Shown]:
@@ -250,7 +293,9 @@ class Session(Generic[D, P]):
         answers = yield from do("describe", branch.id, partial(admin.describe_transactions, [branch.id]))
         match answers.failures.get(branch.id):
             case None:
-                return Shown(seen=_seen(answers.found[branch.id]), cluster_id=cluster.cluster_id)
+                return Shown(
+                    seen=conclusions.seen_of(answers.found[branch.id]), cluster_id=cluster.cluster_id
+                )
             case IdExpired():
                 return Shown(seen=None, cluster_id=cluster.cluster_id)
             case NotAuthorized() | NotSupported() as why:
@@ -259,16 +304,19 @@ class Session(Generic[D, P]):
             case failure:
                 raise failure
 
-    def _finish(self, branch: Branch[P], shown: Shown, *, accept_torn: bool) -> Recipe[Recovered]:
+    def _finish(
+        self, branch: Branch[P], shown: Shown, finding: Finding, *, accept_torn: bool
+    ) -> Recipe[Recovered]:
         row = branch.claimed()
-        finding = find(row, shown)
-        token = row.pending
-        if finding is Finding.FORCED:
+        token = _as_finished(branch).pending
+        if finding in _DIFFER:
             if not accept_torn:
-                raise Torn(_torn(row))
+                raise _DIFFER[finding](row, shown.seen)
             token = NOTHING
-        if finding in (Finding.FINISHED, Finding.FORCED):
-            yield from self._settle(branch)  # before init wipes out the proof
+        if finding in _SETTLED_FIRST or not token:
+            yield from self._note(branch, settled=True)  # before init wipes out the proof
+        elif finding in (Finding.DECIDED, Finding.UNSEEN):
+            yield from self._note(branch, settled=False)
         producer = self._making.producer(branch.config)
         branch.use(producer)
         yield from do("init", branch.id, partial(producer.init_transactions, True))
@@ -282,32 +330,37 @@ class Session(Generic[D, P]):
         try:
             done = yield from do("complete", branch.id, partial(producer.complete_transaction, token))
         except DecisionExpired as exc:
-            raise Torn(_torn(row)) from exc
-        if not branch.claimed().settled:
-            yield from self._settle(branch)
-        return _recovered(row, shown, finding, verdict, _DID[done])
+            raise conclusions.torn(row) from exc
+        yield from self._note(branch, settled=True)
+        branch.finished = branch.claimed().state
+        return conclusions.recovered(row, shown, finding, verdict, conclusions.DID[done])
 
     def _check_owner(self, branch: Branch[P]) -> Recipe[None]:
         """Raises: Fenced if the row was claimed since: then what is open may be decided, and is not ours."""
         row = branch.claimed()
-        now = yield from do("check owner", branch.id, partial(self._store.read_state, branch.id))
-        if now is None or now.owner != row.owner:
-            raise Fenced(branch.id, row.owner, "gone" if now is None else now.owner)
+        yield from do("check owner", branch.id, partial(look_under_lock, self._store, row))
 
-    def _settle(self, branch: Branch[P]) -> Recipe[None]:
-        """Note that both halves are finished. Not needed for any outcome: it keeps what init wipes out."""
+    def _note(self, branch: Branch[P], *, settled: bool) -> Recipe[None]:
+        """Note that both halves are finished, or that the other one is about to be.
+
+        Not needed for any outcome: it keeps what InitProducerId wipes out.
+        """
         row = branch.claimed()
-        if not row.state or row.settled:
+        if not row.state or row.settled or (row.completing and not settled):
             return
-        settled = replace(row, settled=True)
-        txn: D = yield from do("begin settling", branch.id, self._store.begin)
+        noted = replace(row, settled=settled, completing=row.completing or not settled)
         try:
-            yield from do("settle", branch.id, partial(txn.record, settled))
+            txn = yield from do("begin settling", branch.id, self._open)
+            yield from do("settle", branch.id, partial(txn.record, noted, row))
             yield from do("commit settled", branch.id, txn.commit)
-        except BaseException:
-            yield from self._rolled_back(txn)
+            self._database = None
+        except BaseException as exc:
+            if self._database is not None:
+                yield from self._rolled_back(self._database)
+            if isinstance(exc, NotCommitted):
+                raise exc.cause from exc
             raise
-        branch.row = settled
+        branch.row = noted
 
     def _drop_producers(self) -> Recipe[None]:
         """Close what was used before; what is prepared or in doubt stays as it is [CLI-62]."""
@@ -322,9 +375,9 @@ class Session(Generic[D, P]):
 
     # ---------------------------------------------------------------------------- a transaction
 
-    def begin(self) -> Recipe[D]:
-        """Begin both halves."""
-        self._enter(Standing.IN_TRANSACTION, Standing.READY)
+    def begin(self, block: object = None) -> Recipe[D]:
+        """Begin both halves. Whoever calls it calls `leave(block)` at the very end."""
+        self._enter(Standing.IN_TRANSACTION, Standing.READY, block=block)
         try:
             yield from self._renew()
         except BaseException:
@@ -332,15 +385,26 @@ class Session(Generic[D, P]):
             raise
         self._started_at_ms = self._making.clock.now_ms()
         self._began_ms = self._making.clock.monotonic_ms()
-        txn: D | None = None
         try:
-            txn = yield from do("begin database", "", self._store.begin)
+            txn = yield from do("begin database", "", self._open)
             for branch in self._in_order:
                 yield from do("begin", branch.id, branch.producer.begin_transaction)
                 branch.in_transaction = True
-        except BaseException as exc:  # a producer that cannot begin is of no more use
-            yield from self._back_out(txn, lost=isinstance(exc, ClientError))
+        except BaseException:  # a producer that cannot begin, or may have begun, is of no more use
+            yield from self._back_out(self._database, lost=self._database is not None)
             raise
+        return txn
+
+    def _open(self) -> "D | Awaitable[D]":
+        """Begin in the database; noted before anything can interrupt, so that it is given back."""
+        self._database = begun = self._store.begin()  # type: ignore[assignment]
+        if not inspect.isawaitable(begun):
+            return begun
+        self._database = None
+        return self._opened(begun)
+
+    async def _opened(self, begun: "Awaitable[D]") -> D:
+        self._database = txn = await begun
         return txn
 
     def _renew(self) -> Recipe[None]:
@@ -362,39 +426,72 @@ class Session(Generic[D, P]):
         Raises: whatever failed before the database's commit, and both are taken back. InDoubt when that, or
             a commit in Kafka, has an unknown outcome: recover() finds out. Torn if the cluster had aborted.
         """
+        self._check_process(txn)
         try:
             rows = yield from self._prepare(txn)
         except BaseException as exc:
             yield from self._back_out(txn, lost=_is_lost(exc))
             raise
         self.standing = Standing.UNSETTLED
-        try:
-            yield from do("commit database", "", txn.commit)
-        except CommitUnknown as exc:
-            yield from self._rolled_back(txn)
-            raise InDoubt(
-                f"{self.name}: whether the database committed is not known: {exc}; recover() finds out"
-            ) from exc
-        except Exception as exc:  # by the contract of a store: it certainly did not commit
-            yield from self._back_out(txn, lost=isinstance(exc, Fenced))
-            raise
-        except BaseException as exc:
-            exc.add_note(f"{self.name}: whether both halves are committed is not known: recover() finds out")
-            yield from self._rolled_back(txn)
-            raise
+        refusal = yield from self._commit_database(txn, rows)
+        if refusal is not None:
+            yield from self._back_out(txn, lost=_is_lost(refusal))
+            raise refusal
         for branch, row in rows:
             branch.row = row
-        yield from self._commit_kafka()
+        yield from self._commit_kafka(rows)
         self.standing = Standing.READY
         if wait_visible:
             for branch, row in rows:
                 yield from self._seen_by_readers(branch, row.state)
 
+    def _commit_database(self, txn: D, rows: "Rows[P]") -> Recipe[Exception | None]:
+        """Why the database certainly did not commit; None if it did [DW-3]."""
+        try:
+            yield from do("commit database", "", txn.commit)
+        except NotCommitted as exc:
+            return exc.cause
+        except Exception as exc:  # the answer was lost, or a time limit has struck: it may have committed
+            doubt = self._doubt(f"whether the database committed is not known: {told(exc)}", rows)
+            yield from self._rolled_back(txn)
+            raise doubt from exc
+        except BaseException as exc:
+            exc.add_note(f"{self.name}: whether both halves are committed is not known: recover() finds out")
+            yield from self._rolled_back(txn)
+            raise
+        self._database = None
+        return None
+
+    def _doubt(self, text: str, rows: "Rows[P]") -> WriteInDoubt:
+        """What is raised, and is told the outcome by the next recovery."""
+        states = {branch.id: row.state for branch, row in rows if row is not branch.claimed() and row.state}
+        self._in_doubt = WriteInDoubt(f"{self.name}: {text}; recover() finds out", states)
+        return self._in_doubt
+
     def rollback(self, txn: D, cause: BaseException) -> Recipe[None]:
         """Take both halves back, because the block has raised `cause`."""
+        if self._is_forked(txn):
+            return
         yield from self._back_out(txn, lost=_is_lost(cause))
 
-    def _prepare(self, txn: D) -> Recipe[list[tuple[Branch[P], StoredState]]]:
+    def _is_forked(self, txn: D) -> bool:
+        """Is this a child of the process that began? Then both halves are the parent's [DW-11]."""
+        if self._pid == os.getpid():
+            return False
+        _LEFT_TO_PARENT.append(txn)  # also no finalizer does
+        abandon = getattr(txn, "abandon", None)
+        if abandon is not None:
+            abandon()
+        return True
+
+    def _check_process(self, txn: D) -> None:
+        if self._is_forked(txn):
+            raise NotYours(
+                f"{self.name}: the transaction was begun in process {self._pid}, and this is a fork of it, "
+                f"{os.getpid()}: it is the parent's to commit. Make a writer in each process, after the fork"
+            )
+
+    def _prepare(self, txn: D) -> "Recipe[Rows[P]]":
         if self.standing is Standing.CLOSED:
             raise NotRecovered(f"{self.name}: {self._why_not()}; neither half is committed")
         rows = []
@@ -402,7 +499,7 @@ class Session(Generic[D, P]):
             token = yield from do("prepare", branch.id, branch.producer.prepare_transaction)
             rows.append((branch, self._row(branch, token)))
         for branch, row in rows:
-            yield from do("record", branch.id, partial(txn.record, row))
+            yield from do("record", branch.id, partial(txn.record, row, branch.claimed()))
         for branch, row in rows:
             if row is not branch.claimed():
                 self._check_time(row)
@@ -423,6 +520,7 @@ class Session(Generic[D, P]):
             row,
             state=token,
             settled=False,
+            completing=False,
             former_producer_ids=row.after(token),
             cluster_id=branch.cluster_id,
             transaction_version=branch.producer.transaction_version,
@@ -430,7 +528,7 @@ class Session(Generic[D, P]):
             timeout_ms=None if branch.producer.mode is Mode.TWO_PHASE else branch.timeout_ms,
         )
 
-    def _commit_kafka(self) -> Recipe[None]:
+    def _commit_kafka(self, rows: "Rows[P]") -> Recipe[None]:
         """The database has decided: every cluster is told, also after one of them failed."""
         torn: list[DecisionExpired] = []
         doubts: list[Exception] = []
@@ -438,9 +536,10 @@ class Session(Generic[D, P]):
             try:
                 yield from do("commit", branch.id, branch.producer.commit_transaction)
                 branch.in_transaction = False
+                branch.finished = branch.claimed().state
             except DecisionExpired as exc:
                 torn.append(exc)
-            except (ClientError, InDoubt) as exc:
+            except Exception as exc:  # the client's, or out of a signal's handler
                 doubts.append(exc)
             except BaseException as exc:
                 exc.add_note(f"{self.name}: the database has committed: recover() finishes Kafka's half")
@@ -448,10 +547,11 @@ class Session(Generic[D, P]):
         if torn:
             raise Torn("; ".join(map(str, torn))) from torn[0]
         if doubts:
-            raise InDoubt(
-                f"{self.name}: the database has committed, and Kafka's half is to be finished by recover(): "
-                + "; ".join(map(str, doubts))
-            ) from doubts[0]
+            text = "the database has committed, and Kafka's half is to be finished by recover(): "
+            states = {branch.id: row.state for branch, row in rows if row.state}
+            doubt = WriteInDoubt(f"{self.name}: {text}" + "; ".join(map(told, doubts)), states)
+            doubt.settle(Outcome.COMMITTED)
+            raise doubt from doubts[0]
 
     def _back_out(self, txn: D | None, *, lost: bool = False) -> Recipe[None]:
         """Take back what nobody has decided. What cannot be reached now is left to recovery.
@@ -471,10 +571,21 @@ class Session(Generic[D, P]):
             except (ClientError, InDoubt) as exc:
                 _log.warning("%s: its transaction could not be aborted: %s", branch.id, exc)
                 clean = False
+        if txn is not None and clean:
+            yield from self._note_finished()
         if closed:
             self.standing = Standing.CLOSED
         elif clean:
             self.standing = Standing.READY
+
+    def _note_finished(self) -> Recipe[None]:
+        """What was just taken back hides in the cluster how the transaction before it ended: well."""
+        for branch in self._in_order:
+            try:
+                if _as_finished(branch).settled:
+                    yield from self._note(branch, settled=True)
+            except Exception as exc:
+                _log.warning("%s: it could not be noted that its last one is finished: %s", branch.id, exc)
 
     def _rolled_back(self, txn: D) -> Recipe[bool]:
         """End the database's half; True if that went well. Its failure hides no other."""
@@ -483,6 +594,7 @@ class Session(Generic[D, P]):
         except Exception as exc:
             _log.warning("%s: the database's transaction could not be rolled back: %s", self.name, exc)
             return False
+        self._database = None
         return True
 
     def _seen_by_readers(self, branch: Branch[P], token: PreparedTxnState) -> Recipe[None]:
@@ -525,61 +637,27 @@ def _is_lost(cause: BaseException) -> bool:
     """
     if isinstance(cause, BrokerRefused):
         return isinstance(cause, FencedInKafka) or cause.code == ErrorCode.INVALID_PRODUCER_EPOCH
-    return isinstance(cause, Fenced | AbortRequired)
+    return isinstance(cause, Fenced | AbortRequired | DatabaseBehind)
 
 
-_DID: Final = {
-    Completion.COMMITTED: "committed it in Kafka",
-    Completion.ABORTED: "aborted it in Kafka",
-    Completion.NOTHING_IN_DOUBT: "nothing to do",
-    Completion.UNVERIFIED: "nothing to do",
+Rows = list[tuple[Branch[P], StoredState]]
+"""Each cluster's half, and the row that is recorded for it."""
+
+# What is said of halves that differ for good; a person repairs them, and says so.
+_DIFFER: Final[Mapping[Finding, Callable[[StoredState, Seen | None], Torn | DatabaseBehind]]] = {
+    Finding.FORCED: lambda row, _: conclusions.torn(row),
+    Finding.OVERRULED: conclusions.overruled,
+    Finding.BEHIND: conclusions.behind,
 }
-_WOULD: Final = {
-    Verdict.NOTHING: "do nothing",
-    Verdict.COMMIT: "commit it in Kafka",
-    Verdict.ABORT: "abort it in Kafka",
-    Verdict.COMPARE: "commit exactly what the database names, abort anything else",
-    Verdict.ALLOW: "do nothing",
-    Verdict.TEAR: "raise Torn",
-    Verdict.HALT: "halt",
-}
+_SETTLED_FIRST: Final = frozenset({Finding.FINISHED, Finding.STALE, *_DIFFER})
 
 
-def _recovered(row: StoredState, shown: Shown, finding: Finding, verdict: Verdict, did: str) -> Recovered:
-    return Recovered(
-        transactional_id=row.transactional_id,
-        state=row.state,
-        in_doubt=PreparedTxnState.of(shown.open),
-        finding=finding,
-        verdict=verdict,
-        did=did,
-    )
+def _as_finished(branch: Branch[P]) -> StoredState:
+    """The row; settled, if this writer itself has seen both halves of it committed."""
+    row = branch.claimed()
+    return replace(row, settled=True) if row.state == branch.finished else row
 
 
-def _seen(told: TransactionDescription) -> Seen | None:
-    if told.writer.producer_id < 0:  # made, and never initialised
-        return None
-    forced = frozenset(each.writer for each in told.forced_outcomes if each.partition is None)
-    return Seen(state=told.state, identity=told.writer, forced=forced)
-
-
-def _check_halt(row: StoredState, shown: Shown) -> None:
-    """Raises: Halted for a verdict that is the same in every mode. Nothing was changed in Kafka."""
-    finding = find(row, shown)
-    if any(VERDICTS[finding, mode] is not Verdict.HALT for mode in Mode):
-        return
-    seen = "nothing" if shown.seen is None else f"{shown.seen.state} {shown.seen.identity}"
-    text = (
-        f"{row.transactional_id}: {finding.value} [{finding.name}]: the database has "
-        f"{row.state or 'nothing'} of cluster {row.cluster_id}, cluster {shown.cluster_id} has {seen}; "
-        "neither commit nor abort is right"
-    )
-    raise ForeignCluster(text) if finding is Finding.FOREIGN else LogBehind(text)
-
-
-def _torn(row: StoredState) -> str:
-    return (
-        f"{row.transactional_id}: the database has committed {row.state}, and the cluster has aborted it: by "
-        "transaction.timeout.ms or an operator. Send its records again or take its rows back, then "
-        "recover(accept_torn=True)"
-    )
+def told(exc: Exception) -> str:
+    """What an exception says; its class where that says more."""
+    return str(exc) if isinstance(exc, TallystickError) and str(exc) else repr(exc)

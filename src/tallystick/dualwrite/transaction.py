@@ -5,8 +5,9 @@ their types, so that `txn.session` of a writer over SqlStore is a Session to a t
 a store that has none.
 """
 
-from collections.abc import Mapping
-from typing import Generic, Protocol, TypeVar
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Generic, Protocol, TypeVar
 
 from tallystick.dualwrite.errors import NotYours
 
@@ -68,6 +69,58 @@ class Half(Generic[D_co]):
             raise NotYours("this transaction has ended; begin another with `with writer.transaction()`")
 
 
+class Savepoint:
+    """Rows and records that are kept or taken back together, inside a transaction.
+
+    What is sent here goes out when the savepoint is released; if its block raises, nothing of it does.
+    """
+
+    def __init__(self, send: Callable[..., object], send_batch: Callable[..., object]) -> None:
+        """Args: the transaction's own."""
+        self.kept: list[Callable[[], object]] = []
+        self._send = send
+        self._send_batch = send_batch
+
+    def send(self, *args: object, **named: object) -> None:
+        """As the transaction's `send`, later."""
+        self.kept.append(partial(self._send, *args, **named))
+
+    def send_batch(self, *args: object, **named: object) -> None:
+        """As the transaction's `send_batch`, later."""
+        self.kept.append(partial(self._send_batch, *args, **named))
+
+
+def savepoint_of(database: object) -> Any:
+    """The store's savepoint, a context manager. Raises: NotYours without one."""
+    begin = getattr(database, "savepoint", None)
+    if begin is None:
+        raise NotYours(f"{type(database).__name__} has no savepoints: what is in its transaction stays in it")
+    return begin()
+
+
+class Leaving(Protocol):
+    """`Session`, which must not depend on how its facades end."""
+
+    def leave(self, block: object) -> None: ...
+
+
+class Block:
+    """What a call of a facade enters a session with, and leaves, however it ends.
+
+    It is entered twice, `with Block(session) as block, block:`: the interrupt that keeps one from leaving is
+    met by the other.
+    """
+
+    def __init__(self, session: Leaving) -> None:
+        self._session = session
+
+    def __enter__(self) -> "Block":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._session.leave(self)
+
+
 def one_of(producers: Mapping[str, C], cluster: str | None) -> C:
     """The producer of a cluster; without a name, of the only one. Raises: ValueError."""
     if cluster is None and len(producers) == 1:
@@ -75,3 +128,27 @@ def one_of(producers: Mapping[str, C], cluster: str | None) -> C:
     if cluster is None or cluster not in producers:
         raise ValueError(f"cluster={cluster!r}: this writer has {', '.join(producers)}")
     return producers[cluster]
+
+
+# What a store's transaction may have beyond the contract: `flush`, called at the end of the block, while
+# records can still be sent; `sent`, told of every record; `savepoint`, a context manager.
+
+
+def flush_rows(database: object) -> None:
+    """Rows that are still in memory, and hooks of the user's session, come before Kafka prepares."""
+    flush = getattr(database, "flush", None)
+    if flush is not None:
+        flush()
+
+
+async def flush_rows_async(database: object) -> None:
+    flush = getattr(database, "flush", None)
+    if flush is not None:
+        await flush()
+
+
+def note_sent(database: object) -> None:
+    """A record is on its way: a savepoint that is rolled back does not take it back."""
+    sent = getattr(database, "sent", None)
+    if sent is not None:
+        sent()

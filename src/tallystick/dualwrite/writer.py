@@ -1,7 +1,8 @@
 """`tallystick.dualwrite.DualWriter`: rows and records, committed together or not at all."""
 
+import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
@@ -14,13 +15,25 @@ from tallystick.client.blocking.producer import Producer
 from tallystick.client.delivery import BatchDelivery, Delivery
 from tallystick.client.modes import Mode
 from tallystick.dualwrite.driving import Driver, Step, Watch
+from tallystick.dualwrite.errors import Outcome, WriteInDoubt
 from tallystick.dualwrite.recovery import Report
 from tallystick.dualwrite.session import Making, Session, Standing
 from tallystick.dualwrite.stores.base import Store, StoreTransaction
-from tallystick.dualwrite.transaction import Half, one_of
+from tallystick.dualwrite.transaction import (
+    Block,
+    Half,
+    Savepoint,
+    flush_rows,
+    note_sent,
+    one_of,
+    savepoint_of,
+)
 from tallystick.kernel.clock import SystemClock
 
 D = TypeVar("D", bound=StoreTransaction)
+R = TypeVar("R")
+
+_log = logging.getLogger("tallystick.dualwrite")
 
 ONLY: Final = "kafka"
 """How the one cluster of a writer is called that was given no names."""
@@ -91,8 +104,25 @@ class Transaction(Half[D]):
         )
         self._driver.take(Step("send offsets", consumer.group_metadata().group_id, sent), sent)
 
+    @contextmanager
+    def savepoint(self) -> Iterator[Savepoint]:
+        """A savepoint of the database whose records go out only when it is released.
+
+            with suppress(BadLine), txn.savepoint() as part:
+                txn.session.add(...)
+                part.send("payments", b"...")
+
+        Raises: NotYours for a store without savepoints.
+        """
+        part = Savepoint(self.send, self.send_batch)
+        with savepoint_of(self.database):
+            yield part
+        for send in part.kept:
+            send()
+
     def _producer(self, cluster: str | None) -> Producer:
         self.check_open()
+        note_sent(self._database)
         return one_of(self._producers, cluster)
 
 
@@ -142,13 +172,14 @@ class DualWriter(Generic[D]):
         Another writer of the id is fenced in the database, and in Kafka. Again: finds nothing more to do.
 
         Args:
-            accept_torn: go on although the cluster has aborted what the database has committed; after it was
-                repaired by hand.
+            accept_torn: go on although the halves differ for good: the cluster has aborted what the database
+                has committed, or the database has lost what the cluster has; after it was repaired by hand.
         Returns: what it found and did; `print` it.
-        Raises: LogBehind or ForeignCluster, and nothing was changed in Kafka. Torn. UnsafeStore. What the
-            database and the client raise: then call it again.
+        Raises: LogBehind or ForeignCluster, and nothing was changed in Kafka. Torn, DatabaseBehind.
+            UnsafeStore. What the database and the client raise: then call it again.
         """
-        return self._driver.run(self._session.recover(accept_torn=accept_torn))
+        with Block(self._session) as block, block:
+            return self._driver.run(self._session.recover(accept_torn=accept_torn, block=block))
 
     def look(self) -> Report:
         """What recover() would find and do now; nothing is claimed or changed, and it may be old news."""
@@ -163,21 +194,48 @@ class DualWriter(Generic[D]):
 
         Args:
             wait_visible: wait for those, too.
-        Raises: InDoubt when an outcome is not known: `recover()` finds out, and finishes it. Fenced when
-            another writer has claimed the id. NotRecovered. Torn; NotVisible.
+        Raises: WriteInDoubt when an outcome is not known: `recover()` finds out, and finishes it. Fenced when
+            another writer has claimed the id. DatabaseBehind. NotRecovered. Torn; NotVisible.
         """
         driver, session = self._driver, self._session
-        database = driver.run(session.begin())
-        producers = {name: branch.producer for name, branch in session.branches.items()}
-        txn = Transaction(database, producers, driver)
-        try:
-            yield txn
-        except BaseException as exc:
+        with Block(session) as block, block:
+            database = driver.run(session.begin(block))
+            producers = {name: branch.producer for name, branch in session.branches.items()}
+            txn = Transaction(database, producers, driver)
+            try:
+                yield txn
+                flush_rows(database)
+            except BaseException as exc:
+                txn.end()
+                driver.run(session.rollback(database, exc))
+                raise
             txn.end()
-            driver.run(session.rollback(database, exc))
-            raise
-        txn.end()
-        driver.run(session.commit(database, wait_visible=wait_visible))
+            driver.run(session.commit(database, wait_visible=wait_visible))
+
+    def run(self, work: Callable[[Transaction[D]], R], *, retries: int = 0, wait_visible: bool = False) -> R:
+        """What `work` returns, in a transaction of its own; never carried out twice.
+
+        When the end of it is in doubt, this recovers, and repeats `work` only if neither half was committed.
+
+        Args:
+            retries: how often, at most.
+        Raises: as `transaction`. WriteInDoubt if it cannot be found out, or was not committed once too often:
+            its `outcome()` tells.
+        """
+        for left in reversed(range(retries + 1)):
+            done: list[R] = []
+            try:
+                with self.transaction(wait_visible=wait_visible) as txn:
+                    done.append(work(txn))
+            except WriteInDoubt as doubt:
+                _log.info("%s", self.recover())
+                if doubt.outcome() is Outcome.COMMITTED:
+                    return done[0]
+                if doubt.outcome() is Outcome.UNKNOWN or not left:
+                    raise
+            else:
+                return done[0]
+        raise AssertionError("retries: at least 0")
 
     @property
     def ready(self) -> bool:

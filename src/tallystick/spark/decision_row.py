@@ -39,8 +39,8 @@ from sqlalchemy.schema import CreateTable
 from tallystick.admin.model import TransactionDescription
 from tallystick.client.errors import ClientError, NotAuthorized
 from tallystick.client.modes import Mode, Wish
-from tallystick.dualwrite.errors import BadStore, CommitUnknown
-from tallystick.dualwrite.stores.sql import SqlStore
+from tallystick.dualwrite.errors import BadStore, NotCommitted
+from tallystick.dualwrite.stores.sql import SqlStore, SqlTransaction
 from tallystick.dualwrite.stores.sql_table import Name, first_statements
 from tallystick.kernel.check import check
 from tallystick.kernel.clock import Clock, SystemClock
@@ -180,14 +180,21 @@ class DecisionRow:
                     "transactions first. Nothing was decided: make batches smaller, or raise "
                     "kafka.transaction.timeout.ms; with two-phase commit there is no limit"
                 )
+            self._end(transaction)
+        finally:
+            transaction.rollback()
+
+    def _end(self, transaction: SqlTransaction) -> None:
+        """Commit. Raises: why it certainly did not; InDoubt after anything else [DW-3]."""
+        try:
             transaction.commit()
-        except CommitUnknown as exc:
+        except NotCommitted as exc:
+            raise exc.cause from exc
+        except Exception as exc:
             raise InDoubt(
                 f"the decision of {self.prefix!r} was sent to the database and its outcome could not be "
                 f"learned: {exc}; the query finds out when it is started again"
             ) from exc
-        finally:
-            transaction.rollback()
 
     def mark_done(self, nonce: str) -> None:
         mine = (_TABLE.c.prefix == self.prefix, _TABLE.c.nonce == nonce)

@@ -25,7 +25,7 @@ from typing import Any
 import pytest
 
 from tallystick.client.prepared import PreparedTxnState
-from tallystick.dualwrite.errors import Fenced
+from tallystick.dualwrite.errors import DatabaseBehind, Fenced, NotCommitted
 from tallystick.dualwrite.model import StoredState
 from tallystick.kernel.ids import INT16_MAX, INT32_MAX, INT64_MAX
 from tallystick.kernel.value import replace
@@ -210,6 +210,20 @@ class StoreSuite:
         assert self.is_fenced(desk, one, later)
         assert [desk.call(two.read_state, row.transactional_id) for row in new] == [new[0], taken]
 
+    def test_a_row_that_went_back_is_not_recorded_over(self, pair: tuple[Any, Any], desk: Desk) -> None:
+        """[DW-12] The database has lost the last commit of this writer, and says so to it at once."""
+        one, two = pair
+        row = desk.call(one.claim, ID)
+        first, lost = (replace(row, state=PreparedTxnState(f"7:{epoch}")) for epoch in (1, 2))
+        self.commit(desk, one, first, row)
+        txn = desk.call(one.begin)
+        with pytest.raises(DatabaseBehind, match="7:2"):
+            desk.call(txn.record, replace(row, state=PreparedTxnState("7:3")), lost)
+        desk.call(txn.rollback)
+        assert desk.call(two.read_state, ID) == first
+        self.commit(desk, one, lost, first)
+        self.commit(desk, one, lost, lost)  # nothing was sent: the row stays as it is
+
     # ---- the fences
 
     def test_who_was_claimed_from_cannot_commit(self, pair: tuple[Any, Any], desk: Desk) -> None:
@@ -247,7 +261,7 @@ class StoreSuite:
             try:
                 desk.call(txn.commit)
                 committed = True
-            except Fenced:
+            except NotCommitted:
                 desk.call(txn.rollback)
         else:
             desk.call(txn.rollback)
@@ -271,14 +285,17 @@ class StoreSuite:
 
     # ---- words
 
-    def commit(self, desk: Desk, store: Any, row: StoredState) -> None:
+    def commit(self, desk: Desk, store: Any, row: StoredState, before: StoredState | None = None) -> None:
         """A transaction that records one row."""
         txn = desk.call(store.begin)
-        desk.call(txn.record, row)
+        desk.call(txn.record, row, before)
         desk.call(txn.commit)
 
     def is_fenced(self, desk: Desk, store: Any, rows: Iterable[StoredState]) -> bool:
-        """Is a transaction that writes a row and records these refused, at the latest by its commit?"""
+        """Is a transaction that writes a row and records these refused, at the latest by its commit?
+
+        [DW-3] The commit says NotCommitted then: after anything else its outcome would not be known.
+        """
         txn = desk.call(store.begin)
         try:
             desk.call(self.write, txn.handle, "fenced")
@@ -288,6 +305,9 @@ class StoreSuite:
         except Fenced:
             desk.call(txn.rollback)
             return True
+        except NotCommitted as exc:
+            desk.call(txn.rollback)
+            return isinstance(exc.cause, Fenced)
         return False
 
 

@@ -43,7 +43,7 @@ class NeverFences(OwnStore):
 
     def begin(self) -> Transaction:
         txn = super().begin()
-        txn.record = txn.put  # type: ignore[method-assign]
+        txn.record = lambda row, _=None: txn.put(row)  # type: ignore[method-assign]
         return txn
 
 
@@ -73,8 +73,8 @@ class RecordsAtOnce(OwnStore):
         txn = super().begin()
         record = txn.record
 
-        def at_once(row: StoredState) -> None:
-            record(row)
+        def at_once(row: StoredState, before: StoredState | None = None) -> None:
+            record(row, before)
             txn.handle.execute("COMMIT")
             txn.handle.execute("BEGIN IMMEDIATE")
 

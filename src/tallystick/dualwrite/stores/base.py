@@ -9,7 +9,10 @@ the server. Therefore:
   can never be committed any more [DW-1].
 - `record` writes the row in the user's transaction, if its owner is still the same; otherwise it raises
   Fenced, and the transaction cannot be committed [DW-2].
-- `commit` knows whether it committed, or raises CommitUnknown [DW-3].
+- `commit` returns when it has committed, and raises NotCommitted when it certainly has not. Whatever else it
+  raises leaves the outcome unknown, CommitUnknown and an exception out of a signal's handler alike [DW-3].
+- The rows of a transaction and its record are of one transaction of the database, or `record` or `commit`
+  refuses: what ended it behind the writer's back (ROLLBACK in SQL text, DDL on MySQL) took its rows [DW-11].
 
 `tallystick.testing.store_suite` checks all of it against a real database. docs/dualwrite.md has a whole store
 in fifty lines.
@@ -18,6 +21,7 @@ in fifty lines.
 from collections.abc import Iterable, Mapping
 from typing import Protocol, TypeVar
 
+from tallystick.dualwrite.errors import DatabaseBehind, Fenced
 from tallystick.dualwrite.model import StoredState
 from tallystick.kernel.ids import TopicPartition
 from tallystick.kernel.value import frozen
@@ -33,19 +37,23 @@ class StoreTransaction(Protocol):
         A transaction may have more names for it: `session`, `connection`, `batch`.
         """
 
-    def record(self, row: StoredState) -> None:
+    def record(self, row: StoredState, before: StoredState | None = None) -> None:
         """Make `row` the row of its id, as part of this transaction, if that row's owner is `row.owner`.
 
         May be called for several ids. A store that can compare only at the commit raises there.
-        Raises: Fenced if the owner is another, or there is no row; then nothing of this transaction may be
-            committed. NotYours if the user has ended the transaction.
+
+        Args:
+            before: the row as the writer last saw it committed. Another `state` there says that the database
+                has lost that commit [DW-12].
+        Raises: Fenced if the owner is another, or there is no row; DatabaseBehind for another state; then
+            nothing of this transaction may be committed. NotYours if the user has ended the transaction.
         """
 
     def commit(self) -> None:
         """Commit, durably.
 
-        Raises: CommitUnknown if the answer is lost. Fenced, or the database's own error, if it certainly did
-            not commit.
+        Raises: NotCommitted if it certainly did not commit, with Fenced or the database's own error as its
+            cause. CommitUnknown if the answer is lost; but anything else means the same.
         """
 
     def rollback(self) -> None:
@@ -57,7 +65,7 @@ class AsyncStoreTransaction(Protocol):
 
     @property
     def handle(self) -> object: ...
-    async def record(self, row: StoredState) -> None: ...
+    async def record(self, row: StoredState, before: StoredState | None = None) -> None: ...
     async def commit(self) -> None: ...
     async def rollback(self) -> None: ...
 
@@ -152,3 +160,18 @@ class AsyncOffsetStore(AsyncStore[AO_co], Protocol[AO_co]):
     """The same under asyncio."""
 
     async def read_offsets(self, group: str) -> Mapping[TopicPartition, int]: ...
+
+
+def check_record(now: StoredState | None, row: StoredState, before: StoredState | None) -> None:
+    """May `row` replace `now`? For stores that look at the row themselves.
+
+    Raises: Fenced; DatabaseBehind.
+    """
+    if now is None or now.owner != row.owner:
+        raise Fenced(row.transactional_id, row.owner, "gone" if now is None else now.owner)
+    if before is not None and now.state != before.state:
+        raise DatabaseBehind(
+            f"{row.transactional_id}: the database has {now.state or 'no transaction'} as the last one, and "
+            f"this writer has committed {before.state or 'none'} there: the database has lost commits that "
+            "it acknowledged. Neither half of this transaction is committed; recover() says what to do"
+        )

@@ -24,9 +24,10 @@ from typing import Any, Final
 from django.db import DatabaseError, IntegrityError, ProgrammingError, connections, transaction
 from django.db import OperationalError as DjangoOperationalError
 
-from tallystick.dualwrite.errors import BadStore, CommitUnknown, Fenced, NotYours, UnsafeStore
+from tallystick.dualwrite.errors import BadStore, CommitUnknown, Fenced, NotCommitted, NotYours, UnsafeStore
 from tallystick.dualwrite.model import TABLE, StoredState, from_columns, to_columns
-from tallystick.dualwrite.stores.refusals import refuses
+from tallystick.dualwrite.stores.base import check_record
+from tallystick.dualwrite.stores.refusals import ENDED, SENT_IN_VAIN, refuses
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -45,6 +46,9 @@ COLUMNS: Final = {
 # An id is compared byte by byte: a collation that ignores case would merge two.
 _COLLATION: Final = {"postgresql": 'COLLATE "C"', "sqlite": "COLLATE BINARY"}
 CLAIM_LOCK_S: Final = 60
+# How a transaction is told from the next one on the same connection [DW-11]: both end with it.
+_MARK: Final = "tallystick.block"
+_SAVEPOINT: Final = "tallystick_block"
 
 
 class DjangoTransaction:
@@ -61,6 +65,11 @@ class DjangoTransaction:
         self._atomic: Any = transaction.atomic(using=store.using, durable=True)
         self._atomic.__enter__()
         transaction.on_commit(self._note_commit, using=store.using)
+        self._mark = secrets.token_hex(8)
+        self._sent = 0
+        self._savepoints: list[tuple[str, int]] = []
+        self._in_vain = False
+        self._connection.execute_wrappers.append(self._watch)
 
     @property
     def connection(self) -> Any:
@@ -71,32 +80,78 @@ class DjangoTransaction:
     def handle(self) -> Any:
         return self._connection
 
-    def record(self, row: StoredState) -> None:
+    def begin(self) -> None:
+        """Mark the transaction, and look whether its commit would be durable. Raises: UnsafeStore."""
+        with self._connection.cursor() as cursor:
+            if self._connection.vendor == "postgresql":
+                cursor.execute("SELECT set_config(%s, %s, true)", [_MARK, self._mark])
+            else:
+                cursor.execute(f"SAVEPOINT {_SAVEPOINT}")
+            if not self._allow_unsafe:
+                _check_durable(self._connection.vendor, cursor)
+
+    def sent(self) -> None:
+        """A record is on its way to Kafka."""
+        self._sent += 1
+
+    def savepoint(self) -> Any:
+        """A savepoint, as a context manager: an inner `atomic`."""
+        return transaction.atomic(using=self._using)
+
+    def record(self, row: StoredState, before: StoredState | None = None) -> None:
         """Write the row, if its owner is still the same."""
         self._check_open()
+        if self._in_vain:
+            raise NotYours(SENT_IN_VAIN)
         values = to_columns(row)
         who, owner = values.pop("transactional_id"), values.pop("owner")
         assignments = ", ".join(f"{name} = %s" for name in values)
         statement = f"UPDATE {TABLE} SET {assignments} WHERE transactional_id = %s AND owner = %s"
+        compared = [] if before is None else [str(before.state)]
+        if compared:
+            statement += " AND prepared_transaction_state = %s"
         with self._connection.cursor() as cursor:
-            cursor.execute(statement, [*values.values(), who, owner])
+            cursor.execute(statement, [*values.values(), who, owner, *compared])
             if cursor.rowcount != 1:
+                check_record(_read(cursor, row.transactional_id), row, before)
                 raise Fenced(row.transactional_id, row.owner)
+            self._check_marked(cursor)
             if not self._allow_unsafe:
                 # A transaction can weaken itself (SET LOCAL), so it is asked when it is about to commit.
                 _check_durable(self._connection.vendor, cursor)
 
+    def _check_marked(self, cursor: Any) -> None:
+        """Raises: NotYours if the transaction is not the one that was begun [DW-11]."""
+        if self._connection.vendor == "postgresql":
+            cursor.execute("SELECT current_setting(%s, true)", [_MARK])
+            if cursor.fetchone() != (self._mark,):
+                raise NotYours(ENDED)
+            return
+        try:
+            # Released and made again: a writer of several clusters records several rows.
+            cursor.execute(f"RELEASE SAVEPOINT {_SAVEPOINT}")
+            cursor.execute(f"SAVEPOINT {_SAVEPOINT}")
+        except DatabaseError as exc:
+            if "no such savepoint" in str(exc):
+                raise NotYours(ENDED) from exc
+            raise
+
     def commit(self) -> None:
         """Leave the block, and so commit.
 
-        Raises: CommitUnknown. NotYours if the block can only be rolled back; the database's refusal. Then it
-            did not commit.
+        Raises: NotCommitted by NotYours if the block can only be rolled back, or by the database's refusal.
+            CommitUnknown.
         """
-        self._check_open()
-        atomic, self._atomic = self._atomic, None
+        try:
+            self._check_open()
+        except NotYours as exc:
+            raise NotCommitted(exc) from exc
+        atomic = self._ending()
         if self._connection.needs_rollback or self._connection.closed_in_transaction:
             _leave(atomic, NotYours("rollback"))
-            raise NotYours("the block was marked for rollback, or its connection closed; it did not commit")
+            raise NotCommitted(
+                NotYours("the block was marked for rollback, or its connection closed; it did not commit")
+            )
         try:
             atomic.__exit__(None, None, None)
         except Exception as exc:
@@ -104,7 +159,7 @@ class DjangoTransaction:
                 _LOG.exception("a callback of on_commit failed; the transaction is committed")
                 return
             if isinstance(exc, IntegrityError) or (isinstance(exc, DatabaseError) and refuses(exc.__cause__)):
-                raise
+                raise NotCommitted(exc) from exc
             raise CommitUnknown(f"{type(exc).__name__}: {exc}") from exc
         except BaseException:  # Ctrl-C between COMMIT and its answer: nothing that follows could be trusted
             self._connection.close()
@@ -114,9 +169,28 @@ class DjangoTransaction:
 
     def rollback(self) -> None:
         """Leave the block without effect."""
-        atomic, self._atomic = self._atomic, None
+        atomic = self._ending()
         if atomic is not None:
             _leave(atomic, NotYours("rollback"))
+
+    def _ending(self) -> Any:
+        """The block, once."""
+        atomic, self._atomic = self._atomic, None
+        if self._watch in self._connection.execute_wrappers:
+            self._connection.execute_wrappers.remove(self._watch)
+        return atomic
+
+    def _watch(self, execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        """Every statement passes here: an inner `atomic` is a savepoint."""
+        result = execute(sql, params, many, context)
+        words = str(sql).replace('"', "").split()
+        match [each.upper() for each in words[:-1]]:
+            case ["SAVEPOINT"]:
+                self._savepoints.append((words[-1], self._sent))
+            case ["ROLLBACK", "TO"] | ["ROLLBACK", "TO", "SAVEPOINT"]:
+                before = dict(self._savepoints).get(words[-1])
+                self._in_vain = self._in_vain or (before is not None and self._sent > before)
+        return result
 
     def _note_commit(self) -> None:
         """The first callback of the block: what raises after it has not kept the commit from happening."""
@@ -191,9 +265,7 @@ class DjangoStore:
         """Open the block. Raises: NotYours inside another one; UnsafeStore."""
         opened = DjangoTransaction(self)
         try:
-            if not self.allow_unsafe_durability:
-                with opened.connection.cursor() as cursor:
-                    _check_durable(opened.connection.vendor, cursor)
+            opened.begin()
         except BaseException:
             opened.rollback()
             raise

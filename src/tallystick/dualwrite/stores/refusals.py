@@ -1,4 +1,4 @@
-"""Which answers to COMMIT say that it did not happen [DW-3]. Pure."""
+"""Which answers to COMMIT say that it did not happen [DW-3], and what the stores refuse, in words. Pure."""
 
 from typing import Final
 
@@ -19,3 +19,16 @@ def refuses(answer: object) -> bool:
     if isinstance(name, str):
         return name.startswith(_SQLITE)
     return next(iter(getattr(answer, "args", ())), None) in _MYSQL
+
+
+ENDED: Final = (
+    "the database transaction was ended inside the block, by a COMMIT or ROLLBACK of its own or by a "
+    "statement that commits by itself (DDL on MySQL and MariaDB). Rows written before that are gone after a "
+    "ROLLBACK and committed after a COMMIT; nothing else of this block is, and no record. Leave both to the "
+    "writer; a savepoint is yours"
+)
+SENT_IN_VAIN: Final = (
+    "records were sent inside a savepoint that was rolled back, and they would be committed without its "
+    "rows: neither half is committed. Send after the savepoint, or use txn.savepoint(), which keeps records "
+    "back until it is released"
+)

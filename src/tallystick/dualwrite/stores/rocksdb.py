@@ -16,8 +16,16 @@ from typing import Final
 
 from rocksdict import ColumnFamily, DbClosedError, Options, Rdict, WriteBatch, WriteOptions
 
-from tallystick.dualwrite.errors import BadStore, CommitUnknown, Fenced, NotYours
+from tallystick.dualwrite.errors import (
+    BadStore,
+    CommitUnknown,
+    DatabaseBehind,
+    Fenced,
+    NotCommitted,
+    NotYours,
+)
 from tallystick.dualwrite.model import TABLE, StoredState, from_bytes, to_bytes
+from tallystick.dualwrite.stores.base import check_record
 
 # Several stores may share a database, and RocksDB lets a process open it once: its path names it.
 _LOCKS: Final[dict[Path, threading.Lock]] = {}
@@ -36,7 +44,7 @@ class RocksTransaction:
 
     def __init__(self, store: "RocksStore") -> None:
         self._store = store
-        self._rows: list[StoredState] = []
+        self._rows: list[tuple[StoredState, StoredState | None]] = []
         self._ended = False
         self.batch = WriteBatch(raw_mode=store.raw_mode)
         """Put and delete here; of other families, with the handle of the family."""
@@ -45,15 +53,18 @@ class RocksTransaction:
     def handle(self) -> WriteBatch:
         return self.batch
 
-    def record(self, row: StoredState) -> None:
+    def record(self, row: StoredState, before: StoredState | None = None) -> None:
         """Add the row to the batch; its owner is compared here, and once more when the batch is written."""
         self._check_open()
-        self._store.check_owner(row)
-        self._rows.append(row)
+        self._store.check(row, before)
+        self._rows.append((row, before))
 
     def commit(self) -> None:
-        """Write the batch, synced. Raises: Fenced, CommitUnknown."""
-        self._check_open()
+        """Write the batch, synced. Raises: NotCommitted, CommitUnknown."""
+        try:
+            self._check_open()
+        except NotYours as exc:
+            raise NotCommitted(exc) from exc
         self._ended = True
         self._store.write(self.batch, self._rows)
 
@@ -123,18 +134,19 @@ class RocksStore:
             self._family[0].close()
             self._family = None
 
-    def check_owner(self, row: StoredState) -> None:
-        """Raises: Fenced if the row is another's, or gone."""
-        now = self.read_state(row.transactional_id)
-        if now is None or now.owner != row.owner:
-            raise Fenced(row.transactional_id, row.owner, now.owner if now else "")
+    def check(self, row: StoredState, before: StoredState | None) -> None:
+        """Raises: Fenced if the row is another's, or gone; DatabaseBehind."""
+        check_record(self.read_state(row.transactional_id), row, before)
 
-    def write(self, batch: WriteBatch, rows: Iterable[StoredState]) -> None:
+    def write(self, batch: WriteBatch, rows: Iterable[tuple[StoredState, StoredState | None]]) -> None:
         """Write a batch and the rows, if every row has its owner still [DW-2]."""
         with self._lock:
-            for row in rows:
-                self.check_owner(row)
-                self._put(batch, row)
+            try:
+                for row, before in rows:
+                    self.check(row, before)
+                    self._put(batch, row)
+            except (Fenced, DatabaseBehind) as exc:
+                raise NotCommitted(exc) from exc
             self._write(batch)
 
     def _put(self, batch: WriteBatch, row: StoredState) -> None:

@@ -5,33 +5,35 @@ import secrets
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, cast
 
-from sqlalchemy import Connection, CursorResult, Engine, MetaData, event
+from sqlalchemy import Connection, CursorResult, Engine, MetaData, NestedTransaction
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.orm import Session
 
-from tallystick.dualwrite.errors import BadStore, CommitUnknown, Fenced, NotYours
+from tallystick.dualwrite.errors import BadStore, CommitUnknown, Fenced, NotCommitted, NotYours
 from tallystick.dualwrite.model import StoredState, from_columns
 from tallystick.dualwrite.stores import sql_table
 from tallystick.dualwrite.stores.base import OffsetMoved
+from tallystick.dualwrite.stores.refusals import ENDED
+from tallystick.dualwrite.stores.sql_guard import OURS, Guard
 from tallystick.dualwrite.stores.sql_table import Tables
 from tallystick.kernel.ids import TopicPartition
 
 _log = logging.getLogger(__name__)
 
 OWNER_BYTES: Final = 16
-_OURS: Final = "the writer commits and rolls back; inside its block use begin_nested() for a savepoint"
+MARK_BYTES: Final = 8
 
 
 class SqlTransaction:
     """A database transaction on a connection of its own: `session` and `connection` are the same one."""
 
-    def __init__(self, store: "SqlStore", connection: Connection) -> None:
+    def __init__(self, store: "SqlStore", connection: Connection, mark: str) -> None:
         self._store = store
+        self._mark = mark
         self._connection = connection
         self._root = connection.get_transaction()
         self._session: Session | None = None
-        self._committing = False
-        event.listen(connection, "commit", self._check_ours)
+        self._guard = Guard(connection)
 
     @property
     def connection(self) -> Connection:
@@ -43,47 +45,76 @@ class SqlTransaction:
         """An ORM session on the same connection and in the same transaction."""
         if self._session is None:
             self._session = self._store.new_session(bind=self._connection)
-            event.listen(self._session, "before_commit", self._check_session)
+            self._guard.watch(self._session)
         return self._session
 
     @property
     def handle(self) -> Session:
         return self.session
 
-    def record(self, row: StoredState) -> None:
+    def sent(self) -> None:
+        """A record is on its way to Kafka."""
+        self._guard.sent()
+
+    def savepoint(self) -> NestedTransaction:
+        """A savepoint, as a context manager."""
+        return self._connection.begin_nested()
+
+    def flush(self) -> None:
+        """The block is over: the session's rows and hooks, while records can still be sent."""
         self._check_open()
+        if self._session is not None:
+            self._guard.flush(self._session)
+
+    def record(self, row: StoredState, before: StoredState | None = None) -> None:
+        self._check_open()
+        self._guard.check_savepoints()
         dialect = self._connection.dialect.name
-        replaced = self._store.tables.record(dialect)
-        result = self._connection.execute(replaced, sql_table.to_record(row))
+        tables, values = self._store.tables, sql_table.to_record(row, before)
+        replaced = tables.record(dialect, compares=before is not None)
+        result = self._connection.execute(replaced, values)
         if dialect == "postgresql":
-            answers = result.scalars().all()
-            found = len(answers)
-            if found and not self._store.allow_unsafe_durability:
-                sql_table.judge_postgresql(str(answers[0]))
+            unsafe = self._store.allow_unsafe_durability
+            found = sql_table.judge_record(result.all(), self._mark, allow_unsafe_durability=unsafe)
         else:
             found = cast(CursorResult[Any], result).rowcount
         if found != 1:
-            raise Fenced(row.transactional_id, row.owner)
+            there = self._connection.execute(tables.read_locked(row.transactional_id))
+            now = there.mappings().first()
+            sql_table.check_missed(cast("Mapping[str, object] | None", now), row, before)
 
     def move_offsets(self, group: str, moved: Mapping[TopicPartition, OffsetMoved]) -> None:
         self._check_open()
+        dialect = self._connection.dialect.name
         for at in sorted(moved, key=str):  # in one order everywhere: no deadlock
+            statement = self._store.tables.move_offset(group, at, moved[at], dialect)
             try:
-                done = self._connection.execute(self._store.tables.move_offset(group, at, moved[at]))
+                done = self._connection.execute(statement)
             except IntegrityError as exc:
                 raise Fenced(f"{group} {at}", str(moved[at].before)) from exc
-            if cast(CursorResult[Any], done).rowcount != 1:
+            if dialect == "postgresql":
+                marks = done.scalars().all()
+                for mark in marks:
+                    sql_table.check_mark(mark, self._mark)
+                found = len(marks)
+            else:
+                found = cast(CursorResult[Any], done).rowcount
+            if found != 1:
                 raise Fenced(f"{group} {at}", str(moved[at].before))
 
     def commit(self) -> None:
-        self._check_open()
+        try:
+            self._check_open()
+            self._unmark()
+        except Exception as exc:  # COMMIT was not sent
+            raise NotCommitted(exc) from exc
         assert self._root is not None
-        self._committing = True
+        self._guard.ending = True
         try:
             self._root.commit()
         except Exception as exc:
             if sql_table.certainly_not_committed(exc):
-                raise
+                raise NotCommitted(exc) from exc
             if not isinstance(exc, DBAPIError):  # not the driver's: a time limit's, out of a signal's handler
                 self._connection.invalidate()
             raise CommitUnknown(sql_table.told_of(exc)) from exc
@@ -91,12 +122,18 @@ class SqlTransaction:
             self._connection.invalidate()
             raise
         try:
+            if self._session is not None:
+                self._session.dispatch.after_commit(self._session)
             self._close()
         except Exception:
             _log.warning("a session failed after its transaction was committed", exc_info=True)
 
     def rollback(self) -> None:
         self._close()
+
+    def abandon(self) -> None:
+        """This process is a fork of the one that began: neither use nor close the connection here."""
+        self._connection.detach()
 
     def _close(self) -> None:
         """Whatever was not committed is rolled back with the connection's return to the pool."""
@@ -105,7 +142,7 @@ class SqlTransaction:
                 self._session.close()
         finally:
             if not self._connection.closed:
-                event.remove(self._connection, "commit", self._check_ours)
+                self._guard.release()
                 self._connection.close()
 
     def _check_open(self) -> None:
@@ -113,15 +150,19 @@ class SqlTransaction:
         if self._session is not None:
             self._session.flush()
         if self._root is None or not self._root.is_active:
-            raise NotYours(f"the database transaction was ended inside the block: {_OURS}")
+            raise NotYours(f"the database transaction was ended inside the block: {OURS}")
 
-    def _check_ours(self, _: Connection) -> None:
-        if not self._committing:
-            raise NotYours(f"connection.commit(): {_OURS}")
-
-    def _check_session(self, session: Session) -> None:
-        if not session.in_nested_transaction():
-            raise NotYours(f"session.commit(): {_OURS}")
+    def _unmark(self) -> None:
+        """Raises: NotYours if the transaction is not the one that was begun [DW-11]."""
+        releasing = sql_table.unmarking(self._connection.dialect.name)
+        if releasing is None:
+            return
+        try:
+            self._connection.execute(releasing)
+        except DBAPIError as exc:
+            if sql_table.is_unmarked(exc):
+                raise NotYours(ENDED) from exc
+            raise
 
 
 class SqlStore:
@@ -164,25 +205,35 @@ class SqlStore:
     def claim(self, transactional_id: str) -> StoredState:
         fresh = StoredState(transactional_id=transactional_id, owner=secrets.token_hex(OWNER_BYTES))
         dialect = self._engine.dialect.name
-        connection = self._begun(claiming=True)
+        connection: Connection | None = None
         try:
-            with connection:
-                try:
-                    connection.execute(self.tables.claim(fresh, dialect))
-                except DBAPIError as exc:
-                    if sql_table.is_missing_table(exc):
-                        raise BadStore(f"{exc.orig}; SqlStore.create() makes the tables") from exc
-                    raise
-                row = self._read(connection, transactional_id)
-                connection.commit()
+            connection = self._begun(claiming=True)
+            connection.execute(self.tables.claim(fresh, dialect))
+            row = self._read(connection, transactional_id)
+            connection.commit()
+        except DBAPIError as exc:
+            if sql_table.is_missing_table(exc):
+                raise BadStore(f"{exc.orig}; SqlStore.create() makes the tables") from exc
+            raise
         finally:
-            connection.close()
+            if connection is not None:
+                connection.close()
         if row is None or row.owner != fresh.owner:
             raise BadStore(f"the row of {transactional_id!r} is not what was written: is the id too long?")
         return row
 
     def begin(self) -> SqlTransaction:
-        return SqlTransaction(self, self._begun())
+        connection: Connection | None = None
+        mark = secrets.token_hex(MARK_BYTES)
+        try:  # nothing comes between the connection and what gives it back
+            connection = self._begun()
+            if connection.dialect.name == "postgresql":
+                _mark(connection, mark)
+            return SqlTransaction(self, connection, mark)
+        except BaseException:
+            if connection is not None:
+                connection.close()
+            raise
 
     def read_state(self, transactional_id: str) -> StoredState | None:
         with self._engine.connect() as connection:
@@ -209,9 +260,10 @@ class SqlStore:
 
     def _begun(self, *, claiming: bool = False) -> Connection:
         """A connection that was asked what it promises, in a transaction."""
-        connection = self._engine.connect()
-        dialect = connection.dialect.name
+        connection: Connection | None = None
         try:
+            connection = self._engine.connect()
+            dialect = connection.dialect.name
             if not self.allow_unsafe_durability:
                 sql_table.check_durable(connection)
             if claiming and dialect != "sqlite":
@@ -219,7 +271,22 @@ class SqlStore:
             connection.begin()
             for statement in sql_table.first_statements(dialect, claiming=claiming):
                 connection.execute(statement)
+            return connection
         except BaseException:
-            connection.close()
+            if connection is not None:
+                connection.close()
             raise
-        return connection
+
+
+def _mark(connection: Connection, mark: str) -> None:
+    """Mark the transaction. psycopg sends BEGIN and this in one message, so that it costs no round trip."""
+    marking, driver = sql_table.marking(mark), cast(Any, connection.connection.driver_connection)
+    if not sql_table.has_pipeline(driver):
+        connection.exec_driver_sql(marking)
+        return
+    dbapi = connection.dialect.loaded_dbapi
+    try:
+        with driver.pipeline():
+            driver.execute(marking)
+    except dbapi.Error as exc:
+        raise sql_table.not_begun(connection, exc) from exc

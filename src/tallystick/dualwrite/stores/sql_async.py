@@ -13,34 +13,37 @@ import secrets
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, cast
 
-from sqlalchemy import Connection, CursorResult, MetaData, event
+from sqlalchemy import Connection, CursorResult, MetaData
 from sqlalchemy.exc import DBAPIError, IntegrityError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, AsyncTransaction
 from sqlalchemy.orm import Session
 
-from tallystick.dualwrite.errors import BadStore, CommitUnknown, Fenced, NotYours
+from tallystick.dualwrite.errors import BadStore, CommitUnknown, Fenced, NotCommitted, NotYours
 from tallystick.dualwrite.model import StoredState, from_columns
 from tallystick.dualwrite.stores import sql_table
 from tallystick.dualwrite.stores.base import OffsetMoved
+from tallystick.dualwrite.stores.refusals import ENDED
+from tallystick.dualwrite.stores.sql_guard import OURS, Guard
 from tallystick.dualwrite.stores.sql_table import Tables
+from tallystick.kernel.check import check
 from tallystick.kernel.ids import TopicPartition
 
 _log = logging.getLogger(__name__)
 
 OWNER_BYTES: Final = 16
-_OURS: Final = "the writer commits and rolls back; inside its block use begin_nested() for a savepoint"
+MARK_BYTES: Final = 8
 
 
 class AsyncSqlTransaction:
     """A database transaction on a connection of its own: `session` and `connection` are the same one."""
 
-    def __init__(self, store: "AsyncSqlStore", connection: AsyncConnection) -> None:
+    def __init__(self, store: "AsyncSqlStore", connection: AsyncConnection, mark: str) -> None:
         self._store = store
+        self._mark = mark
         self._connection = connection
         self._root = connection.get_transaction()
         self._session: AsyncSession | None = None
-        self._committing = False
-        event.listen(connection.sync_connection, "commit", self._check_ours)
+        self._guard = Guard(_sync(connection))
 
     @property
     def connection(self) -> AsyncConnection:
@@ -52,60 +55,95 @@ class AsyncSqlTransaction:
         """An ORM session on the same connection and in the same transaction."""
         if self._session is None:
             self._session = self._store.new_session(bind=self._connection)
-            event.listen(self._session.sync_session, "before_commit", self._check_session)
+            self._guard.watch(self._session.sync_session)
         return self._session
 
     @property
     def handle(self) -> AsyncSession:
         return self.session
 
-    async def record(self, row: StoredState) -> None:
+    def sent(self) -> None:
+        """A record is on its way to Kafka."""
+        self._guard.sent()
+
+    def savepoint(self) -> AsyncTransaction:
+        """A savepoint, as a context manager."""
+        return self._connection.begin_nested()
+
+    async def flush(self) -> None:
+        """The block is over: the session's rows and hooks, while records can still be sent."""
         await self._check_open()
+        if self._session is not None:
+            await self._session.run_sync(self._guard.flush)
+
+    async def record(self, row: StoredState, before: StoredState | None = None) -> None:
+        await self._check_open()
+        self._guard.check_savepoints()
         dialect = self._connection.dialect.name
-        replaced = self._store.tables.record(dialect)
-        result = await self._connection.execute(replaced, sql_table.to_record(row))
+        tables, values = self._store.tables, sql_table.to_record(row, before)
+        replaced = tables.record(dialect, compares=before is not None)
+        result = await self._connection.execute(replaced, values)
         if dialect == "postgresql":
-            answers = result.scalars().all()
-            found = len(answers)
-            if found and not self._store.allow_unsafe_durability:
-                sql_table.judge_postgresql(str(answers[0]))
+            unsafe = self._store.allow_unsafe_durability
+            found = sql_table.judge_record(result.all(), self._mark, allow_unsafe_durability=unsafe)
         else:
             found = cast(CursorResult[Any], result).rowcount
         if found != 1:
-            raise Fenced(row.transactional_id, row.owner)
+            there = await self._connection.execute(tables.read_locked(row.transactional_id))
+            now = there.mappings().first()
+            sql_table.check_missed(cast("Mapping[str, object] | None", now), row, before)
 
     async def move_offsets(self, group: str, moved: Mapping[TopicPartition, OffsetMoved]) -> None:
         await self._check_open()
+        dialect = self._connection.dialect.name
         for at in sorted(moved, key=str):  # in one order everywhere: no deadlock
+            statement = self._store.tables.move_offset(group, at, moved[at], dialect)
             try:
-                done = await self._connection.execute(self._store.tables.move_offset(group, at, moved[at]))
+                done = await self._connection.execute(statement)
             except IntegrityError as exc:
                 raise Fenced(f"{group} {at}", str(moved[at].before)) from exc
-            if cast(CursorResult[Any], done).rowcount != 1:
+            if dialect == "postgresql":
+                marks = done.scalars().all()
+                for mark in marks:
+                    sql_table.check_mark(mark, self._mark)
+                found = len(marks)
+            else:
+                found = cast(CursorResult[Any], done).rowcount
+            if found != 1:
                 raise Fenced(f"{group} {at}", str(moved[at].before))
 
     async def commit(self) -> None:
-        await self._check_open()
+        try:
+            await self._check_open()
+            await self._unmark()
+        except Exception as exc:  # COMMIT was not sent
+            raise NotCommitted(exc) from exc
         assert self._root is not None
-        self._committing = True
+        self._guard.ending = True
         try:
             await self._root.commit()
         except Exception as exc:
             if sql_table.certainly_not_committed(exc):
-                raise
-            if not isinstance(exc, DBAPIError):
+                raise NotCommitted(exc) from exc
+            if not isinstance(exc, DBAPIError):  # not the driver's: a time limit's, out of a signal's handler
                 await self._connection.invalidate()
             raise CommitUnknown(sql_table.told_of(exc)) from exc
-        except BaseException:
+        except BaseException:  # Ctrl-C between COMMIT and its answer: nothing that follows could be trusted
             await self._connection.invalidate()
             raise
         try:
+            if self._session is not None:
+                await self._session.run_sync(_after_commit)
             await self._close()
         except Exception:
             _log.warning("a session failed after its transaction was committed", exc_info=True)
 
     async def rollback(self) -> None:
         await self._close()
+
+    def abandon(self) -> None:
+        """This process is a fork of the one that began: neither use nor close the connection here."""
+        _sync(self._connection).detach()
 
     async def _close(self) -> None:
         """Whatever was not committed is rolled back with the connection's return to the pool."""
@@ -114,7 +152,7 @@ class AsyncSqlTransaction:
                 await self._session.close()
         finally:
             if not self._connection.closed:
-                event.remove(self._connection.sync_connection, "commit", self._check_ours)
+                self._guard.release()
                 await self._connection.close()
 
     async def _check_open(self) -> None:
@@ -122,15 +160,19 @@ class AsyncSqlTransaction:
         if self._session is not None:
             await self._session.flush()
         if self._root is None or not self._root.is_active:
-            raise NotYours(f"the database transaction was ended inside the block: {_OURS}")
+            raise NotYours(f"the database transaction was ended inside the block: {OURS}")
 
-    def _check_ours(self, _: Connection) -> None:
-        if not self._committing:
-            raise NotYours(f"connection.commit(): {_OURS}")
-
-    def _check_session(self, session: Session) -> None:
-        if not session.in_nested_transaction():
-            raise NotYours(f"session.commit(): {_OURS}")
+    async def _unmark(self) -> None:
+        """Raises: NotYours if the transaction is not the one that was begun [DW-11]."""
+        releasing = sql_table.unmarking(self._connection.dialect.name)
+        if releasing is None:
+            return
+        try:
+            await self._connection.execute(releasing)
+        except DBAPIError as exc:
+            if sql_table.is_unmarked(exc):
+                raise NotYours(ENDED) from exc
+            raise
 
 
 class AsyncSqlStore:
@@ -172,8 +214,9 @@ class AsyncSqlStore:
 
     async def claim(self, transactional_id: str) -> StoredState:
         fresh = StoredState(transactional_id=transactional_id, owner=secrets.token_hex(OWNER_BYTES))
-        connection = await self._begun(claiming=True)
+        connection: AsyncConnection | None = None
         try:
+            connection = await self._begun(claiming=True)
             await connection.execute(self.tables.claim(fresh, connection.dialect.name))
             row = await self._read(connection, transactional_id)
             await connection.commit()
@@ -182,13 +225,24 @@ class AsyncSqlStore:
                 raise BadStore(f"{exc.orig}; AsyncSqlStore.create() makes the tables") from exc
             raise
         finally:
-            await connection.close()
+            if connection is not None:
+                await connection.close()
         if row is None or row.owner != fresh.owner:
             raise BadStore(f"the row of {transactional_id!r} is not what was written: is the id too long?")
         return row
 
     async def begin(self) -> AsyncSqlTransaction:
-        return AsyncSqlTransaction(self, await self._begun())
+        connection: AsyncConnection | None = None
+        mark = secrets.token_hex(MARK_BYTES)
+        try:  # nothing comes between the connection and what gives it back
+            connection = await self._begun()
+            if connection.dialect.name == "postgresql":
+                await _mark(connection, mark)
+            return AsyncSqlTransaction(self, connection, mark)
+        except BaseException:
+            if connection is not None:
+                await connection.close()
+            raise
 
     async def read_state(self, transactional_id: str) -> StoredState | None:
         async with self._engine.connect() as connection:
@@ -215,9 +269,10 @@ class AsyncSqlStore:
 
     async def _begun(self, *, claiming: bool = False) -> AsyncConnection:
         """A connection that was asked what it promises, in a transaction."""
-        connection = await self._engine.connect()
-        dialect = connection.dialect.name
+        connection: AsyncConnection | None = None
         try:
+            connection = await self._engine.connect()
+            dialect = connection.dialect.name
             if not self.allow_unsafe_durability:
                 await connection.run_sync(sql_table.check_durable)
             if claiming and dialect != "sqlite":
@@ -225,7 +280,34 @@ class AsyncSqlStore:
             await connection.begin()
             for statement in sql_table.first_statements(dialect, claiming=claiming):
                 await connection.execute(statement)
+            return connection
         except BaseException:
-            await connection.close()
+            if connection is not None:
+                await connection.close()
             raise
-        return connection
+
+
+def _sync(connection: AsyncConnection) -> Connection:
+    sync = connection.sync_connection
+    check(sync is not None, "a connection that was begun")
+    assert sync is not None
+    return sync
+
+
+def _after_commit(session: Session) -> None:
+    session.dispatch.after_commit(session)
+
+
+async def _mark(connection: AsyncConnection, mark: str) -> None:
+    """Mark the transaction. psycopg sends BEGIN and this in one message; asyncpg in two."""
+    marking = sql_table.marking(mark)
+    driver = cast(Any, (await connection.get_raw_connection()).driver_connection)
+    if not sql_table.has_pipeline(driver):
+        await connection.exec_driver_sql(marking)
+        return
+    dbapi = connection.dialect.loaded_dbapi
+    try:
+        async with driver.pipeline():
+            await driver.execute(marking)
+    except dbapi.Error as exc:
+        raise sql_table.not_begun(_sync(connection), exc) from exc

@@ -4,6 +4,7 @@ Shared by the stores that wait and those that are awaited: only `create` and `ch
 Needs SQLAlchemy 2, the extra `sql`.
 """
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
@@ -13,6 +14,7 @@ from sqlalchemy import (
     Connection,
     Dialect,
     Executable,
+    Insert,
     Integer,
     MetaData,
     PrimaryKeyConstraint,
@@ -20,6 +22,7 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    Update,
     bindparam,
     func,
     insert,
@@ -34,12 +37,14 @@ from sqlalchemy.schema import CreateTable
 from sqlalchemy.sql import ColumnElement
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
-from tallystick.dualwrite.errors import BadStore, UnsafeStore
-from tallystick.dualwrite.model import TABLE, StoredState, to_columns
-from tallystick.dualwrite.stores.base import OffsetMoved
-from tallystick.dualwrite.stores.refusals import refuses
+from tallystick.dualwrite.errors import BadStore, Fenced, NotYours, UnsafeStore
+from tallystick.dualwrite.model import TABLE, StoredState, from_columns, to_columns
+from tallystick.dualwrite.stores.base import OffsetMoved, check_record
+from tallystick.dualwrite.stores.refusals import ENDED, refuses
 from tallystick.kernel.check import check
 from tallystick.kernel.ids import TopicPartition
+
+_log = logging.getLogger("tallystick.dualwrite")
 
 OFFSETS_TABLE: Final = "kafka_consumed_offsets"
 CHECKED: Final = "tallystick.durable"
@@ -47,6 +52,9 @@ CHECKED: Final = "tallystick.durable"
 
 _WHO: Final = "recorded_id"
 _OWNER: Final = "recorded_owner"
+_BEFORE_STATE: Final = "recorded_before"
+_MARK: Final = "tallystick.block"
+_SAVEPOINT: Final = "tallystick_block"
 _NAME_BYTES_MAX: Final = 750  # four of them fit into a key of InnoDB
 _MYSQL: Final = ("mysql", "mariadb")
 
@@ -110,11 +118,16 @@ class Tables:
         )
         # Built once: for SQLAlchemy that is as much work as all else of a statement.
         states = self.states.c
-        self._replacing: Final = update(self.states).where(
+        owned = update(self.states).where(
             states.transactional_id == bindparam(_WHO), states.owner == bindparam(_OWNER)
         )
-        # A transaction can turn it off for itself (SET LOCAL): ask in the same breath.
-        self._returning: Final = self._replacing.returning(func.current_setting("synchronous_commit"))
+        same = owned.where(states.prepared_transaction_state == bindparam(_BEFORE_STATE))
+        self._replacing: Final = {False: owned, True: same}
+        # A transaction can turn durability off for itself (SET LOCAL): ask in the same breath.
+        self._returning: Final = {
+            compares: each.returning(func.current_setting("synchronous_commit"), _mark())
+            for compares, each in self._replacing.items()
+        }
 
     def create(self, connection: Connection) -> None:
         """Make them where they are not there, and check the others. Raises: BadStore."""
@@ -151,12 +164,16 @@ class Tables:
     def read(self, transactional_id: str) -> Executable:
         return select(self.states).where(self.states.c.transactional_id == transactional_id)
 
+    def read_locked(self, transactional_id: str) -> Executable:
+        """The row as it is now, whatever this transaction's snapshot shows."""
+        return select(self.states).where(self.states.c.transactional_id == transactional_id).with_for_update()
+
     def ids(self) -> Executable:
         return select(self.states.c.transactional_id).order_by(self.states.c.transactional_id)
 
-    def record(self, dialect: str) -> Executable:
-        """Replace a row if its owner is still the same; executed with `to_record`."""
-        return self._returning if dialect == "postgresql" else self._replacing
+    def record(self, dialect: str, *, compares: bool) -> Executable:
+        """Replace a row if its owner, or also its state, is still the same; executed with `to_record`."""
+        return (self._returning if dialect == "postgresql" else self._replacing)[compares]
 
     def read_offsets(self, group: str) -> Executable:
         offsets = self.offsets.c
@@ -164,8 +181,12 @@ class Tables:
             offsets.consumer_group == group
         )
 
-    def move_offset(self, group: str, at: TopicPartition, moved: OffsetMoved) -> Executable:
-        """Insert or replace one offset, if it is still `before`: one row then."""
+    def move_offset(self, group: str, at: TopicPartition, moved: OffsetMoved, dialect: str) -> Executable:
+        """Insert or replace one offset, if it is still `before`: one row then. PostgreSQL returns marks."""
+        statement = self._move_offset(group, at, moved)
+        return statement.returning(_mark()) if dialect == "postgresql" else statement
+
+    def _move_offset(self, group: str, at: TopicPartition, moved: OffsetMoved) -> Insert | Update:
         if moved.before is None:
             made = insert(self.offsets).values(
                 consumer_group=group, topic=at.topic, partition_id=at.partition, next_offset=moved.after
@@ -181,10 +202,41 @@ class Tables:
         return update(self.offsets).where(*same).values(next_offset=moved.after)
 
 
-def to_record(row: StoredState) -> Mapping[str, object]:
+def _mark() -> ColumnElement[str]:
+    return func.coalesce(func.current_setting(_MARK, True), "")
+
+
+def to_record(row: StoredState, before: StoredState | None) -> Mapping[str, object]:
     """What `Tables.record` is executed with."""
     values = dict(to_columns(row))
-    return {_WHO: values.pop("transactional_id"), _OWNER: values.pop("owner"), **values}
+    compared = {} if before is None else {_BEFORE_STATE: str(before.state)}
+    return {_WHO: values.pop("transactional_id"), _OWNER: values.pop("owner"), **compared, **values}
+
+
+def judge_record(answers: Sequence[Sequence[Any]], mark: str, *, allow_unsafe_durability: bool) -> int:
+    """How many rows PostgreSQL has replaced. Raises: UnsafeStore; NotYours in another transaction [DW-11]."""
+    for synchronous_commit, marked in answers:
+        check_mark(marked, mark)
+        if not allow_unsafe_durability:
+            judge_postgresql(str(synchronous_commit))
+    return len(answers)
+
+
+def check_mark(found: object, mark: str) -> None:
+    """Raises: NotYours unless the transaction is still the one that was begun [DW-11]."""
+    if found != mark:
+        raise NotYours(ENDED)
+
+
+def check_missed(found: Mapping[str, object] | None, row: StoredState, before: StoredState | None) -> None:
+    """No row was changed: whose is it now? Raises: Fenced; DatabaseBehind.
+
+    MySQL counts rows that are as they were only if the client has set CLIENT.FOUND_ROWS: those are right.
+    """
+    now = None if found is None else from_columns(found)
+    check_record(now, row, before)
+    if now != row:
+        raise Fenced(row.transactional_id, row.owner)
 
 
 def offsets_of(rows: Iterable[Mapping[str, Any]]) -> Mapping[TopicPartition, int]:
@@ -208,10 +260,51 @@ _BEFORE_CLAIM: Final[Mapping[str, str]] = {
 
 def first_statements(dialect: str, *, claiming: bool) -> tuple[Executable, ...]:
     """What every transaction, or every claim, begins with."""
-    texts = [_BEFORE.get(dialect), _BEFORE_CLAIM.get(dialect) if claiming else None]
+    marking = f"SAVEPOINT {_SAVEPOINT}" if dialect != "postgresql" else None
+    texts = [_BEFORE.get(dialect), _BEFORE_CLAIM.get(dialect) if claiming else marking]
     return tuple(text(each) for each in texts if each is not None)
 
 
+# How a transaction is told from the next one on the same connection [DW-11]. PostgreSQL has settings that end
+# with the transaction, and the record returns one. Elsewhere it is a savepoint: COMMIT, ROLLBACK and an
+# implicit COMMIT (DDL, LOCK TABLES, a stored procedure) end it, and releasing it fails then.
+_MYSQL_NO_SAVEPOINT: Final = 1305
+
+
+def marking(mark: str) -> str:
+    """PostgreSQL: set what `record` returns. The words of `mark` need no quoting."""
+    return f"SET LOCAL {_MARK} = '{mark}'"
+
+
+def has_pipeline(driver: Any) -> bool:
+    """Is this a connection of psycopg 3, over a libpq that can send several statements at once?"""
+    pgconn = getattr(driver, "pgconn", None)
+    return hasattr(driver, "pipeline") and hasattr(pgconn, "enter_pipeline_mode")
+
+
+def not_begun(connection: Connection, exc: Exception) -> DBAPIError:
+    """A connection of the pool that was of no use any more, as SQLAlchemy itself would raise it."""
+    connection.invalidate(exc)
+    base = connection.dialect.loaded_dbapi.Error
+    failure = DBAPIError.instance("BEGIN", None, exc, base, connection_invalidated=True)
+    assert isinstance(failure, DBAPIError)
+    return failure
+
+
+def unmarking(dialect: str) -> Executable | None:
+    """What fails unless the transaction is still the one that was begun; None where `record` tells."""
+    return None if dialect == "postgresql" else text(f"RELEASE SAVEPOINT {_SAVEPOINT}")
+
+
+def is_unmarked(exc: DBAPIError) -> bool:
+    """Has `unmarking` failed because the savepoint is gone?"""
+    first = next(iter(getattr(exc.orig, "args", ())), None)
+    return first == _MYSQL_NO_SAVEPOINT or str(first).startswith("no such savepoint")
+
+
+_STANDBYS: Final = (
+    "SELECT current_setting('synchronous_standby_names') = '' AND EXISTS (SELECT FROM pg_stat_replication)"
+)
 _QUESTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     # A setting local to a transaction is gone at the next statement, if every statement commits. The
     # isolation level does not tell: with an engine of AUTOCOMMIT the server answers READ COMMITTED.
@@ -220,6 +313,8 @@ _QUESTIONS: Final[Mapping[str, tuple[str, ...]]] = {
         "SHOW fsync",
         "SELECT set_config('tallystick.block', 'open', true)",
         "SELECT coalesce(current_setting('tallystick.block', true), '')",
+        # Only a role that may (pg_monitor) sees more than that there are some.
+        _STANDBYS,
     ),
     "mysql": (
         "SELECT @@innodb_flush_log_at_trx_commit",
@@ -266,10 +361,12 @@ def judge(dialect: str, isolation_level: str | None, answers: Sequence[object]) 
         raise UnsafeStore("isolation level", "AUTOCOMMIT", "a transaction")
     told = [str(each).lower() for each in answers]
     match dialect, told:
-        case "postgresql", [synchronous, fsync, _, block]:
+        case "postgresql", [synchronous, fsync, _, block, behind]:
             _need("autocommit", "on", block == "open", "a transaction")
             judge_postgresql(synchronous)
             _need("fsync", fsync, fsync == "on", "on")
+            if behind == "true":
+                _log.warning(ASYNCHRONOUS)
         case (("mysql" | "mariadb"), [flush, binlog, autocommit]):
             _need("autocommit", autocommit, autocommit == "0", "a transaction")
             _need("innodb_flush_log_at_trx_commit", flush, flush == "1", "1")
@@ -281,6 +378,13 @@ def judge(dialect: str, isolation_level: str | None, answers: Sequence[object]) 
             _need("PRAGMA journal_mode", journal, journal not in ("off", "memory"), "a journal on the disk")
         case _:
             check(False, f"{dialect} gave {len(told)} answers")
+
+
+ASYNCHRONOUS: Final = (
+    "PostgreSQL has standbys, and synchronous_standby_names is empty: after a failover commits that it has "
+    "acknowledged are gone, and Kafka has their records. A writer finds out afterwards (DatabaseBehind); "
+    "name a synchronous standby, and it cannot happen"
+)
 
 
 def judge_postgresql(synchronous_commit: str) -> None:

@@ -25,8 +25,9 @@ from kazoo.exceptions import (
     RuntimeInconsistency,
 )
 
-from tallystick.dualwrite.errors import BadStore, CommitUnknown, Fenced, NotYours
+from tallystick.dualwrite.errors import BadStore, CommitUnknown, Fenced, NotCommitted, NotYours
 from tallystick.dualwrite.model import TABLE, StoredState, from_bytes, to_bytes
+from tallystick.dualwrite.stores.base import check_record
 
 CLAIM_ATTEMPTS_MAX: Final = 100
 COMMIT_SECONDS_MAX: Final = 30.0
@@ -46,18 +47,20 @@ class ZooKeeperTransaction:
     def handle(self) -> TransactionRequest:
         return self.request
 
-    def record(self, row: StoredState) -> None:
+    def record(self, row: StoredState, before: StoredState | None = None) -> None:
         """Put the row into the `multi`, good for the version of the node that has `row.owner`."""
         self._check_open()
         now, version = self._store.read(row.transactional_id)
-        if now is None or now.owner != row.owner:
-            raise Fenced(row.transactional_id, row.owner, now.owner if now else "")
+        check_record(now, row, before)
         self._rows.append((len(self.request.operations), row))
         self.request.set_data(self._store.path_of(row.transactional_id), to_bytes(row), version)
 
     def commit(self) -> None:
-        """Send the `multi`. Raises: Fenced; what else it was refused for; CommitUnknown."""
-        self._check_open()
+        """Send the `multi`. Raises: NotCommitted by Fenced or another refusal; CommitUnknown."""
+        try:
+            self._check_open()
+        except NotYours as exc:
+            raise NotCommitted(exc) from exc
         self._ended = True
         if not self.request.operations:
             return
@@ -81,8 +84,8 @@ class ZooKeeperTransaction:
         for at, refusal in refusals:
             if at in rows and isinstance(refusal, BadVersionError | NoNodeError):
                 row = rows[at]
-                raise Fenced(row.transactional_id, row.owner) from refusal
-            raise refusal
+                raise NotCommitted(Fenced(row.transactional_id, row.owner)) from refusal
+            raise NotCommitted(refusal)
 
     def rollback(self) -> None:
         """Nothing was sent."""

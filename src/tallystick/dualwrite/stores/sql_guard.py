@@ -1,0 +1,97 @@
+"""What a transaction of the SQL stores notices on its connection and its session, and refuses.
+
+Shared by the stores that wait and those that are awaited: SQLAlchemy's events come from the synchronous
+objects under both.
+"""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from sqlalchemy import Connection, event
+from sqlalchemy.orm import Session, SessionTransaction
+
+from tallystick.dualwrite.errors import NotYours
+from tallystick.dualwrite.stores.refusals import SENT_IN_VAIN
+
+OURS: Final = "the writer commits and rolls back; inside its block use begin_nested() for a savepoint"
+
+
+class Guard:
+    """Listens to one connection, and to the session on it, from the beginning of a transaction to its end."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.ending = False
+        self._connection = connection
+        self._sent = self._made = 0
+        self._savepoints: list[tuple[str, int]] = []
+        self._in_vain = False
+        self._hooks: dict[str, Callable[..., None]] = {
+            "commit": self._check_ours,
+            "savepoint": self._on_savepoint,
+            "rollback_savepoint": self._on_rollback,
+            "release_savepoint": self._on_release,
+        }
+        for name, hook in self._hooks.items():
+            event.listen(connection, name, hook)
+
+    def watch(self, session: Session) -> None:
+        """Refuse what would end the transaction, or take rows elsewhere."""
+        event.listen(session, "before_commit", self._check_session)
+        event.listen(session, "after_begin", self._check_bind)
+
+    def release(self) -> None:
+        """The connection is given back."""
+        for name, hook in self._hooks.items():
+            event.remove(self._connection, name, hook)
+
+    def sent(self) -> None:
+        """A record is on its way."""
+        self._sent += 1
+
+    def check_savepoints(self) -> None:
+        """Raises: NotYours when a record was sent whose rows were rolled back."""
+        if self._in_vain:
+            raise NotYours(SENT_IN_VAIN)
+
+    def flush(self, session: Session) -> None:
+        """As a Session's own commit does, before Kafka's half is prepared: its hooks may still send."""
+        self.ending = True
+        try:
+            session.dispatch.before_commit(session)
+        finally:
+            self.ending = False
+        session.flush()
+
+    def _check_ours(self, _: Connection) -> None:
+        if not self.ending:
+            raise NotYours(f"connection.commit(): {OURS}")
+
+    def _check_session(self, session: Session) -> None:
+        if not self.ending and not session.in_nested_transaction():
+            raise NotYours(f"session.commit(): {OURS}")
+
+    def _check_bind(self, _: Session, __: SessionTransaction, connection: Connection) -> None:
+        if connection is not self._connection:
+            raise NotYours(
+                f"the session takes rows to {connection.engine.url!r}, which this transaction does not "
+                "commit: they would be lost. A dual write has one database; give the store a "
+                "session_factory without other binds"
+            )
+
+    def _on_savepoint(self, _: Connection, name: str | None) -> None:
+        self._made += 1  # SQLAlchemy numbers them, and tells the name only when they end
+        self._savepoints.append((name or f"sa_savepoint_{self._made}", self._sent))
+
+    def _on_rollback(self, _: Connection, name: str, __: Any) -> None:
+        self._in_vain = self._in_vain or self._sent > self._forget(name)
+
+    def _on_release(self, _: Connection, name: str, __: Any) -> None:
+        self._forget(name)
+
+    def _forget(self, name: str) -> int:
+        """The savepoint and those inside it are over. How many records had been sent before it?"""
+        while self._savepoints:
+            each, sent = self._savepoints.pop()
+            if each == name:
+                return sent
+        return 0

@@ -1,0 +1,110 @@
+"""An exception that lands anywhere in a dual write: a time limit out of a signal's handler, Ctrl-C."""
+
+import linecache
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+
+import pytest
+from dual_world import MakeWorld, World, Writer, worlds
+from raw_producer import committed_values
+from sqlalchemy import create_engine
+from sqlalchemy.exc import StatementError
+from sqlalchemy.pool import NullPool
+
+import tallystick.dualwrite
+from tallystick.errors import InDoubt
+from tallystick.testing import EmbeddedBroker, eventually
+
+pytestmark = pytest.mark.server
+
+OURS = str(Path(tallystick.dualwrite.__file__).parent)
+LINES_MAX = 2_000
+
+
+class TimeIsUp(Exception):
+    """What a signal's handler raises, in whatever is running: as Celery's SoftTimeLimitExceeded."""
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[EmbeddedBroker]:
+    with EmbeddedBroker(in_process=True) as broker:
+        yield broker
+
+
+@pytest.fixture
+def make_world(broker: EmbeddedBroker, tmp_path: Path) -> Iterator[MakeWorld]:
+    yield from worlds(
+        broker, lambda name: create_engine(f"sqlite:///{tmp_path / name}.db", poolclass=NullPool)
+    )
+
+
+class Strike:
+    """Raises at the n-th line of the dual-write library that this thread runs, once it is armed."""
+
+    def __init__(self, at: int, what: type[BaseException]) -> None:
+        self._left = at
+        self._what = what
+        self.where: str | None = None
+
+    def __enter__(self) -> None:
+        sys.settrace(self._trace)
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(None)
+
+    def _trace(self, frame: FrameType, event: str, _: object) -> object:
+        if not frame.f_code.co_filename.startswith(OURS) or self.where is not None:
+            return None
+        if event == "line" and _can_be_interrupted(frame):
+            self._left -= 1
+            if self._left < 0:
+                self.where = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+                raise self._what
+        return self._trace
+
+
+def _can_be_interrupted(frame: FrameType) -> bool:
+    """May a handler run here? Not at a bare `try:`, and a lock's `with` gives it back first; a tracer may."""
+    line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
+    return line != "try:" and "with self._lock" not in line
+
+
+def pay(world: World, writer: Writer, n: int, strike: Strike) -> None:
+    """A payment that is struck somewhere in its beginning, its block or its end."""
+    with suppress(TimeIsUp, KeyboardInterrupt, StatementError, InDoubt), strike:
+        world.pay(writer, n, f"{n}")
+
+
+@pytest.mark.parametrize(
+    "what",
+    [TimeIsUp, pytest.param(KeyboardInterrupt, marks=pytest.mark.slow)],
+    ids=lambda each: each.__name__,
+)
+def test_an_exception_at_any_line_tears_nothing(make_world: MakeWorld, what: type[BaseException]) -> None:
+    """[DW-3, DW-7] And wherever it struck, the same writer can be recovered and goes on."""
+    world = make_world()
+    writer = world.life()
+    writer.recover()
+    struck: dict[str, str] = {}
+    for n in range(LINES_MAX):
+        strike = Strike(n, what)
+        pay(world, writer, n, strike)
+        if strike.where is None:
+            break
+        struck[f"{n}"] = strike.where
+        if not writer.ready:
+            writer.recover()
+    assert len(set(struck.values())) > 60, "lines were struck"
+    rows = world.rows()
+    kept = eventually(lambda: _complete(world, rows))
+    torn = {each: struck.get(each) for each in set(rows) ^ set(kept)}
+    assert torn == {}
+
+
+def _complete(world: World, rows: list[str]) -> list[str]:
+    """The committed records, once the last one is among them."""
+    values = committed_values(world.broker, world.topic, 0)
+    return values if values and values[-1] == rows[-1] else []
