@@ -17,8 +17,8 @@ if TYPE_CHECKING:
         BadRow,
         BadStore,
         CommitUnknown,
-        DataLoss,
         DatabaseBehind,
+        DataLoss,
         DualWriteError,
         Fenced,
         ForeignCluster,
@@ -83,8 +83,8 @@ __all__ = [
 if not TYPE_CHECKING:
     _WHERE = {
         "errors": (
-            "BadRow BadStore CommitUnknown DataLoss DatabaseBehind DualWriteError Fenced ForeignCluster Halted "
-            "LogBehind NoFreeId NotCommitted NotRecovered NotVisible NotYours Outcome TooLate Torn "
+            "BadRow BadStore CommitUnknown DataLoss DatabaseBehind DualWriteError Fenced ForeignCluster "
+            "Halted LogBehind NoFreeId NotCommitted NotRecovered NotVisible NotYours Outcome TooLate Torn "
             "UnsafeStore WriteInDoubt"
         ),
         "consuming": "consume_into",
