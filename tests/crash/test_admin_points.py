@@ -13,7 +13,7 @@ from typing import Final, get_args
 
 import pytest
 from admin_points import Change, Compaction, Creation, Deletion, DeletionAtTheEnd, Desk, Growth, Trimming
-from failing_calls import CHANGES, METADATA, When
+from failing_calls import CHANGES, METADATA, OPENS, When
 
 from tallystick.kernel.value import frozen
 from tallystick.testing.memory_fs import Keep, PowerLost
@@ -75,16 +75,22 @@ class Failure:
     lasts: bool
 
     def fails(self, number: int, name: str, path: str) -> bool:
+        if self.error == errno.EMFILE and name not in OPENS:
+            return False
         return number == self.number or (self.lasts and number > self.number)
 
 
 def failures_at(number: int, name: str, error: int) -> Iterator[Failure]:
     """How a call may fail: the long form has every way, the short one every call, and each way in turn."""
+    if error == errno.EMFILE and name not in OPENS:
+        return
     for when, lasts in product(get_args(When), (False, True)):
-        if when == "after" and (name not in CHANGES or (name == METADATA and error != errno.EIO)):
+        if when == "after" and (
+            name not in CHANGES or (name == METADATA and error != errno.EIO) or error == errno.EMFILE
+        ):
             continue  # it changes nothing; or SQLite has taken it back
         turn = lasts + 2 * (when == "after")
-        short = number % 4 == turn if turn else error == errno.EIO or number % 2 == (error == errno.EMFILE)
+        short = number % 4 == turn if turn else error == errno.EIO or error == errno.EMFILE or number % 2 == 0
         if LONG or short:
             yield Failure(number, error, when, lasts)
 

@@ -24,6 +24,8 @@ CHANGES: Final = frozenset(
     {"create", "write", "sync", "truncate", "mkdir", "rename", "remove", "rmdir", "sync_dir", "metadata"}
 )
 METADATA: Final = "metadata"
+# What takes a file descriptor: nothing else can meet the end of them.
+OPENS: Final = frozenset({"create", "open", "read", "listdir", "sync_dir", METADATA})
 # What SQLite makes of an error of the system.
 SQLITE_CODES: Final = MappingProxyType(
     {
