@@ -30,8 +30,8 @@ class Disturbance(Enum):
     EIO = "eio"
 
 
-OFF: Final = frozenset({Disturbance.EIO})
-"""What is not drawn unless it is asked for: the broker does not live through it yet."""
+OFF: Final = frozenset[Disturbance]()
+"""What is not drawn unless it is asked for: what the broker cannot live through yet."""
 
 
 @frozen(kw_only=True)
