@@ -454,6 +454,9 @@ class Log:
                     self.fs.sync_dir(self.directory)
                 closing.sync()
             except OSError as exc:
+                if is_out_of_descriptors(exc):
+                    self.directory_unsynced = True
+                    raise
                 raise self.fail(f"a sync failed: {exc}") from exc
             if not self.directory_unsynced and not self.closed_unsynced:
                 self._note_synced(self.log_end_offset, closing, closing.size)

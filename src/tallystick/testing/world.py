@@ -55,6 +55,7 @@ from tallystick.testing.sim.faults import OFF, Disturbance, FaultPlan, PowerLoss
 from tallystick.testing.sim.history import History
 from tallystick.testing.sim.loop import START_MS, VirtualTime, new_loop
 from tallystick.testing.sim.machine import Image, Machine
+from tallystick.testing.sim.members import Group
 from tallystick.testing.sim.network import Exchange, Network, NoReply
 from tallystick.testing.sim.reader import Reader
 from tallystick.testing.sim.workers import Around, Worker
@@ -401,6 +402,10 @@ class World:
             yield self._replace_topic(faults.deletions_at_s)
         for number, at in enumerate(faults.delete_records_at_s):
             yield admin.delete_records(at, PARTITIONS[number % len(PARTITIONS)])
+        if faults.members_until_s is not None:
+            random, binds = Random(self.seed + 5), not faults.may_forget
+            group = Group(self.network, self.history, random, PARTITIONS[:2], binds)
+            yield group.run(faults.members_until_s)
         for at in faults.markers_at_s:
             yield admin.end_in_one_partition(at, PARTITIONS)
 
@@ -533,7 +538,7 @@ class World:
         await self._compare_reading(visible)
         entries = tuple(self._entries().values())
         found = [
-            *checkers.check_texts(batches),
+            *checkers.check_texts(batches, self.history.texts_of_torn()),
             *(() if self.faults.may_forget else checkers.check_gone(self.history, visible)),
             *checkers.check_order(self.history, visible),
             *checkers.check_markers(self.history, decided, self._hanging),

@@ -16,6 +16,7 @@ from tallystick.protocol.records import (
     encode_marker,
     iter_headers,
 )
+from tallystick.storage.fs import OutOfDescriptors
 from tallystick.storage.loading import Ended, create_log, open_log
 from tallystick.storage.log import (
     AppendOrigin,
@@ -141,6 +142,24 @@ def full_disk(config: LogConfig, before: Callable[[Log], None]) -> tuple[MemoryF
     before(log)
     fs.capacity -= fs.room()
     return fs, log
+
+
+def test_a_roll_without_a_descriptor_for_the_directory_is_refused_and_tried_again() -> None:
+    """The names of a roll before are not on the disk yet; want of descriptors is no lost disk."""
+    fs = MemoryFileSystem()
+    log = create_log(fs, "d", TP, CONFIG, HOOKS)
+    append(log)
+    log.roll(NOW)
+    append(log)
+    fs.fault = lambda name, path: OSError(errno.EMFILE, "too many open files", path) if path == "d" else None
+    with pytest.raises(OutOfDescriptors):
+        log.roll(NOW)
+    assert log.failure is None
+    fs.fault = None
+    effects = len(fs.effects)
+    log.roll(NOW)
+    assert ("sync_dir", "d") in fs.effects[effects:]
+    assert log.sync() == 2
 
 
 def test_an_internal_topic_rolls_on_a_full_disk() -> None:

@@ -128,9 +128,10 @@ class Administrator:
             answer = await self._network.call("administrator", request, 2, DeleteRecordsResponse)
         except NoReply:
             return
-        if not answer.topics[0].partitions[0].error_code:
+        code = answer.topics[0].partitions[0].error_code
+        if code == ErrorCode.NONE:
             self._history.gone |= whole
-        elif known | doomed == self._history.may_go:
+        elif code != ErrorCode.KAFKA_STORAGE_ERROR and known | doomed == self._history.may_go:
             self._history.may_go = known  # refused: nothing may go
 
     async def end_in_one_partition(self, at_s: float, names: Collection[TopicPartition]) -> None:

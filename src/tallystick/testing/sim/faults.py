@@ -28,6 +28,7 @@ class Disturbance(Enum):
     REUSED_NUMBERS = "reused-numbers"  # clients as librdkafka, see Kind.reuses_numbers
     EMFILE = "emfile"
     EIO = "eio"
+    REBALANCES = "rebalances"  # members of a group come, go and vanish
 
 
 OFF: Final = frozenset[Disturbance]()
@@ -91,6 +92,7 @@ class FaultPlan:
     retention_ms: int | None = None
     failing_calls: tuple[FailingCalls, ...] = ()
     reuses_numbers: bool = False
+    members_until_s: float | None = None
 
     @property
     def may_forget(self) -> bool:
@@ -173,6 +175,10 @@ def _disturb(random: Random, plan: FaultPlan, kind: Disturbance) -> FaultPlan:
             lose_reply = max(plan.lose_reply, random.uniform(0.05, 0.3))
             gives_up = max(plan.client_gives_up, 0.5)
             return replace(plan, reuses_numbers=True, lose_reply=lose_reply, client_gives_up=gives_up)
+        case Disturbance.REBALANCES:
+            settings = {"group.min.session.timeout.ms": "50", "group.initial.rebalance.delay.ms": "0"}
+            until_s = random.uniform(0.3, SPAN_S)
+            return replace(plan, members_until_s=until_s, settings={**plan.settings, **settings})
         case Disturbance.RETENTION:
             retention_ms = random.choice((50, 400, 2_000))
             settings = {

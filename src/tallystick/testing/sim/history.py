@@ -88,6 +88,10 @@ class History:
             if partition in partitions and (not acknowledged or text in txn.acknowledged)
         }
 
+    def texts_of_torn(self) -> set[str]:
+        """What was sent to partitions in which an administrator ended its transaction."""
+        return {text for txn in self.txns for text, partition in txn.records.items() if partition in txn.torn}
+
     def must_be_there(self, txn: Txn) -> set[str]:
         """What the broker has taken of a transaction and nobody has deleted or ended apart."""
         return {

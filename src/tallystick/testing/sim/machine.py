@@ -25,7 +25,7 @@ from tallystick.kernel.ids import Offset
 from tallystick.kernel.value import frozen
 from tallystick.storage.cleaner_worker import work
 from tallystick.storage.fs import StorageFailure
-from tallystick.storage.group_commit import GroupCommit
+from tallystick.storage.group_commit import AGAIN_S, GroupCommit
 from tallystick.storage.log import Log
 from tallystick.testing.memory_fs import Keep, MemoryFileSystem
 from tallystick.testing.sim.loop import VirtualLoop, VirtualTime, new_loop
@@ -66,6 +66,11 @@ class LoopCommit(GroupCommit):
         logs, self._waiting = self._waiting, {}
         for log in logs:
             self._sync(log)
+        if self._again:
+            if not self._waiting:
+                self._loop.call_later(AGAIN_S, self.stop)
+            self._waiting.update(dict.fromkeys(self._again))
+            self._again.clear()
 
 
 class LoopCleaner:

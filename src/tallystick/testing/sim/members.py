@@ -1,0 +1,269 @@
+"""Consumers of one group that come, go and vanish, and commit what they own.
+
+An offset counts up by one with each commit of whoever owns its partition then. So it goes back only if two
+members owned it at a time, if one that was replaced could still commit, or if a commit was forgotten.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from random import Random
+from typing import Final, TypeVar
+
+from tallystick.kernel.codes import ErrorCode
+from tallystick.kernel.ids import TopicPartition
+from tallystick.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
+from tallystick.protocol.messages.join_group import (
+    JoinGroupRequest,
+    JoinGroupRequestProtocol,
+    JoinGroupResponse,
+)
+from tallystick.protocol.messages.leave_group import LeaveGroupRequest, LeaveGroupResponse
+from tallystick.protocol.messages.offset_commit import (
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitRequestTopic,
+    OffsetCommitResponse,
+)
+from tallystick.protocol.messages.offset_fetch import (
+    OffsetFetchRequest,
+    OffsetFetchRequestTopic,
+    OffsetFetchResponse,
+)
+from tallystick.protocol.messages.sync_group import (
+    SyncGroupRequest,
+    SyncGroupRequestAssignment,
+    SyncGroupResponse,
+)
+from tallystick.testing.sim.clients import BACKOFF_S, PATIENCE_S, RETRIABLE, Stuck
+from tallystick.testing.sim.history import History
+from tallystick.testing.sim.network import Exchange, Network, NoReply
+
+R = TypeVar("R")
+
+GROUP: Final = "members"
+SESSION_MS: Final = 400
+REBALANCE_MS: Final = 200
+REJOIN: Final = frozenset(
+    {ErrorCode.REBALANCE_IN_PROGRESS, ErrorCode.ILLEGAL_GENERATION, ErrorCode.UNKNOWN_MEMBER_ID}
+)
+
+
+class Replaced(Exception):
+    """The member is to join again, perhaps under another id."""
+
+
+class Group:
+    """What the members of a world have in common.
+
+    Args:
+        binds: whether what was acknowledged must be there still: not on a disk that forgets.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        history: History,
+        random: Random,
+        partitions: Iterable[TopicPartition],
+        binds: bool,
+    ) -> None:
+        self.network = network
+        self.random = random
+        self.partitions = tuple(partitions)
+        self.committed: dict[TopicPartition, int] = {}  # the highest that was acknowledged
+        self._history = history
+        self._binds = binds
+        self._generation = 0
+        self._owners: dict[tuple[int, str], str] = {}
+        network.answered.append(self._look_at)
+
+    async def run(self, until_s: float) -> None:
+        """Three places for members, then one that finds everything in order."""
+        await asyncio.gather(*(self._fill(place, until_s) for place in range(3)))
+        last = Member("member last", self)
+        await last.join()
+        await last.fetch(self.partitions)
+        await last.leave()
+
+    async def _fill(self, place: int, until_s: float) -> None:
+        loop, number = asyncio.get_running_loop(), 0
+        while loop.time() < until_s:
+            await asyncio.sleep(self.random.uniform(0, 0.3))
+            number += 1
+            await Member(f"member {place}-{number}", self).live(until_s)
+
+    def _look_at(self, exchange: Exchange) -> None:
+        """Generations only grow, and a partition has one owner in each of them."""
+        request, response = exchange.request, exchange.response
+        if not self._binds or getattr(response, "error_code", 0):
+            return
+        if isinstance(response, JoinGroupResponse):
+            if response.generation_id < self._generation:
+                self.report(f"generation {response.generation_id} is formed after {self._generation}")
+            self._generation = max(self._generation, response.generation_id)
+        if isinstance(response, SyncGroupResponse) and isinstance(request, SyncGroupRequest):
+            for name in bytes(response.assignment).decode().split():
+                owner = self._owners.setdefault((request.generation_id, name), request.member_id)
+                if owner != request.member_id:
+                    self.report(f"{name} belongs to {owner} and {request.member_id}")
+
+    def check_committed(self, partition: TopicPartition, offset: int, least: int) -> None:
+        """What is read is no less than what was acknowledged before it was asked for."""
+        if offset < least and self._binds:
+            self.report(f"the offset of {partition} is {offset}, {least} was acknowledged")
+
+    def report(self, what: str) -> None:
+        self._history.report(f"{GROUP}: {what}")
+
+
+class Member:
+    """One process. It lives for a while, and then leaves or says nothing any more."""
+
+    def __init__(self, name: str, group: Group) -> None:
+        self._name = name
+        self._group = group
+        self._id = ""
+        self._generation = -1
+
+    async def live(self, until_s: float) -> None:
+        random = self._group.random
+        rounds = random.randint(1, 12)
+        while rounds > 0 and asyncio.get_running_loop().time() < until_s:
+            try:
+                owned = await self.join()
+                positions = await self.fetch(owned)
+                while rounds > 0:
+                    rounds -= 1
+                    await asyncio.sleep(random.choice((0.01, 0.05, 0.1)))
+                    for partition in owned:
+                        positions[partition] += 1
+                        await self._commit(partition, positions[partition])
+                    await self._beat()
+            except Replaced:
+                rounds -= 1
+        if random.random() < 0.5:
+            await self.leave()
+
+    async def _ask(
+        self, request: object, version: int, answer: type[R], codes: Callable[[R], Iterable[int]]
+    ) -> R:
+        """Send until an answer comes that says more than "again". Raises: Replaced, Stuck."""
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + PATIENCE_S
+        while loop.time() < give_up_at:
+            try:
+                response = await self._group.network.call(self._name, request, version, answer)
+            except NoReply:
+                continue
+            failed = set(codes(response)) - {0}
+            if ErrorCode.UNKNOWN_MEMBER_ID in failed:
+                self._id = ""
+            if failed & REJOIN:
+                raise Replaced
+            if not failed or failed - RETRIABLE:
+                return response
+            await asyncio.sleep(BACKOFF_S[1])
+        raise Stuck(f"{self._name}: {type(request).__name__} is not answered")
+
+    async def join(self) -> list[TopicPartition]:
+        """Until it is a member of a generation; returns what it owns there."""
+        while True:
+            try:
+                joined = await self._join_once()
+                assignments = self._assign(joined) if joined.leader == self._id else ()
+                sync = SyncGroupRequest(
+                    group_id=GROUP,
+                    generation_id=self._generation,
+                    member_id=self._id,
+                    assignments=assignments,
+                )
+                response = await self._ask(sync, 3, SyncGroupResponse, _code_of)
+            except Replaced:
+                await asyncio.sleep(BACKOFF_S[0])
+                continue
+            named = bytes(response.assignment).decode().split()
+            return [partition for partition in self._group.partitions if _name(partition) in named]
+
+    async def _join_once(self) -> JoinGroupResponse:
+        while True:
+            request = JoinGroupRequest(
+                group_id=GROUP,
+                session_timeout_ms=SESSION_MS,
+                rebalance_timeout_ms=REBALANCE_MS,
+                member_id=self._id,
+                protocol_type="consumer",
+                protocols=(JoinGroupRequestProtocol(name="sim", metadata=b""),),
+            )
+            response = await self._ask(request, 5, JoinGroupResponse, _code_of)
+            self._id, self._generation = response.member_id, response.generation_id
+            if response.error_code == ErrorCode.NONE:
+                return response
+            if response.error_code != ErrorCode.MEMBER_ID_REQUIRED:
+                self._group.report(f"JoinGroup is answered with {ErrorCode(response.error_code).name}")
+                raise Stuck(self._name)
+
+    def _assign(self, joined: JoinGroupResponse) -> tuple[SyncGroupRequestAssignment, ...]:
+        members = sorted(member.member_id for member in joined.members)
+        parts = [self._group.partitions[i :: len(members)] for i in range(len(members))]
+        return tuple(
+            SyncGroupRequestAssignment(member_id=member, assignment=" ".join(map(_name, part)).encode())
+            for member, part in zip(members, parts, strict=True)
+        )
+
+    async def fetch(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """Where their last owners left them."""
+        positions = {}
+        for partition in partitions:
+            least = self._group.committed.get(partition, 0)
+            topic = OffsetFetchRequestTopic(name=partition.topic, partition_indexes=(partition.partition,))
+            request = OffsetFetchRequest(group_id=GROUP, topics=(topic,), require_stable=True)
+            response = await self._ask(request, 7, OffsetFetchResponse, _fetch_codes)
+            offset = response.topics[0].partitions[0].committed_offset
+            self._group.check_committed(partition, max(0, offset), least)
+            positions[partition] = max(0, offset)
+        return positions
+
+    async def _commit(self, partition: TopicPartition, offset: int) -> None:
+        part = OffsetCommitRequestPartition(
+            partition_index=partition.partition, committed_offset=offset, committed_metadata=None
+        )
+        request = OffsetCommitRequest(
+            group_id=GROUP,
+            generation_id_or_member_epoch=self._generation,
+            member_id=self._id,
+            topics=(OffsetCommitRequestTopic(name=partition.topic, partitions=(part,)),),
+        )
+        response = await self._ask(request, 7, OffsetCommitResponse, _commit_codes)
+        if not any(_commit_codes(response)):
+            committed = self._group.committed
+            committed[partition] = max(offset, committed.get(partition, 0))
+
+    async def _beat(self) -> None:
+        request = HeartbeatRequest(group_id=GROUP, generation_id=self._generation, member_id=self._id)
+        await self._ask(request, 3, HeartbeatResponse, _code_of)
+
+    async def leave(self) -> None:
+        try:
+            request = LeaveGroupRequest(group_id=GROUP, member_id=self._id)
+            await self._ask(request, 2, LeaveGroupResponse, _code_of)
+        except Replaced:
+            return
+
+
+def _name(partition: TopicPartition) -> str:
+    return f"{partition.topic}-{partition.partition}"
+
+
+def _code_of(
+    response: JoinGroupResponse | SyncGroupResponse | HeartbeatResponse | LeaveGroupResponse,
+) -> tuple[int, ...]:
+    return (response.error_code,)
+
+
+def _commit_codes(response: OffsetCommitResponse) -> tuple[int, ...]:
+    return tuple(result.error_code for topic in response.topics for result in topic.partitions)
+
+
+def _fetch_codes(response: OffsetFetchResponse) -> tuple[int, ...]:
+    found = (result.error_code for topic in response.topics for result in topic.partitions)
+    return (response.error_code, *found)
