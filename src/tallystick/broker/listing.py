@@ -7,7 +7,7 @@ once: only the count in front of the list differs from an answer with one entry.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from tallystick.kernel.limits import KIB
@@ -16,6 +16,7 @@ from tallystick.protocol import encode
 from tallystick.protocol.primitives import encode_uvarint
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 # So much is made and encoded at one go: about a millisecond.
 SLICE_ENTRIES: Final = 32
@@ -70,6 +71,23 @@ async def in_slices(entries: Iterable[T]) -> tuple[T, ...]:
         if number % SLICE_ENTRIES == 0:
             await asyncio.sleep(0)
     return tuple(made)
+
+
+async def partitions_in_slices(
+    wanted: Mapping[str, Iterable[T]], answer: Callable[[str, T], R]
+) -> dict[str, tuple[R, ...]]:
+    """What is answered of each partition, by topic; others have the loop in between."""
+    found: dict[str, tuple[R, ...]] = {}
+    done = 0
+    for topic, partitions in wanted.items():
+        made = []
+        for each in partitions:
+            made.append(answer(topic, each))
+            done += 1
+            if done % SLICE_ENTRIES == 0:
+                await asyncio.sleep(0)
+        found[topic] = tuple(made)
+    return found
 
 
 def _entry_start(empty: bytes, one: bytes) -> int:

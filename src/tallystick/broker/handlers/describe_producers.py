@@ -5,7 +5,7 @@ from tallystick.broker.acl import Operation
 from tallystick.broker.broker import Broker
 from tallystick.broker.context import RequestContext
 from tallystick.broker.handlers.distinct import itself, merged
-from tallystick.broker.listing import Listed
+from tallystick.broker.listing import partitions_in_slices
 from tallystick.broker.topics import check_name
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
@@ -19,22 +19,19 @@ from tallystick.protocol.messages.describe_producers import (
 from tallystick.storage import producers
 
 
-def handle(broker: Broker, request: DescribeProducersRequest, context: RequestContext) -> Listed:
+async def handle(
+    broker: Broker, request: DescribeProducersRequest, context: RequestContext
+) -> DescribeProducersResponse:
     wanted = merged(((topic.name, topic.partition_indexes) for topic in request.topics), itself)
+    refused = {name: _refusal(broker, name, context) for name in wanted}
 
-    def describe_topic(item: tuple[str, tuple[int, ...]]) -> TopicResponse:
-        name, indexes = item
-        refused = _refusal(broker, name, context)
-        return TopicResponse(
-            name=name,
-            partitions=tuple(
-                _describe(broker, name, index) if refused is None else _refused(index, refused)
-                for index in indexes
-            ),
-        )
+    def describe(name: str, index: int) -> PartitionResponse:
+        why = refused[name]
+        return _describe(broker, name, index) if why is None else _refused(index, why)
 
-    return Listed(
-        lambda topics: DescribeProducersResponse(topics=topics), tuple(wanted.items()), describe_topic
+    found = await partitions_in_slices(wanted, describe)
+    return DescribeProducersResponse(
+        topics=tuple(TopicResponse(name=name, partitions=parts) for name, parts in found.items())
     )
 
 

@@ -18,6 +18,7 @@ from tallystick.broker.dispatch import QUICK_BYTES, Body
 from tallystick.broker.fetch_sessions import FetchStart, Key, Outcome, Plan, Wanted
 from tallystick.broker.fetching import ByteBudget, Isolation, answer_bytes, check_leader_epoch, readable_end
 from tallystick.broker.partition import Partition
+from tallystick.broker.server import CloseConnection
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import LeaderEpoch, Offset
@@ -67,6 +68,11 @@ async def _read_beside(broker: Broker, body: memoryview, context: RequestContext
     with broker.request_memory.taken(context.client_host, len(body)):
         async with broker.decoding:
             request = await asyncio.to_thread(read_fetch_request, body, context.api_version)
+    named = len({(topic, p.partition) for topic, parts in request.topics for p in parts})
+    if named > broker.config.max_partitions:
+        raise CloseConnection(
+            f"a Fetch names {named} partitions, max.partitions is {broker.config.max_partitions}"
+        )
     answer = _serve(broker, request, context)
     return await answer if isinstance(answer, Awaitable) else answer
 

@@ -7,7 +7,7 @@ from tallystick.broker.broker import Broker
 from tallystick.broker.context import RequestContext
 from tallystick.broker.fetching import Isolation, check_leader_epoch, readable_end
 from tallystick.broker.handlers.distinct import merged
-from tallystick.broker.listing import Listed
+from tallystick.broker.listing import partitions_in_slices
 from tallystick.broker.partition import Partition
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
@@ -33,24 +33,20 @@ EARLIEST_PENDING_UPLOAD: Final = -6
 _SINCE: Final = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST_PENDING_UPLOAD: 11}
 
 
-def handle(broker: Broker, request: ListOffsetsRequest, context: RequestContext) -> Listed:
+async def handle(broker: Broker, request: ListOffsetsRequest, context: RequestContext) -> ListOffsetsResponse:
     isolation = Isolation(request.isolation_level == 1)
     asked = Counter((topic.name, p.partition_index) for topic in request.topics for p in topic.partitions)
     named = merged(((topic.name, topic.partitions) for topic in request.topics), lambda p: p.partition_index)
 
-    def answer_topic(item: tuple[str, tuple[ListOffsetsPartition, ...]]) -> ListOffsetsTopicResponse:
-        name, partitions = item
-        return ListOffsetsTopicResponse(
-            name=name,
-            partitions=tuple(
-                _answer(broker, name, wanted, isolation, context.api_version)
-                if asked[name, wanted.partition_index] == 1
-                else _refused(wanted.partition_index, ErrorCode.INVALID_REQUEST)
-                for wanted in partitions
-            ),
-        )
+    def answer(name: str, wanted: ListOffsetsPartition) -> ListOffsetsPartitionResponse:
+        if asked[name, wanted.partition_index] > 1:
+            return _refused(wanted.partition_index, ErrorCode.INVALID_REQUEST)
+        return _answer(broker, name, wanted, isolation, context.api_version)
 
-    return Listed(lambda topics: ListOffsetsResponse(topics=topics), tuple(named.items()), answer_topic)
+    found = await partitions_in_slices(named, answer)
+    return ListOffsetsResponse(
+        topics=tuple(ListOffsetsTopicResponse(name=name, partitions=parts) for name, parts in found.items())
+    )
 
 
 def _answer(

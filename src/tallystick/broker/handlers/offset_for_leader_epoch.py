@@ -4,7 +4,7 @@ from tallystick.broker.broker import Broker
 from tallystick.broker.context import RequestContext
 from tallystick.broker.fetching import check_leader_epoch
 from tallystick.broker.handlers.distinct import merged
-from tallystick.broker.listing import Listed
+from tallystick.broker.listing import partitions_in_slices
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import LeaderEpoch
 from tallystick.protocol.messages.offset_for_leader_epoch import (
@@ -16,17 +16,16 @@ from tallystick.protocol.messages.offset_for_leader_epoch import (
 )
 
 
-def handle(broker: Broker, request: OffsetForLeaderEpochRequest, context: RequestContext) -> Listed:
+async def handle(
+    broker: Broker, request: OffsetForLeaderEpochRequest, context: RequestContext
+) -> OffsetForLeaderEpochResponse:
     named = merged(((topic.topic, topic.partitions) for topic in request.topics), lambda p: p.partition)
 
-    def answer_topic(item: tuple[str, tuple[OffsetForLeaderPartition, ...]]) -> OffsetForLeaderTopicResult:
-        name, partitions = item
-        return OffsetForLeaderTopicResult(
-            topic=name, partitions=tuple(_answer(broker, name, wanted) for wanted in partitions)
+    found = await partitions_in_slices(named, lambda name, wanted: _answer(broker, name, wanted))
+    return OffsetForLeaderEpochResponse(
+        topics=tuple(
+            OffsetForLeaderTopicResult(topic=name, partitions=parts) for name, parts in found.items()
         )
-
-    return Listed(
-        lambda topics: OffsetForLeaderEpochResponse(topics=topics), tuple(named.items()), answer_topic
     )
 
 

@@ -26,6 +26,7 @@ from tallystick.broker.handlers.transactional_produce import (
     append_transactional,
     unauthorized,
 )
+from tallystick.broker.listing import SLICE_ENTRIES
 from tallystick.broker.partition import Partition
 from tallystick.broker.server import Alone, CloseConnection
 from tallystick.broker.topics import INTERNAL, TopicDeleted
@@ -60,6 +61,9 @@ RECORD_ERRORS_SINCE: Final = 8  # KIP-467
 # no time at all means other replicas, and there are none.
 VERIFICATION_S_MIN: Final = 1.0
 VERIFICATION_S_MAX: Final = 30.0
+
+# Beyond this many partitions a request gives others their turn while it is served.
+PARTITIONS_AT_ONCE: Final = 256
 
 REPEATED: Final = Reject(
     ErrorCode.INVALID_REQUEST, "the partition is named more than once; nothing is written to it"
@@ -103,6 +107,8 @@ async def _serve_walked(broker: Broker, request: ProduceCall, context: RequestCo
             for topic, parts in request.topics:
                 walked.append((topic, [await _walk(broker, topic, part) for part in parts]))
     body = _serve(broker, request._replace(topics=walked), context)
+    if isinstance(body, Alone):
+        return await body
     return await body if isinstance(body, Awaitable) else body
 
 
@@ -126,20 +132,63 @@ class Refused(bytes):
     why: Reject
 
 
+async def _serve_many(
+    broker: Broker, request: ProduceCall, repeated: Collection[tuple[Topic, int]], context: RequestContext
+) -> Body:
+    """Append to very many partitions; others have the loop in between, and nothing of this connection."""
+    answer: _Answer = []
+    done = 0
+    for topic, parts in request.topics:
+        pending: list[Pending] = []
+        answer.append((topic, pending))
+        for part in parts:
+            pending.append(_append_once(broker, request, topic, part, (repeated, context)))
+            done += 1
+            if done % SLICE_ENTRIES == 0:
+                await asyncio.sleep(0)
+    body = _settle(broker, request, answer, context)
+    return await body if isinstance(body, Awaitable) else body
+
+
 def _serve(broker: Broker, request: ProduceCall, context: RequestContext) -> Body | Awaitable[Body]:
     repeated = _repeated(request)
+    count = sum(len(parts) for _, parts in request.topics)
+    if count > PARTITIONS_AT_ONCE:
+        if count > broker.config.max_partitions:
+            raise CloseConnection(
+                f"a Produce names {count} partitions, max.partitions is {broker.config.max_partitions}"
+            )
+        copied = [(topic, [_copied(part) for part in parts]) for topic, parts in request.topics]
+        return Alone(_serve_many(broker, request._replace(topics=copied), repeated, context))
     answer: _Answer = [
-        (
-            topic,
-            [
-                Pending(part.partition, None, REPEATED)
-                if (topic, part.partition) in repeated
-                else _append(broker, request, topic, part, context)
-                for part in parts
-            ],
-        )
+        (topic, [_append_once(broker, request, topic, part, (repeated, context)) for part in parts])
         for topic, parts in request.topics
     ]
+    return _settle(broker, request, answer, context)
+
+
+def _copied(part: ProducePart) -> ProducePart:
+    """With records that stay when the request's buffer is used again."""
+    return part._replace(records=bytes(part.records)) if isinstance(part.records, memoryview) else part
+
+
+def _append_once(
+    broker: Broker,
+    request: ProduceCall,
+    topic: Topic,
+    part: ProducePart,
+    asked: tuple[Collection[tuple[Topic, int]], RequestContext],
+) -> Pending:
+    repeated, context = asked
+    if (topic, part.partition) in repeated:
+        return Pending(part.partition, None, REPEATED)
+    return _append(broker, request, topic, part, context)
+
+
+def _settle(
+    broker: Broker, request: ProduceCall, answer: _Answer, context: RequestContext
+) -> Body | Awaitable[Body]:
+    """Have transactional batches appended, too, and answer."""
     if request.transactional_id is not None:
         batches = [p for _, pending in answer for p in pending if isinstance(p, InTransaction)]
         if batches and (waiting := append_transactional(broker, request.transactional_id, batches, context)):

@@ -1,0 +1,334 @@
+"""Send the largest request of each shape, of every API, while another client works: python -m tools.hostile
+
+One client sends them, another produces and commits offsets a hundred times a second; what the other one waits
+and what memory the broker takes goes into docs/hostile-clients.md. The shapes come from the declarations of
+the messages, so a new API is attacked, too.
+"""
+
+import argparse
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+from uuid import UUID
+
+import psutil
+
+from tallystick.broker.handlers import HANDLERS
+from tallystick.kernel.limits import REQUEST_BYTES_MAX
+from tallystick.protocol import encode
+from tallystick.protocol.apis import ApiKey, ApiSpec
+from tallystick.protocol.messages.headers import RequestHeader
+from tallystick.protocol.messages.offset_commit import (
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitRequestTopic,
+)
+from tallystick.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from tallystick.protocol.records import BatchMeta, Record, encode_batch
+from tallystick.protocol.wire import BYTES, RECORDS, STRING, Array, FieldSpec, Scalar, struct_spec
+from tallystick.protocol.wire import UUID as UUID_KIND
+from tallystick.testing import EmbeddedBroker
+
+DOCUMENT: Final = Path(__file__).parents[1] / "docs" / "hostile-clients.md"
+BEGIN, END = "<!-- table -->", "<!-- end of table -->"
+ANSWER_S_MAX: Final = 30.0
+P99_MS_GOAL, RSS_MIB_GOAL = 250, 256
+ATTACKED, WORKED = "attacked", "worked"
+VICTIM_S: Final = 0.01
+SETTINGS: Final = {"max.partitions": "1000", "flush.policy": "os", "group.initial.rebalance.delay.ms": "0"}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How a request is filled: which lists are long, and whether their entries differ."""
+
+    deep: bool  # the inner lists are long, and not the outer ones
+    distinct: bool
+
+    def __str__(self) -> str:
+        return (
+            f"{'inner' if self.deep else 'outer'} lists long, {'distinct' if self.distinct else 'repeated'}"
+        )
+
+
+SHAPES: Final = tuple(Shape(deep, distinct) for deep in (False, True) for distinct in (False, True))
+
+
+def request_of(spec: ApiSpec, version: int, shape: Shape, entries: int) -> Any:
+    """A legal request whose long lists have so many entries; None where the API has no such list."""
+    maker = _Maker(version, shape, entries)
+    made = maker.struct(spec.request, 0)
+    return made if maker.long_lists else None
+
+
+class _Maker:
+    """Makes one request out of its declaration."""
+
+    def __init__(self, version: int, shape: Shape, entries: int) -> None:
+        self._version, self._shape, self._entries = version, shape, entries
+        self._serial = 0
+        self.long_lists = 0
+
+    def struct(self, cls: type, depth: int) -> Any:
+        fields = {
+            f.name: self._field(f, depth)
+            for f in struct_spec(cls).fields
+            if self._version in f.wire.versions and f.wire.tag is None
+        }
+        for f in struct_spec(cls).fields:
+            if f.required:
+                fields.setdefault(f.name, _zero(f))
+        return cls(**fields)
+
+    def _field(self, f: FieldSpec, depth: int) -> Any:
+        kind = f.wire.kind
+        if isinstance(kind, Array):
+            return tuple(self._value(kind.element, depth + 1) for _ in range(self._length(kind, depth)))
+        return self._named(f, kind, depth)
+
+    def _length(self, kind: Array, depth: int) -> int:
+        nested = not isinstance(kind.element, Scalar) and any(
+            isinstance(f.wire.kind, Array) and self._version in f.wire.versions
+            for f in struct_spec(kind.element).fields
+        )
+        is_long = depth > 0 or not nested if self._shape.deep else depth == 0
+        if not is_long:
+            return 1
+        self.long_lists += 1
+        return self._entries
+
+    def _named(self, f: FieldSpec, kind: Any, depth: int) -> Any:
+        if f.name.endswith("timeout_ms") or f.name == "max_wait_ms":
+            return 1000
+        if f.name == "acks":
+            return -1
+        return self._value(kind, depth)
+
+    def _value(self, kind: Any, depth: int) -> Any:
+        self._serial += 1
+        number = self._serial if self._shape.distinct else 0
+        if kind == STRING:
+            return f"n{number}" if self._shape.distinct else ATTACKED
+        if kind in (BYTES, RECORDS):
+            return b""
+        if kind == UUID_KIND:
+            return UUID(int=0)
+        if isinstance(kind, Scalar):
+            return kind.zero if kind.format in ("?", "d", "b", "h", "B", "H") else number
+        return self.struct(kind, depth)
+
+
+def _zero(f: FieldSpec) -> Any:
+    return (
+        ()
+        if isinstance(f.wire.kind, Array)
+        else f.wire.kind.zero
+        if isinstance(f.wire.kind, Scalar)
+        else None
+    )
+
+
+def attacks(entries: int, bytes_max: int = REQUEST_BYTES_MAX) -> Iterator[tuple[ApiSpec, Shape, int, bytes]]:
+    """API, shape, version and bytes of each request; fewer entries where they would be too many bytes."""
+    for key in sorted(HANDLERS):
+        spec = HANDLERS[key].spec
+        version = spec.max_version
+        for shape in SHAPES:
+            sample = request_of(spec, version, shape, 10)
+            if sample is None:
+                continue
+            each = len(encode(sample, version)) // 10 + 4
+            count = max(1, min(entries, bytes_max // each))
+            yield spec, shape, version, encode(request_of(spec, version, shape, count), version)
+
+
+def frame(spec: ApiSpec, version: int, body: bytes, correlation_id: int) -> bytes:
+    """A request as it goes over the wire."""
+    header = RequestHeader(
+        request_api_key=spec.key,
+        request_api_version=version,
+        correlation_id=correlation_id,
+        client_id="hostile",
+    )
+    data = encode(header, spec.request_header_version(version)) + body
+    return struct.pack(">i", len(data)) + data
+
+
+def exchange(connection: socket.socket, data: bytes) -> int:
+    """Send a request; the size of its answer. Raises: EOFError when there is none, TimeoutError."""
+    connection.sendall(data)
+    size = int.from_bytes(_exactly(connection, 4), "big")
+    _exactly(connection, size)
+    return size
+
+
+def _exactly(connection: socket.socket, size: int) -> bytes:
+    data = bytearray()
+    while len(data) < size:
+        more = connection.recv(min(1 << 20, size - len(data)))
+        if not more:
+            raise EOFError
+        data += more
+    return bytes(data)
+
+
+def connect(address: str) -> socket.socket:
+    host, _, port = address.rpartition(":")
+    connection = socket.create_connection((host, int(port)), timeout=ANSWER_S_MAX)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return connection
+
+
+@dataclass
+class Victim:
+    """A client that goes on producing and committing; what each request took, in milliseconds."""
+
+    address: str
+    waits_ms: list[float] = field(default_factory=list)
+    failure: Exception | None = None
+
+    def __post_init__(self) -> None:
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="victim", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            with connect(self.address) as connection:
+                frames = [working_produce(), working_commit()]
+                while not self._over.wait(VICTIM_S):
+                    began = time.perf_counter()
+                    exchange(connection, frames[len(self.waits_ms) % 2])
+                    self.waits_ms.append((time.perf_counter() - began) * 1000)
+        except (OSError, EOFError) as exc:
+            self.failure = exc
+
+
+def working_produce() -> bytes:
+    """One record for the topic of the client that only wants to work."""
+    record = Record(offset=0, timestamp_ms=int(time.time() * 1000), key=None, value=b"v", headers=())
+    part = PartitionProduceData(index=0, records=encode_batch([record], BatchMeta()))
+    request = ProduceRequest(
+        acks=-1, timeout_ms=10_000, topic_data=(TopicProduceData(name=WORKED, partition_data=(part,)),)
+    )
+    return frame(HANDLERS[ApiKey.PRODUCE].spec, 9, encode(request, 9), 1)
+
+
+def working_commit() -> bytes:
+    """One offset of a group without members."""
+    part = OffsetCommitRequestPartition(partition_index=0, committed_offset=1, committed_metadata="")
+    request = OffsetCommitRequest(
+        group_id="workers",
+        generation_id_or_member_epoch=-1,
+        member_id="",
+        topics=(OffsetCommitRequestTopic(name=WORKED, partitions=(part,)),),
+    )
+    return frame(HANDLERS[ApiKey.OFFSET_COMMIT].spec, 8, encode(request, 8), 1)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one request came to. `answer`: bytes of the answer, or why there was none."""
+
+    api: str
+    shape: Shape
+    request_bytes: int
+    answer: int | str
+    p99_ms: float
+    worst_ms: float
+    rss_mib: float
+
+
+def attack(broker: EmbeddedBroker, entries: int, seconds: float) -> Iterator[Outcome]:
+    """Send every request, each for so long; the other client must have been answered every time."""
+    address, process = broker.bootstrap_servers, psutil.Process(broker.pid)
+    for spec, shape, version, body in attacks(entries):
+        victim = Victim(address)
+        victim.start()
+        answer: int | str = "closed"
+        rss = process.memory_info().rss
+        until = time.monotonic() + seconds
+        while True:
+            try:
+                with connect(address) as connection:
+                    answer = exchange(connection, frame(spec, version, body, 7))
+            except (EOFError, ConnectionError):
+                answer = "closed"
+            except TimeoutError:
+                answer = f"none in {ANSWER_S_MAX:.0f} s"
+            rss = max(rss, process.memory_info().rss)
+            if time.monotonic() >= until:
+                break
+        victim.stop()
+        if victim.failure is not None:
+            raise RuntimeError(f"{spec.name}, {shape}: the other client was not served") from victim.failure
+        waits = sorted(victim.waits_ms) or [0.0]
+        p99 = waits[min(len(waits) - 1, len(waits) * 99 // 100)]
+        yield Outcome(spec.name, shape, len(body), answer, p99, waits[-1], rss / (1 << 20))
+
+
+def table(outcomes: list[Outcome]) -> str:
+    """The outcomes as a Markdown table, the longest waits first."""
+    rows = [
+        "| API | shape | request, KB | answer, KB | p99 of the other, ms | worst, ms | broker's RSS, MiB |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for o in sorted(outcomes, key=lambda o: -o.p99_ms):
+        answer = f"{o.answer / 1000:.0f}" if isinstance(o.answer, int) else o.answer
+        rows.append(
+            f"| {o.api} | {o.shape} | {o.request_bytes / 1000:.0f} | {answer} | {o.p99_ms:.0f} | "
+            f"{o.worst_ms:.0f} | {o.rss_mib:.0f} |"
+        )
+    return "\n".join(rows)
+
+
+def prepare(broker: EmbeddedBroker) -> None:
+    """Make both topics and the group's, so that nobody waits for them later."""
+    metadata = HANDLERS[ApiKey.METADATA].spec
+    find = HANDLERS[ApiKey.FIND_COORDINATOR].spec
+    with connect(broker.bootstrap_servers) as connection:
+        for name in (ATTACKED, WORKED):
+            shape = Shape(deep=False, distinct=False)
+            request = request_of(metadata, 12, shape, 1)
+            named = type(request.topics[0])(name=name)
+            body = encode(type(request)(topics=(named,), allow_auto_topic_creation=True), 12)
+            exchange(connection, frame(metadata, 12, body, 1))
+        body = encode(find.request(key_type=0, coordinator_keys=("workers",)), 4)
+        exchange(connection, frame(find, 4, body, 1))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--entries", type=int, default=60_000)
+    parser.add_argument("--seconds", type=float, default=2.0)
+    parser.add_argument("--write", action="store_true", help=f"write the table into {DOCUMENT.name}")
+    chosen = parser.parse_args()
+    outcomes = []
+    with EmbeddedBroker(config=SETTINGS) as broker:
+        prepare(broker)
+        for outcome in attack(broker, chosen.entries, chosen.seconds):
+            outcomes.append(outcome)
+            print(table([outcome]).splitlines()[-1], flush=True)
+    if chosen.write:
+        text = DOCUMENT.read_text()
+        before, _, rest = text.partition(BEGIN)
+        _, _, after = rest.partition(END)
+        DOCUMENT.write_text(f"{before}{BEGIN}\n{table(outcomes)}\n{END}{after}")
+    worst = max(outcomes, key=lambda o: o.p99_ms)
+    print(f"worst p99 {worst.p99_ms:.0f} ms ({worst.api}, {worst.shape}), goal {P99_MS_GOAL}")
+    print(f"most memory {max(o.rss_mib for o in outcomes):.0f} MiB, goal {RSS_MIB_GOAL}")
+
+
+if __name__ == "__main__":
+    main()
