@@ -13,7 +13,7 @@ FIXED  := --randomly-seed=939
 SETS   := PYTHONHASHSEED=0
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-full check format lint types layers unit interop crash soak sim sim-nightly fuzz bench docs scripts-rewrite clean
+.PHONY: help run test test-full check format lint types layers unit interop crash soak sim sim-nightly fuzz hostile bench docs scripts-rewrite clean
 
 help: ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -64,6 +64,9 @@ sim-nightly: $(READY) ## 20,000 seeds that are new each time (SEEDS=n); those th
 
 fuzz: $(READY) ## a million hostile inputs to every decoder
 	@$(BIN)/python -m tools.fuzz --inputs 1000000
+
+hostile: $(READY) ## the largest request of each shape while another client works; rewrites docs/hostile-clients.md
+	@$(BIN)/python -m tools.hostile --write
 
 bench: $(READY) ## measure beside Apache Kafka and rewrite docs/benchmarks.md
 	@$(BIN)/python -m tools.bench

@@ -96,7 +96,7 @@ class _Maker:
             isinstance(f.wire.kind, Array) and self._version in f.wire.versions
             for f in struct_spec(kind.element).fields
         )
-        is_long = depth > 0 or not nested if self._shape.deep else depth == 0
+        is_long = not nested if self._shape.deep else depth == 0
         if not is_long:
             return 1
         self.long_lists += 1
@@ -162,6 +162,11 @@ def frame(spec: ApiSpec, version: int, body: bytes, correlation_id: int) -> byte
 def exchange(connection: socket.socket, data: bytes) -> int:
     """Send a request; the size of its answer. Raises: EOFError when there is none, TimeoutError."""
     connection.sendall(data)
+    return receive(connection)
+
+
+def receive(connection: socket.socket) -> int:
+    """Read an answer; its size. Raises: EOFError, TimeoutError."""
     size = int.from_bytes(_exactly(connection, 4), "big")
     _exactly(connection, size)
     return size

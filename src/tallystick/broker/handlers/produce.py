@@ -52,7 +52,7 @@ from tallystick.protocol.primitives import NIL
 from tallystick.protocol.records import HEADER_SIZE, BatchHeader, Codec, RecordsError, read_header
 from tallystick.storage.fs import StorageFailure
 from tallystick.storage.log import AppendResult
-from tallystick.storage.validation import must_walk_first, walk_batch
+from tallystick.storage.validation import may_take_long, must_walk_first, walk_batch
 
 ALL_REPLICAS: Final = -1
 ZSTD_SINCE: Final = 7  # KIP-110
@@ -85,9 +85,11 @@ def handle(broker: Broker, body: memoryview, context: RequestContext) -> Body | 
 
 def _take_long(broker: Broker, request: ProduceCall) -> bool:
     """Are there batches whose records must be walked beside the loop?"""
-    return any(
-        _takes_long(broker, topic, part) is not None for topic, parts in request.topics for part in parts
-    )
+    for topic, parts in request.topics:
+        for part in parts:
+            if part.records and may_take_long(part.records) and _takes_long(broker, topic, part):
+                return True
+    return False
 
 
 def _takes_long(broker: Broker, topic: Topic, part: ProducePart) -> Partition | None:
@@ -151,6 +153,9 @@ async def _serve_many(
 
 
 def _serve(broker: Broker, request: ProduceCall, context: RequestContext) -> Body | Awaitable[Body]:
+    if len(request.topics) == 1 and len(request.topics[0][1]) == 1:
+        ((topic, (part,)),) = request.topics
+        return _settle(broker, request, [(topic, [_append(broker, request, topic, part, context)])], context)
     repeated = _repeated(request)
     count = sum(len(parts) for _, parts in request.topics)
     if count > PARTITIONS_AT_ONCE:
@@ -202,8 +207,6 @@ def _repeated(request: ProduceCall) -> Collection[tuple[Topic, int]]:
     Kafka keeps the last of their batches and drops the others without a word, which a producer would take
     for written; here none is written, and it is told so.
     """
-    if len(request.topics) == 1 and len(request.topics[0][1]) == 1:
-        return ()
     named = Counter((topic, part.partition) for topic, parts in request.topics for part in parts)
     return {key for key, times in named.items() if times > 1}
 

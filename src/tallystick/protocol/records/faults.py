@@ -5,10 +5,10 @@ interpreter's lock; else it is Python's, a microsecond a record.
 """
 
 from tallystick.kernel.ids import INT64_MAX
-from tallystick.kernel.limits import RECORD_ERRORS_MAX
+from tallystick.kernel.limits import RECORD_ERRORS_MAX, RECORDS_PER_BATCH_MAX
 from tallystick.kernel.value import frozen
 from tallystick.protocol.records import native
-from tallystick.protocol.records.batch import BatchHeader, Buffer
+from tallystick.protocol.records.batch import HEADER_SIZE, BatchHeader, Buffer
 from tallystick.protocol.records.errors import InvalidBatch
 from tallystick.protocol.records.record import iter_section
 from tallystick.protocol.records.section import unpack_section
@@ -37,6 +37,19 @@ def find_faults(buf: Buffer, at: int, header: BatchHeader, times: tuple[int, int
     Raises: CorruptBatch, InvalidBatch when they do not unpack or cannot be read.
     """
     return walk_section(unpack_section(buf, at, header), header, times)
+
+
+def is_readable(buf: Buffer, at: int, header: BatchHeader) -> bool:
+    """Can the native walk read every record of an uncompressed batch? `find_faults` says what is wrong.
+
+    Cost: half a microsecond, and ten nanoseconds a record.
+    """
+    section = bytes(memoryview(buf)[at + HEADER_SIZE : at + header.size_bytes])
+    return (
+        native.scan is not None
+        and header.record_count <= RECORDS_PER_BATCH_MAX
+        and native.scan(section, native.batch_of(header), 0, INT64_MAX, 0) is not None
+    )
 
 
 def walk_section(section: bytes, header: BatchHeader, times: tuple[int, int] = ANY_TIME) -> Faults:
