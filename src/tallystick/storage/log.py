@@ -223,9 +223,8 @@ class Log:
         """
         if self.failure is not None:
             raise self.failure
-        checked = check_batches(
-            bytearray(batches), self.config, origin, now_ms, walked=isinstance(batches, Walked)
-        )
+        walked = isinstance(batches, Walked)
+        checked = check_batches(bytearray(batches), self.config, origin, now_ms, walked=walked)
         if isinstance(checked, Reject):
             return checked
         data, headers = checked

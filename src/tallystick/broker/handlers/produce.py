@@ -156,8 +156,8 @@ def _serve(broker: Broker, request: ProduceCall, context: RequestContext) -> Bod
     if len(request.topics) == 1 and len(request.topics[0][1]) == 1:
         ((topic, (part,)),) = request.topics
         return _settle(broker, request, [(topic, [_append(broker, request, topic, part, context)])], context)
-    repeated = _repeated(request)
     count = sum(len(parts) for _, parts in request.topics)
+    repeated = _repeated(request) if count <= broker.config.max_partitions else ()
     if count > PARTITIONS_AT_ONCE:
         if count > broker.config.max_partitions:
             raise CloseConnection(
