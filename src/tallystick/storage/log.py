@@ -49,6 +49,7 @@ from tallystick.storage.reserve import SpaceGuard, Unlimited
 from tallystick.storage.segment import SNAPSHOT, file_name
 from tallystick.storage.segment_file import Residents, Segment
 from tallystick.storage.snapshots import encode_snapshot
+from tallystick.storage.trimming import remove_now
 from tallystick.storage.validation import LogConfig, Walked, check_batches
 
 __all__ = [
@@ -72,12 +73,6 @@ __all__ = [
 EPOCH_FILE: Final = "leader-epoch-checkpoint"
 # Where readers stand: offset -> where its batch starts. A reader comes back for what follows its last read.
 _READERS_MAX: Final = 64
-
-
-def remove_now(log: "Log", paths: list[str]) -> None:
-    """Discard files here and at once. Raises OSError."""
-    for path in paths:
-        log.fs.remove(path)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

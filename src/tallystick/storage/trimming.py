@@ -17,6 +17,12 @@ if TYPE_CHECKING:
     from tallystick.storage.log import Log
 
 
+def remove_now(log: "Log", paths: list[str]) -> None:
+    """Discard files here and at once. Raises OSError."""
+    for path in paths:
+        log.fs.remove(path)
+
+
 def delete_records_before(log: "Log", offset: Offset) -> Reject | None:
     if log.failure is not None:
         raise log.failure
