@@ -150,9 +150,8 @@ class Log:
         self.producer_state = ProducerStates(verification_required=config.verification_required)
         self.epochs = LeaderEpochs()
         self.failure: StorageFailure | None = None
-        self.closed_unsynced: list[
-            Segment
-        ] = []  # segments that will not grow, whose files are not all synced
+        # Segments that will not grow, whose files are not all synced.
+        self.closed_unsynced: list[Segment] = []
         self.directory_unsynced = False
         self.syncing = threading.Lock()  # held while files are synced, closed or removed [LOG-5]
         self._bases: list[int] = []
@@ -294,9 +293,8 @@ class Log:
     ) -> None:
         config, active = self.config, self.active
         # Source: LogSegment.timeWaitedForRoll: the first batch's time is compared with the new one's.
-        age = (
-            0 if active.rolling_timestamp is None else headers[-1][1].max_timestamp - active.rolling_timestamp
-        )
+        since = active.rolling_timestamp
+        age = 0 if since is None else headers[-1][1].max_timestamp - since
         if active.size and (
             age > config.rolling_ms
             or active.is_full_for(len(data), last_offset, config.segment_bytes, config.segment_index_bytes)
@@ -394,23 +392,21 @@ class Log:
     def save_epochs(self) -> None:
         """Write the epoch checkpoint; one that is stale is made again from the log after a crash."""
         text, path = format_epochs(self.epochs.entries).encode(), f"{self.directory}/{EPOCH_FILE}"
+        self._epochs_saved = True
         try:
             self.with_reserve(lambda: replace_file(self.fs, path, text))
         except OSError as exc:
             if not is_passing(exc):
                 raise self.fail(f"{EPOCH_FILE} cannot be written: {exc}") from exc
             self._epochs_saved = False
-        else:
-            self._epochs_saved = True
 
     # -- rolling and syncing -------------------------------------------------------------------------------
 
     def roll(self, now_ms: int) -> None:
         """Close the last segment and start one at the log end.
 
-        Order: under `ack` the closed segment, its name included, is on the disk before the new one exists, so
-            that damage in a closed segment is never a write that was lost [LOG-3]. Otherwise a sync is asked
-            for.
+        Order: under `ack` the closed segment and its name are on the disk before the new one exists, so that
+            damage in a closed segment is never a write that was lost [LOG-3]. Else a sync is asked for.
         Raises: LogFull, StorageFailure, LogOffline.
         """
         closing = self.active

@@ -95,7 +95,8 @@ class Group:
     def _look_at(self, exchange: Exchange) -> None:
         """Generations only grow, and a partition has one owner in each of them."""
         request, response = exchange.request, exchange.response
-        if not self._binds or getattr(response, "error_code", 0):
+        code: int = getattr(response, "error_code", 0)
+        if code or not self._binds:
             return
         if isinstance(response, JoinGroupResponse):
             if response.generation_id < self._generation:
