@@ -93,16 +93,19 @@ class Group:
             await Member(f"member {place}-{number}", self).live(until_s)
 
     def _look_at(self, exchange: Exchange) -> None:
-        """Generations only grow, and a partition has one owner in each of them."""
+        """Generations only grow, and a partition has one owner in each of them.
+
+        A generation counts from its assignment on, with which it is written down, as Kafka does: one that was
+        only joined may be formed again after a power loss.
+        """
         request, response = exchange.request, exchange.response
         code: int = getattr(response, "error_code", 0)
         if code or not self._binds:
             return
-        if isinstance(response, JoinGroupResponse):
-            if response.generation_id < self._generation:
-                self.report(f"generation {response.generation_id} is formed after {self._generation}")
-            self._generation = max(self._generation, response.generation_id)
         if isinstance(response, SyncGroupResponse) and isinstance(request, SyncGroupRequest):
+            if request.generation_id < self._generation:
+                self.report(f"generation {request.generation_id} is assigned after {self._generation}")
+            self._generation = max(self._generation, request.generation_id)
             for name in bytes(response.assignment).decode().split():
                 owner = self._owners.setdefault((request.generation_id, name), request.member_id)
                 if owner != request.member_id:
