@@ -99,7 +99,7 @@ def failures(store: type[OwnStore], folder: Path) -> Iterable[str]:
             one.create()
             try:
                 method((one, two), desk, **more)
-            except Exception:
+            except (Exception, pytest.fail.Exception):
                 yield name
             finally:
                 desk.close()
