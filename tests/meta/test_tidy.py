@@ -134,3 +134,13 @@ def _is_elapsed(node: ast.expr) -> bool:
     function = node.left.func
     name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
     return name in CLOCKS
+
+
+def test_what_the_gate_leaves_out_is_there() -> None:
+    """A path that is not there would be left out in silence, and the test behind its new name be run."""
+    (listed,) = re.findall(
+        r"^LEFT_TO_FULL := ((?:.*\\\n)*.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE
+    )
+    paths = listed.replace("\\", " ").split()
+    assert paths
+    assert not [path for path in paths if not (ROOT / path).exists()]
