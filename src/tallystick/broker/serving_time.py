@@ -53,9 +53,10 @@ class ServingTimer:
             return
         if self._handle is not None:
             self._handle.cancel()
-        wait_ms = max(at_ms - self.monotonic_ms(), 0)
-        self._at_ms = at_ms
-        self._handle = asyncio.get_running_loop().call_later(wait_ms / 1_000, self.fire)
+        now_ms = self.monotonic_ms()
+        # What is asked for "at once" can be of any time that has passed; the timer is late from now on only.
+        self._at_ms = max(at_ms, now_ms)
+        self._handle = asyncio.get_running_loop().call_later((self._at_ms - now_ms) / 1_000, self.fire)
 
     def close(self) -> None:
         """Arm it no more."""

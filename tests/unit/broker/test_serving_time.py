@@ -15,6 +15,8 @@ from tallystick.broker.group.commands import DONE, Heartbeat
 from tallystick.broker.group.model import GroupState
 from tallystick.broker.serving_time import HEARING_MS, LATE_MS, ServingTimer
 from tallystick.broker.txn.commands import Ended
+from tallystick.broker.txn.sweeping import LOOKED_AT_PER_TICK
+from tallystick.kernel.ids import TransactionalId
 from tallystick.testing import FakeClock
 
 DAY_MS = 86_400_000
@@ -101,3 +103,30 @@ async def test_a_decision_that_came_while_the_broker_was_stopped_is_heard_before
         world.coordinator._timer.fire()
         await world.pass_time(HEARING_MS + 10_000)
         assert not isinstance(await world.ask(commit(other)), Ended)
+
+
+@on_a_loop
+async def test_a_timer_that_is_armed_for_what_has_passed_is_not_late() -> None:
+    it = Timed()
+    it.clock.advance(DAY_MS)
+    at_ms = it.timer.monotonic_ms()
+    it.timer.arm(0)
+    assert it.fire(0) == 1
+    assert it.timer.monotonic_ms() == at_ms, "the loop ran all the time"
+    it.timer.cancel()
+
+
+@on_a_loop
+async def test_a_sweep_that_goes_on_in_the_next_turn_does_not_move_deadlines() -> None:
+    """More ids than are looked at in one turn; a machine that has been up for longer than the process."""
+    world = TxnWorld()
+    world.clock.advance(DAY_MS)
+    async with world:
+        for number in range(LOOKED_AT_PER_TICK + 1):
+            await world.init(TransactionalId(f"t{number}"))
+        timer, interval_ms = world.coordinator._timer, world.settings.abort_timed_out_interval_ms
+        for _ in range(interval_ms // LATE_MS):
+            world.clock.advance(LATE_MS)
+            timer.fire()
+        timer.fire()
+        assert timer.monotonic_ms() == DAY_MS + interval_ms
