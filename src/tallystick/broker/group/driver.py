@@ -6,7 +6,6 @@ decided. Nothing here costs a task but the first records of all, for which the t
 """
 
 import asyncio
-import heapq
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
@@ -34,6 +33,7 @@ from tallystick.broker.group.commands import (
     Settle,
     Step,
 )
+from tallystick.broker.group.deadlines import Deadlines
 from tallystick.broker.group.decide import decide
 from tallystick.broker.group.events import (
     DurableEvent,
@@ -152,8 +152,7 @@ class GroupCoordinator:
         self._tickets = 0
         self._forgotten: dict[int, set[str]] = {}  # topics deleted while a partition was off
         self._stopped = False
-        self._wakes: list[tuple[int, GroupId]] = []
-        self._wake_at: dict[GroupId, int] = {}
+        self._deadlines = Deadlines()
         self._expire_at_ms = 0
         self._to_expire: deque[GroupId] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -576,6 +575,7 @@ class GroupCoordinator:
         gone += [name for name in self._lanes if self.partition_of(name) == index]
         for group_id in gone:
             group = self._groups.pop(group_id, None)
+            self._deadlines.forget(group_id)
             for member in group.members.values() if group else ():
                 for ticket in (member.awaiting_join, member.awaiting_sync):
                     parked = self._parked.pop(ticket, None) if ticket is not None else None
@@ -600,7 +600,9 @@ class GroupCoordinator:
         group = self._groups.get(group_id)
         deadline = next_deadline(group) if group is not None else None
         if deadline is not None:
-            self._wake(group_id, deadline)
+            self._wake(group_id, self._deadlines.after_backoff(group_id, deadline))
+        else:
+            self._deadlines.forget(group_id)
 
     def _plan(self, group_id: GroupId, events: Sequence[Event]) -> None:
         """Look at the group in time, after these. Cost: linear in members, but for what members do often."""
@@ -615,10 +617,7 @@ class GroupCoordinator:
                     return
 
     def _wake(self, group_id: GroupId, at_ms: int) -> None:
-        planned = self._wake_at.get(group_id)
-        if planned is None or at_ms < planned:
-            self._wake_at[group_id] = at_ms
-            heapq.heappush(self._wakes, (at_ms, group_id))
+        if self._deadlines.wake(group_id, at_ms):
             self._timer.arm(at_ms)
 
     def tick(self) -> int:
@@ -628,15 +627,13 @@ class GroupCoordinator:
         """
         now_ms = self._timer.monotonic_ms()
         self._off.run_due(now_ms)
-        while self._wakes and self._wakes[0][0] <= now_ms:
-            at_ms, group_id = heapq.heappop(self._wakes)
-            if self._wake_at.get(group_id) == at_ms:
-                del self._wake_at[group_id]
-                self._look_at(group_id, now_ms)
+        for group_id in self._deadlines.take_due(now_ms):
+            self._look_at(group_id, now_ms)
         self._expire_some(now_ms)
         if self._to_expire:
             return now_ms
-        return min(self._wakes[0][0], self._expire_at_ms) if self._wakes else self._expire_at_ms
+        next_ms = self._deadlines.next_ms
+        return self._expire_at_ms if next_ms is None else min(next_ms, self._expire_at_ms)
 
     def _look_at(self, group_id: GroupId, now_ms: int) -> None:
         lane = self._lanes.get(group_id)
@@ -649,7 +646,10 @@ class GroupCoordinator:
             self._wake(group_id, now_ms + limit_ms)
             return
         group = self._groups.get(group_id)
-        for timeout in due(group, now_ms) if group is not None else ():
+        timeouts = due(group, now_ms) if group is not None else ()
+        if timeouts:
+            self._deadlines.tried(group_id, now_ms)
+        for timeout in timeouts:
             self._submit(group_id, timeout)
         if group_id not in self._lanes:
             self._schedule(group_id)
