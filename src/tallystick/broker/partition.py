@@ -18,6 +18,7 @@ from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import LeaderEpoch, Offset, TopicPartition
 from tallystick.protocol.records import BatchHeader, iter_headers
 from tallystick.storage.aborted import AbortedTxn
+from tallystick.storage.fs import StorageFailure
 from tallystick.storage.log import (
     NO_GUARD,
     AppendOrigin,
@@ -165,14 +166,17 @@ class Partition:
     def read_all(self, max_bytes: int) -> Iterator[bytes]:
         """Everything in the log now, in order, in pieces of whole batches; how coordinators replay.
 
-        Raises: StorageFailure.
+        Raises: StorageFailure; also where the beginning of the log has moved past what is to be read next.
+            What was read until then is not the whole: begin anew.
         """
         log, end = self.log, self.log.log_end_offset
         at = log.log_start_offset
         while at < end:
             result = log.read(at, max_bytes, upper=end)
-            if isinstance(result, Reject) or not result.data:
-                return
+            if isinstance(result, Reject):
+                raise StorageFailure(log.directory, f"the log cannot be read to its end: {result.reason}")
+            if not result.data:
+                return  # compaction has left nothing before the end
             yield result.data
             for _, header in iter_headers(result.data):
                 at = Offset(header.next_offset)

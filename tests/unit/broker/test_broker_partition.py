@@ -16,6 +16,7 @@ from tallystick.protocol.records import (
     encode_batch,
     encode_marker,
 )
+from tallystick.storage.fs import StorageFailure
 from tallystick.storage.loading import create_log
 from tallystick.storage.log import AppendOrigin, AppendResult, Log, LogHooks, TxnGuard, Unlimited
 from tallystick.storage.segment_file import Residents
@@ -133,5 +134,20 @@ def test_a_replay_reads_every_batch_once() -> None:
         pieces = list(made.read_all(150))
         assert len(pieces) > 1
         assert b"".join(pieces) == b"".join(made.read_all(1 << 20))
+
+    asyncio.run(play())
+
+
+def test_a_replay_whose_read_is_refused_fails_instead_of_taking_a_part_for_the_whole() -> None:
+    async def play() -> None:
+        made, _ = partition("os")
+        for _ in range(10):
+            append(made)
+        pieces = made.read_all(150)
+        assert next(pieces)
+        made.delete_records_before(Offset(8))
+        with pytest.raises(StorageFailure, match="the log has 8 to 10"):
+            list(pieces)
+        assert b"".join(made.read_all(150)), "what is read anew begins where the log does"
 
     asyncio.run(play())
