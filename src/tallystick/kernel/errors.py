@@ -7,6 +7,7 @@ Every exception here must survive pickling: Spark sends them between processes.
 from enum import Enum
 
 from tallystick.kernel.codes import ErrorCode
+from tallystick.kernel.limits import REASON_LENGTH_MAX
 from tallystick.kernel.value import frozen
 
 
@@ -57,10 +58,22 @@ class Reject:
     """A command was refused and nothing changed.
 
     `reason` names both values compared and where, for the log line and, where the
-    protocol has room, for the answer. `records` are those of a batch that are at fault:
-    index in the batch, and why.
+    protocol has room, for the answer. A reason that quotes a name of 32 KB would not fit there: its middle
+    is left out. `records` are those of a batch that are at fault: index in the batch, and why.
     """
 
     code: ErrorCode
     reason: str
     records: tuple[tuple[int, str], ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.reason) > REASON_LENGTH_MAX:
+            object.__setattr__(self, "reason", shorten(self.reason))
+
+
+def shorten(text: str) -> str:
+    """Leave out the middle of a text that is longer than `REASON_LENGTH_MAX`."""
+    if len(text) <= REASON_LENGTH_MAX:
+        return text
+    kept = REASON_LENGTH_MAX // 2
+    return f"{text[:kept]} [{len(text) - 2 * kept} characters left out] {text[-kept:]}"

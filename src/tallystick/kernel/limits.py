@@ -52,6 +52,9 @@ GROUP_INSTANCE_ID_LENGTH_MAX: Final = 249
 # What a member id shows of its client id; the rest of it is a UUID.
 CLIENT_ID_SHOWN_MAX: Final = 255
 
+# Of the reason for a refusal so many characters are told; longer ones quote names that were sent to us.
+REASON_LENGTH_MAX: Final = 2_000
+
 EPOCH_MAX: Final = INT16_MAX
 SEQUENCE_MAX: Final = INT32_MAX
 
@@ -61,4 +64,5 @@ check(
     4 * max(CLIENT_ID_SHOWN_MAX, GROUP_INSTANCE_ID_LENGTH_MAX) + 64 < STRING_BYTES_MAX,
     "a member id fits a string, whatever the letters of its client id",
 )
+check(4 * REASON_LENGTH_MAX + 1_000 < STRING_BYTES_MAX, "a reason fits a string, whatever its letters")
 check(DECOMPRESSED_BYTES_FLOOR <= DECOMPRESSED_BYTES_MAX, "the floor lies below the bound")
