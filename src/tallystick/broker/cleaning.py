@@ -19,11 +19,11 @@ from tallystick.kernel.ids import INT64_MAX, TopicPartition
 from tallystick.kernel.value import frozen
 from tallystick.storage.cleaner import CleanedGroup, CleaningRequest, remove_files
 from tallystick.storage.compaction import Cleanable, CleaningLimits, plan_cleaning
-from tallystick.storage.fs import StorageFailure
+from tallystick.storage.fs import StorageFailure, is_out_of_descriptors
 from tallystick.storage.log import Log
 from tallystick.storage.retention import RetentionLimits, RetentionPlan, SegmentFacts, plan_retention
 from tallystick.storage.segment import CLEANED, SWAP
-from tallystick.storage.swap import Here, Swap
+from tallystick.storage.swap import Elsewhere, Here, Swap
 from tallystick.storage.validation import COMPACT, DELETE
 
 _log = logging.getLogger("tallystick.broker.cleaning")
@@ -33,6 +33,9 @@ _WORKER: Final = "tallystick.storage.cleaner_worker"
 _SILENCE_S_MAX: Final = 3600.0
 # A log whose compaction fails again and again is read in full each time, so it waits longer each time.
 _REST_MS_MAX: Final = 3_600_000
+# A process out of descriptors tries to put a segment in place again: so often, after so long.
+_STEP_TRIES: Final = 600
+_STEP_AGAIN_S: Final = 0.1
 # One group names at most 64 old segments.
 _LINE_BYTES_MAX: Final = 64 * 1024
 
@@ -350,10 +353,7 @@ class Cleaning:
             raise LogChanged
         try:
             for step in swap.steps():
-                if isinstance(step, Here):
-                    step.run()
-                else:
-                    await asyncio.to_thread(step.run)
+                await _run_step(step)
         except OSError as exc:
             # Names on the disk are not what memory says: the next start finishes the exchange.
             raise log.fail(f"a compacted segment cannot be put in place: {exc}") from exc
@@ -362,6 +362,24 @@ class Cleaning:
         )
         self._drops[drop] = log.topic_partition
         drop.add_done_callback(self._drops.pop)
+
+
+async def _run_step(step: Here | Elsewhere) -> None:
+    """Run a step of an exchange; where the process is out of descriptors, again until it has some.
+
+    That says nothing about the disk, and every step may be begun anew. Raises: as the step.
+    """
+    for tries_left in range(_STEP_TRIES, 0, -1):
+        try:
+            if isinstance(step, Here):
+                step.run()
+            else:
+                await asyncio.to_thread(step.run)
+            return
+        except OSError as exc:
+            if not is_out_of_descriptors(exc) or tries_left == 1:
+                raise
+            await asyncio.sleep(_STEP_AGAIN_S)
 
 
 async def _drop(swap: Swap, delay_ms: int) -> None:

@@ -1,12 +1,16 @@
 """A process out of descriptors or memory says nothing about its disk: what needs one is tried again."""
 
+import asyncio
 import errno
 from queue import SimpleQueue
 
 import pytest
+from tests.support.compacted import Compacted
 
+from tallystick.broker.cleaning import _run_step
 from tallystick.kernel.ids import Identity, LeaderEpoch, Offset, ProducerEpoch, ProducerId, TopicPartition
 from tallystick.protocol.records import BatchMeta, ControlType, Marker, Record, encode_batch, encode_marker
+from tallystick.storage.cleaner import CleanedGroup, clean
 from tallystick.storage.fs import StorageFailure
 from tallystick.storage.group_commit import GroupCommit
 from tallystick.storage.loading import Ended, create_log, open_log
@@ -22,6 +26,7 @@ from tallystick.storage.log import (
 )
 from tallystick.storage.reserve import Reserve
 from tallystick.storage.segment_file import Residents
+from tallystick.storage.swap import Elsewhere, Here, Swap
 from tallystick.testing.memory_fs import MemoryFile, MemoryFileSystem
 
 NOW = 1_700_000_000_000
@@ -47,6 +52,10 @@ class NoDescriptors(MemoryFileSystem):
     def open_append(self, path: str) -> MemoryFile:
         self._open(path)
         return super().open_append(path)
+
+    def open_read(self, path: str) -> MemoryFile:
+        self._open(path)
+        return super().open_read(path)
 
     def sync_dir(self, path: str) -> None:
         if self.why != errno.ENOMEM:  # which might as well be the sync's, and is a lost disk then
@@ -214,3 +223,48 @@ def test_the_group_commit_syncs_again_what_found_no_descriptor() -> None:
     assert synced.get(timeout=60) == 1
     commit.stop()
     assert not failed
+
+
+@pytest.mark.parametrize("opens", range(6))
+def test_every_step_of_an_exchange_may_be_begun_anew(opens: int) -> None:
+    fs = NoDescriptors()
+    log = Compacted(fs=fs)
+    for n in range(40):
+        log.put((f"k{n % 4}", f"v{n}"))
+    log.roll()
+    log.reopen()
+    before, failed = log.table(), 0
+    for group in clean(fs, log.request()):
+        if not isinstance(group, CleanedGroup):
+            continue
+        for step in Swap(log.log, group).steps():
+            fs.why, fs.opens_left = errno.EMFILE, opens
+            try:
+                step.run()
+            except OSError:
+                failed += 1
+                fs.why = None
+                assert log.table() == before
+                step.run()
+            fs.why = None
+    assert log.table() == before
+    assert failed or opens
+    log.reopen()
+    assert log.table() == before
+
+
+def test_a_step_that_finds_no_descriptor_is_run_again_and_one_that_meets_a_broken_disk_is_not() -> None:
+    tries: list[int] = []
+
+    def sync(why: int) -> None:
+        tries.append(why)
+        if len(tries) == 1:
+            raise OSError(why, "no sync")
+
+    for kind in (Here, Elsewhere):
+        asyncio.run(_run_step(kind(lambda: sync(errno.EMFILE))))
+        assert tries == [errno.EMFILE] * 2
+        tries.clear()
+    with pytest.raises(OSError, match="no sync"):
+        asyncio.run(_run_step(Here(lambda: sync(errno.EIO))))
+    assert tries == [errno.EIO]
