@@ -12,6 +12,7 @@ from typing import Final
 from tallystick.broker.broker import Broker
 from tallystick.broker.config import BROKER_SETTINGS, TOPIC_SETTINGS, BrokerConfig
 from tallystick.broker.kafka_names import is_kafkas
+from tallystick.broker.listing import Pacer
 from tallystick.broker.metadata import Topic
 from tallystick.broker.topic_config import ONLY_DEFAULTS
 from tallystick.kernel.codes import ErrorCode
@@ -95,6 +96,8 @@ class Alteration:
 
 # Kafka's belong to groups of KIP-848, KIP-932 and KIP-1071, which are not here.
 GROUP_SETTINGS: Final[Mapping[str, Setting]] = {}
+# So many problems of one resource are looked into; to find the name that was meant takes a millisecond.
+PROBLEMS_TOLD_MAX: Final = 10
 ASKED_TWICE: Final = Reject(ErrorCode.INVALID_REQUEST, "a resource is asked for twice")
 
 
@@ -157,8 +160,11 @@ def apply_changes(
 
     Source: KIP-339; ConfigurationControlManager.
     """
-    changed, problems = dict(current), []
+    changed, problems = dict(current), list[str]()
     for change in changes:
+        if len(problems) == PROBLEMS_TOLD_MAX:
+            problems.append("and perhaps more")
+            break
         made = settings.get(change.name)
         if made is None and change.operation == Operation.DELETE:
             changed.pop(change.name, None)  # as in Kafka: what is unknown is not set either
@@ -209,12 +215,15 @@ async def alter(
     Returns: why not, for each that was asked for; None: done.
     """
     times = Counter((each.kind, each.name) for each in asked)
-    return [
-        ASKED_TWICE
-        if times[each.kind, each.name] > 1
-        else await _alter(broker, each, replace=replace, validate_only=validate_only)
-        for each in asked
-    ]
+    pacer, outcomes = Pacer(), list[Reject | None]()
+    for each in asked:
+        await pacer.step()
+        outcomes.append(
+            ASKED_TWICE
+            if times[each.kind, each.name] > 1
+            else await _alter(broker, each, replace=replace, validate_only=validate_only)
+        )
+    return outcomes
 
 
 async def _alter(broker: Broker, asked: Alteration, *, replace: bool, validate_only: bool) -> Reject | None:
@@ -247,13 +256,13 @@ def _malformed(kind: int, name: str, changes: Sequence[Change]) -> str | None:
 
     Source: ConfigAdminManager.preprocess; ControllerApis.
     """
-    named = [change.name for change in changes]
+    times = Counter(change.name for change in changes)
     if kind == ResourceType.TOPIC and not name:
         return "settings of all topics are the broker's"
     if kind == ResourceType.GROUP and not name:
         return "there are no settings for all groups; name a group"
-    if len(set(named)) < len(named):
-        return f"settings are given twice: {', '.join(sorted({n for n in named if named.count(n) > 1}))}"
+    if len(times) < len(changes):
+        return f"settings are given twice: {', '.join(sorted(n for n, count in times.items() if count > 1))}"
     empty = [c.name for c in changes if c.value is None and c.operation != Operation.DELETE]
     return f"there is no value for {', '.join(empty)}" if empty else None
 
