@@ -63,6 +63,24 @@ class Listed:
         yield bytes(piece) + empty[start if self.items else 0 :]
 
 
+class Pacer:
+    """Gives others the loop after each `SLICE_ENTRIES` of a long request's entries.
+
+    Args:
+        at_once: so many come first without a pause, where what is pipelined must not be overtaken.
+    """
+
+    def __init__(self, at_once: int = SLICE_ENTRIES) -> None:
+        self._left = at_once
+
+    async def step(self) -> None:
+        """Call once for each entry."""
+        self._left -= 1
+        if self._left <= 0:
+            self._left = SLICE_ENTRIES
+            await asyncio.sleep(0)
+
+
 async def in_slices(entries: Iterable[T]) -> tuple[T, ...]:
     """All entries, made lazily; others have the loop in between."""
     made = []

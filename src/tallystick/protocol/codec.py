@@ -38,14 +38,16 @@ def encode_parts(message: object, version: int) -> list[bytes | memoryview]:
     return parts
 
 
-def decode(cls: type[M], buf: Buffer, version: int) -> M:
+def decode(cls: type[M], buf: Buffer, version: int, *, room: int = PURSE_BYTES) -> M:
     """A whole buffer as one message; record data stays a view of `buf`.
 
+    Args:
+        room: memory that what it counts may take, beside four times the bytes it is read from.
     Raises: DecodeError, also for bytes left over; UnsupportedVersion.
     """
     view = memoryview(buf)
     message: M
-    message, end = decoder(cls, version)(view, 0)
+    message, end = decoder(cls, version)(view, 0, room)
     if end != len(view):
         raise DecodeError(f"{cls.__name__} v{version}: {len(view) - end} bytes left over of {len(view)}")
     return message

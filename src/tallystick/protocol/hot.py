@@ -19,6 +19,7 @@ from uuid import UUID
 
 from tallystick.kernel.limits import STRING_BYTES_MAX
 from tallystick.protocol.codec import decode, encode, encode_parts
+from tallystick.protocol.compile import PURSE_BYTES
 from tallystick.protocol.errors import DecodeError, EncodeError
 from tallystick.protocol.messages.fetch import (
     AbortedTransaction,
@@ -97,10 +98,13 @@ _INDEX: Final = Struct(">iB").unpack_from
 _ID: Final = Struct(">16sB").unpack_from
 
 
-def read_produce_request(body: memoryview, version: int) -> ProduceCall:
+def read_produce_request(body: memoryview, version: int, room: int = PURSE_BYTES) -> ProduceCall:
     """A Produce request of any version; `records` are views of `body`.
 
-    Raises: DecodeError, UnsupportedVersion.
+    Args:
+        room: memory that an unusual request may take; see `decode`.
+
+    Raises: DecodeError, also when there is more in it than there is room for, UnsupportedVersion.
     Cost: about 1.5 us and 0.5 us a partition for flexible versions without tagged fields.
     """
     if version >= PRODUCE_FLEXIBLE:
@@ -108,7 +112,7 @@ def read_produce_request(body: memoryview, version: int) -> ProduceCall:
             return _quick_produce(body, version >= PRODUCE_BY_ID)
         except _DOUBTS:
             pass
-    request = decode(ProduceRequest, body, version)
+    request = decode(ProduceRequest, body, version, room=room)
     topics = [
         (
             t.topic_id if version >= PRODUCE_BY_ID else t.name,

@@ -18,6 +18,7 @@ from tallystick.broker.handlers.txn_wire import (
     identity_of,
     may_write,
 )
+from tallystick.broker.listing import SLICE_ENTRIES, Pacer
 from tallystick.broker.topics import INTERNAL, TRANSACTION_STATE
 from tallystick.broker.txn.commands import AddPartitions, PerPartition, VerifyPartitions
 from tallystick.broker.txn.model import EPOCH_BUMP_VERSION
@@ -44,16 +45,20 @@ async def handle(
 ) -> AddPartitionsToTxnResponse:
     if context.api_version < BATCHED_FROM:
         codes = await _add(broker, _only(request), context)
-        return AddPartitionsToTxnResponse(results_by_topic_v3_and_below=_results(codes))
+        return AddPartitionsToTxnResponse(results_by_topic_v3_and_below=await _results(codes))
     if not broker.authorizer.allows(context, Operation.CLUSTER_ACTION, CLUSTER):
         return AddPartitionsToTxnResponse(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
-    found = await asyncio.gather(*(_add(broker, each, context) for each in request.transactions))
-    return AddPartitionsToTxnResponse(
-        results_by_transaction=tuple(
-            AddPartitionsToTxnResult(transactional_id=each.transactional_id, topic_results=_results(codes))
-            for each, codes in zip(request.transactions, found, strict=True)
-        )
-    )
+    results: list[AddPartitionsToTxnResult] = []
+    for first in range(0, len(request.transactions), SLICE_ENTRIES):
+        some = request.transactions[first : first + SLICE_ENTRIES]
+        answered = await asyncio.gather(*(_add(broker, each, context) for each in some))
+        for each, codes in zip(some, answered, strict=True):
+            topics = await _results(codes)
+            results.append(
+                AddPartitionsToTxnResult(transactional_id=each.transactional_id, topic_results=topics)
+            )
+        await asyncio.sleep(0)
+    return AddPartitionsToTxnResponse(results_by_transaction=tuple(results))
 
 
 def _only(request: AddPartitionsToTxnRequest) -> AddPartitionsToTxnTransaction:
@@ -68,15 +73,23 @@ def _only(request: AddPartitionsToTxnRequest) -> AddPartitionsToTxnTransaction:
 
 async def _add(broker: Broker, asked: AddPartitionsToTxnTransaction, context: RequestContext) -> Codes:
     """A code for every partition of one transaction."""
-    partitions = _partitions(asked.topics)
+    pacer = Pacer()
+    partitions = await _partitions(asked.topics, pacer)
     from_client = context.api_version < BATCHED_FROM
     if from_client and not may_write(broker, context, asked.transactional_id):
         return dict.fromkeys(partitions, NOT_ALLOWED.code)
-    wrong = {
-        partition: code
-        for partition in partitions
-        if (code := _refused(broker, partition, context, from_client=from_client))
-    }
+    wrong: dict[TopicPartition, ErrorCode] = {}
+    for partition in partitions:
+        await pacer.step()
+        if code := _refused(broker, partition, context, from_client=from_client):
+            wrong[partition] = code
+    if not wrong:
+        # There are so many now; a topic may have been deleted in a pause.
+        wrong = {
+            partition: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            for partition in partitions
+            if broker.topics.partition(partition.topic, partition.partition) is None
+        }
     if wrong or not partitions:
         return {name: wrong.get(name, ErrorCode.OPERATION_NOT_ATTEMPTED) for name in partitions}
     identity = identity_of(asked.producer_id, asked.producer_epoch)
@@ -96,10 +109,15 @@ async def _add(broker: Broker, asked: AddPartitionsToTxnTransaction, context: Re
     return dict.fromkeys(partitions, code_of(context, answer))
 
 
-def _partitions(topics: Iterable[AddPartitionsToTxnTopic]) -> list[TopicPartition]:
+async def _partitions(topics: Iterable[AddPartitionsToTxnTopic], pacer: Pacer) -> list[TopicPartition]:
     """Each once, in the order of the request."""
-    named = (TopicPartition(each.name, index) for each in topics for index in each.partitions)
-    return list(dict.fromkeys(named))
+    named: dict[TopicPartition, None] = {}
+    for each in topics:
+        await pacer.step()
+        for index in each.partitions:
+            named[TopicPartition(each.name, index)] = None
+            await pacer.step()
+    return list(named)
 
 
 def _refused(
@@ -117,9 +135,11 @@ def _refused(
     return ErrorCode.NONE if known else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
-def _results(codes: Codes) -> tuple[AddPartitionsToTxnTopicResult, ...]:
+async def _results(codes: Codes) -> tuple[AddPartitionsToTxnTopicResult, ...]:
+    pacer = Pacer()
     by_topic: dict[str, list[AddPartitionsToTxnPartitionResult]] = {}
     for name, code in codes.items():
+        await pacer.step()
         result = AddPartitionsToTxnPartitionResult(partition_index=name.partition, partition_error_code=code)
         by_topic.setdefault(name.topic, []).append(result)
     return tuple(

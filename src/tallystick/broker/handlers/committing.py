@@ -1,15 +1,17 @@
 """What OffsetCommit and TxnOffsetCommit share: partitions are refused one by one, the rest is one command."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Self
+from typing import Final, Self, TypeVar
 from uuid import UUID
 
 from tallystick.broker.group.commands import Answer, OffsetToCommit, PerPartition
 from tallystick.broker.handlers.group_wire import code_of, find_topic
+from tallystick.broker.listing import Pacer
 from tallystick.broker.metadata import Topic
 from tallystick.broker.topics import Topics
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import LeaderEpoch, Offset, TopicPartition
+from tallystick.kernel.limits import KIB
 from tallystick.kernel.value import frozen
 from tallystick.protocol.messages.offset_commit import (
     OffsetCommitRequestPartition,
@@ -19,6 +21,12 @@ from tallystick.protocol.messages.txn_offset_commit import (
     TxnOffsetCommitRequestPartition,
     TxnOffsetCommitRequestTopic,
 )
+
+A = TypeVar("A")
+
+# No request of `dispatch.QUICK_BYTES`, up to which an OffsetCommit is pipelined, has so many rows: of
+# partitions, which take 14 bytes at least, and of topics, which take 6.
+ROWS_AT_ONCE: Final = 64 * KIB // 6
 
 # The place of a partition in the request: topics may be named twice, or by ids nobody knows.
 Place = tuple[int, int]
@@ -35,7 +43,7 @@ class Commit:
     offsets: Mapping[TopicPartition, OffsetToCommit]
 
     @classmethod
-    def of(
+    async def of(
         cls,
         topics: Topics,
         rows: Sequence[RequestTopic],
@@ -43,14 +51,21 @@ class Commit:
         by_id: bool,
         may_read: Callable[[str], bool] = lambda topic: True,
     ) -> Self:
-        """Look every partition up. A topic that may not be read is refused before it is looked for."""
+        """Look every partition up. A topic that may not be read is refused before it is looked for.
+
+        Others have the loop in between where there are more rows than a request has that is pipelined: one
+        that fits there is in the log before what was sent behind it.
+        """
         refused: dict[Place, int] = {}
         partitions: dict[Place, TopicPartition] = {}
         offsets: dict[TopicPartition, OffsetToCommit] = {}
+        pacer = Pacer(ROWS_AT_ONCE)
         for row, wanted in enumerate(rows):
+            await pacer.step()
             found = _find_topic(topics, wanted.name, wanted.topic_id, by_id, may_read)
             asked_for: Sequence[RequestPartition] = wanted.partitions
             for column, asked in enumerate(asked_for):
+                await pacer.step()
                 if isinstance(found, ErrorCode):
                     refused[row, column] = found
                 elif not 0 <= asked.partition_index < found.partitions:
@@ -59,14 +74,41 @@ class Commit:
                     partition = TopicPartition(found.name, asked.partition_index)
                     partitions[row, column] = partition
                     offsets[partition] = _offset_of(asked, found.topic_id)
+        # A topic may have been deleted in a pause, and its group's offsets forgotten.
+        gone = {at for at, offset in offsets.items() if not _is_there(topics, offset)}
+        for place in [place for place, at in partitions.items() if at in gone]:
+            refused[place] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            offsets.pop(partitions.pop(place), None)
         return cls(refused, partitions, offsets)
 
-    def codes(self, answer: Answer | None) -> Mapping[Place, int]:
-        """The code of every row. `answer`: to the command; None when there was nothing to commit."""
+    async def answers(
+        self, rows: Sequence[RequestTopic], answer: Answer | None, make: Callable[[int, int], A]
+    ) -> list[tuple[A, ...]]:
+        """What is answered of the partitions of each row; others have the loop in between.
+
+        Args:
+            answer: to the command; None when there was nothing to commit.
+            make: an answer of an index and its code.
+        """
+        pacer = Pacer()
         refused = answer.refused if isinstance(answer, PerPartition) else {}
         whole = code_of(answer)
-        answered = {place: refused.get(partition, whole) for place, partition in self.partitions.items()}
-        return {**self.refused, **answered}
+        answers = []
+        for row, topic in enumerate(rows):
+            await pacer.step()
+            made = []
+            asked_for: Sequence[RequestPartition] = topic.partitions
+            for column, asked in enumerate(asked_for):
+                await pacer.step()
+                partition = self.partitions.get((row, column))
+                code = self.refused[row, column] if partition is None else refused.get(partition, whole)
+                made.append(make(asked.partition_index, code))
+            answers.append(tuple(made))
+        return answers
+
+
+def _is_there(topics: Topics, offset: OffsetToCommit) -> bool:
+    return offset.topic_id is not None and topics.find_id(offset.topic_id) is not None
 
 
 def _find_topic(

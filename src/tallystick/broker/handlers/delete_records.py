@@ -6,7 +6,7 @@ from tallystick.broker.broker import Broker
 from tallystick.broker.context import RequestContext
 from tallystick.broker.handlers.distinct import merged
 from tallystick.broker.handlers.open_transactions import refuse_deletion
-from tallystick.broker.listing import Listed
+from tallystick.broker.listing import partitions_in_slices
 from tallystick.broker.topics import INTERNAL
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import Offset
@@ -22,18 +22,18 @@ from tallystick.storage.fs import StorageFailure
 HIGH_WATERMARK: Final = -1
 
 
-def handle(broker: Broker, request: DeleteRecordsRequest, context: RequestContext) -> Listed:
+async def handle(
+    broker: Broker, request: DeleteRecordsRequest, context: RequestContext
+) -> DeleteRecordsResponse:
     named = merged(((topic.name, topic.partitions) for topic in request.topics), lambda p: p.partition_index)
-
-    def delete(item: tuple[str, tuple[DeleteRecordsPartition, ...]]) -> DeleteRecordsTopicResult:
-        name, partitions = item
-        results = [_delete(broker, name, wanted.partition_index, wanted.offset) for wanted in partitions]
-        return DeleteRecordsTopicResult(name=name, partitions=tuple(results))
-
-    return Listed(lambda topics: DeleteRecordsResponse(topics=topics), tuple(named.items()), delete)
+    results = await partitions_in_slices(named, lambda name, wanted: _delete(broker, name, wanted))
+    return DeleteRecordsResponse(
+        topics=tuple(DeleteRecordsTopicResult(name=name, partitions=parts) for name, parts in results.items())
+    )
 
 
-def _delete(broker: Broker, topic: str, index: int, offset: int) -> DeleteRecordsPartitionResult:
+def _delete(broker: Broker, topic: str, wanted: DeleteRecordsPartition) -> DeleteRecordsPartitionResult:
+    index, offset = wanted.partition_index, wanted.offset
     known, partition = broker.topics.find(topic), broker.topics.partition(topic, index)
     if known is None or partition is None:
         return _refused(index, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)

@@ -1,10 +1,13 @@
 """DeleteTopics: by name, or from version 6 on by id."""
 
 from collections.abc import Sequence
+from itertools import chain
+from uuid import UUID
 
 from tallystick.broker.broker import Broker
 from tallystick.broker.context import RequestContext
 from tallystick.broker.handlers.open_transactions import refuse_topic_deletion
+from tallystick.broker.listing import Pacer
 from tallystick.broker.partition import Partition
 from tallystick.broker.topics import INTERNAL
 from tallystick.kernel.codes import ErrorCode
@@ -21,9 +24,17 @@ from tallystick.protocol.primitives import NIL
 async def handle(
     broker: Broker, request: DeleteTopicsRequest, context: RequestContext
 ) -> DeleteTopicsResponse:
-    named = [DeleteTopicState(name=name, topic_id=NIL) for name in request.topic_names]
-    wanted = {(topic.name, topic.topic_id): topic for topic in (*named, *request.topics)}
-    return DeleteTopicsResponse(responses=tuple([await _delete(broker, topic) for topic in wanted.values()]))
+    pacer = Pacer()
+    named = (DeleteTopicState(name=name, topic_id=NIL) for name in request.topic_names)
+    wanted: dict[tuple[str | None, UUID], DeleteTopicState] = {}
+    for topic in chain(named, request.topics):
+        wanted[topic.name, topic.topic_id] = topic
+        await pacer.step()
+    results = []
+    for topic in wanted.values():
+        results.append(await _delete(broker, topic))
+        await pacer.step()
+    return DeleteTopicsResponse(responses=tuple(results))
 
 
 async def _delete(broker: Broker, wanted: DeleteTopicState) -> DeletableTopicResult:

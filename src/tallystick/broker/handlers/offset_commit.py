@@ -22,25 +22,20 @@ async def handle(
     broker: Broker, request: OffsetCommitRequest, context: RequestContext
 ) -> OffsetCommitResponse:
     """Partitions that do not exist are refused one by one; the rest is one command."""
-    commit = Commit.of(broker.topics, request.topics, by_id=context.api_version >= TOPIC_IDS_SINCE)
+    commit = await Commit.of(broker.topics, request.topics, by_id=context.api_version >= TOPIC_IDS_SINCE)
     answer = None
     if commit.offsets:
         command = _command(request, context, commit.offsets)
         answer = await broker.groups.execute(GroupId(request.group_id), command)
-    codes = commit.codes(answer)
+    answers = await commit.answers(
+        request.topics,
+        answer,
+        lambda index, code: OffsetCommitResponsePartition(partition_index=index, error_code=code),
+    )
     return OffsetCommitResponse(
         topics=tuple(
-            OffsetCommitResponseTopic(
-                name=topic.name,
-                topic_id=topic.topic_id,
-                partitions=tuple(
-                    OffsetCommitResponsePartition(
-                        partition_index=asked.partition_index, error_code=codes[row, column]
-                    )
-                    for column, asked in enumerate(topic.partitions)
-                ),
-            )
-            for row, topic in enumerate(request.topics)
+            OffsetCommitResponseTopic(name=topic.name, topic_id=topic.topic_id, partitions=partitions)
+            for topic, partitions in zip(request.topics, answers, strict=True)
         )
     )
 

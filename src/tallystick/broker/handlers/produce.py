@@ -26,14 +26,15 @@ from tallystick.broker.handlers.transactional_produce import (
     append_transactional,
     unauthorized,
 )
-from tallystick.broker.listing import SLICE_ENTRIES
+from tallystick.broker.listing import SLICE_ENTRIES, Pacer
 from tallystick.broker.partition import Partition
 from tallystick.broker.server import Alone, CloseConnection
 from tallystick.broker.topics import INTERNAL, TopicDeleted
 from tallystick.broker.verifying import refuse_borrowed
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
-from tallystick.protocol import encode_parts
+from tallystick.kernel.limits import KIB
+from tallystick.protocol import DecodeError, encode_parts
 from tallystick.protocol.hot import (
     ProduceAnswer,
     ProduceCall,
@@ -65,6 +66,10 @@ VERIFICATION_S_MAX: Final = 30.0
 # Beyond this many partitions a request gives others their turn while it is served.
 PARTITIONS_AT_ONCE: Final = 256
 
+# What a request may take that the quick reader does not know and that is decoded on the loop: some 1,000
+# partitions.
+ROOM_AT_ONCE: Final = 512 * KIB
+
 REPEATED: Final = Reject(
     ErrorCode.INVALID_REQUEST, "the partition is named more than once; nothing is written to it"
 )
@@ -75,12 +80,35 @@ _Answer = list[tuple[Topic, list[Pending]]]
 
 def handle(broker: Broker, body: memoryview, context: RequestContext) -> Body | Awaitable[Body]:
     """Append before returning, unless somebody must be asked first, or records take long to walk."""
-    request = read_produce_request(body, context.api_version)
+    try:
+        request = read_produce_request(body, context.api_version, ROOM_AT_ONCE)
+    except DecodeError:
+        # Unreadable, or unusual and long.
+        return Alone(_decode_beside(broker, memoryview(bytes(body)), context))
+    _check_count(broker, request)
     if _take_long(broker, request):
         # Its records are views of a buffer that is about to be used again.
         request = read_produce_request(memoryview(bytes(body)), context.api_version)
         return Alone(_serve_walked(broker, request, context, len(body)))
     return _serve(broker, request, context)
+
+
+async def _decode_beside(broker: Broker, body: memoryview, context: RequestContext) -> Body:
+    """Serve a request that takes long to decode: in a thread, one of all connections at a time [SRV-3]."""
+    with broker.request_memory.taken(context.client_host, len(body)):
+        async with broker.decoding:
+            request = await asyncio.to_thread(read_produce_request, body, context.api_version)
+    _check_count(broker, request)
+    return await _serve_walked(broker, request, context, len(body))
+
+
+def _check_count(broker: Broker, request: ProduceCall) -> None:
+    """Close the connection of one that names more partitions than there may be."""
+    count = sum(len(parts) for _, parts in request.topics)
+    if count > max(PARTITIONS_AT_ONCE, broker.config.max_partitions):
+        raise CloseConnection(
+            f"a Produce names {count} partitions, max.partitions is {broker.config.max_partitions}"
+        )
 
 
 def _take_long(broker: Broker, request: ProduceCall) -> bool:
@@ -103,11 +131,15 @@ def _takes_long(broker: Broker, topic: Topic, part: ProducePart) -> Partition | 
 
 async def _serve_walked(broker: Broker, request: ProduceCall, context: RequestContext, size: int) -> Body:
     """Walk what takes long in a thread, one request of all connections at a time, then serve as ever."""
-    walked: list[tuple[Topic, list[ProducePart]]] = []
+    pacer, walked = Pacer(), list[tuple[Topic, list[ProducePart]]]()
     with broker.request_memory.taken(context.client_host, size):
         async with broker.decoding:
             for topic, parts in request.topics:
-                walked.append((topic, [await _walk(broker, topic, part) for part in parts]))
+                done: list[ProducePart] = []
+                walked.append((topic, done))
+                for part in parts:
+                    done.append(await _walk(broker, topic, part))
+                    await pacer.step()
     body = _serve(broker, request._replace(topics=walked), context)
     if isinstance(body, Alone):
         return await body
@@ -156,13 +188,8 @@ def _serve(broker: Broker, request: ProduceCall, context: RequestContext) -> Bod
     if len(request.topics) == 1 and len(request.topics[0][1]) == 1:
         ((topic, (part,)),) = request.topics
         return _settle(broker, request, [(topic, [_append(broker, request, topic, part, context)])], context)
-    count = sum(len(parts) for _, parts in request.topics)
-    repeated = _repeated(request) if count <= broker.config.max_partitions else ()
-    if count > PARTITIONS_AT_ONCE:
-        if count > broker.config.max_partitions:
-            raise CloseConnection(
-                f"a Produce names {count} partitions, max.partitions is {broker.config.max_partitions}"
-            )
+    repeated = _repeated(request)
+    if sum(len(parts) for _, parts in request.topics) > PARTITIONS_AT_ONCE:
         copied = [(topic, [_copied(part) for part in parts]) for topic, parts in request.topics]
         return Alone(_serve_many(broker, request._replace(topics=copied), repeated, context))
     answer: _Answer = [

@@ -50,21 +50,21 @@ async def handle(
     version = context.api_version
     forbidden = _forbidden(broker, request, context)
     if forbidden is not None:
-        return _response(request, dict.fromkeys(_places(request), forbidden))
-    commit = Commit.of(
+        return await _response(request, Commit(dict.fromkeys(_places(request), forbidden), {}, {}), None)
+    commit = await Commit.of(
         broker.topics,
         request.topics,
         by_id=version >= TOPIC_IDS_SINCE,
         may_read=lambda name: broker.authorizer.allows(context, Operation.READ, topic(name)),
     )
     answer = await _commit(broker, request, version, commit.offsets) if commit.offsets else None
-    codes = commit.codes(answer)
-    if version < LOADING_SINCE:
-        instead: dict[int, int] = {
-            ErrorCode.COORDINATOR_LOAD_IN_PROGRESS: ErrorCode.COORDINATOR_NOT_AVAILABLE
-        }
-        codes = {place: instead.get(code, code) for place, code in codes.items()}
-    return _response(request, codes)
+    if (
+        version < LOADING_SINCE
+        and isinstance(answer, Reject)
+        and answer.code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+    ):
+        answer = Reject(ErrorCode.COORDINATOR_NOT_AVAILABLE, answer.reason)
+    return await _response(request, commit, answer)
 
 
 def _forbidden(broker: Broker, request: TxnOffsetCommitRequest, context: RequestContext) -> ErrorCode | None:
@@ -126,19 +126,17 @@ def _places(request: TxnOffsetCommitRequest) -> list[Place]:
     ]
 
 
-def _response(request: TxnOffsetCommitRequest, codes: Mapping[Place, int]) -> TxnOffsetCommitResponse:
+async def _response(
+    request: TxnOffsetCommitRequest, commit: Commit, answer: Answer | None
+) -> TxnOffsetCommitResponse:
+    answers = await commit.answers(
+        request.topics,
+        answer,
+        lambda index, code: TxnOffsetCommitResponsePartition(partition_index=index, error_code=code),
+    )
     return TxnOffsetCommitResponse(
         topics=tuple(
-            TxnOffsetCommitResponseTopic(
-                name=asked.name,
-                topic_id=asked.topic_id,
-                partitions=tuple(
-                    TxnOffsetCommitResponsePartition(
-                        partition_index=partition.partition_index, error_code=codes[row, column]
-                    )
-                    for column, partition in enumerate(asked.partitions)
-                ),
-            )
-            for row, asked in enumerate(request.topics)
+            TxnOffsetCommitResponseTopic(name=asked.name, topic_id=asked.topic_id, partitions=partitions)
+            for asked, partitions in zip(request.topics, answers, strict=True)
         )
     )

@@ -14,12 +14,13 @@ Source: KafkaApis.handleWriteTxnMarkersRequest; KIP-664 "Aborting Transactions";
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from tallystick.broker.acl import CLUSTER, Operation
 from tallystick.broker.broker import Broker
 from tallystick.broker.context import RequestContext
+from tallystick.broker.listing import Pacer
 from tallystick.broker.partition import Partition
 from tallystick.broker.topics import GROUP_OFFSETS, TRANSACTION_STATE, TopicDeleted
 from tallystick.broker.txn.commands import Answer, NoteForcedMarker
@@ -69,26 +70,50 @@ class _Wanted:
     guard: TxnGuard
 
 
+_Asked = tuple[int, TopicPartition]
+
+
 async def handle(
     broker: Broker, request: WriteTxnMarkersRequest, context: RequestContext
 ) -> WriteTxnMarkersResponse:
     # A marker that is named twice is written once; what contradicts itself is kept, to be refused.
-    wanted = list(dict.fromkeys(one for marker in request.markers for one in _each(marker)))
+    pacer = Pacer()
+    named: dict[tuple[_Asked, _Wanted | ErrorCode], None] = {}
+    for marker in request.markers:
+        await pacer.step()
+        for each in _each(marker):
+            named[each] = None
+            await pacer.step()
+    wanted = list(named)
     if not _may(broker, context):
         code = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
-        return _response([(asked, code) for asked, _ in wanted])
+        return await _response([(asked, code) for asked, _ in wanted])
     if isinstance(broker.transactions.entries(), Reject):
         # What has been decided is not known yet; Kafka's tools try again after this one.
-        return _response([(asked, ErrorCode.NOT_LEADER_OR_FOLLOWER) for asked, _ in wanted])
+        return await _response([(asked, ErrorCode.NOT_LEADER_OR_FOLLOWER) for asked, _ in wanted])
     codes: list[ErrorCode] = []
     for first in range(0, len(wanted), MARKERS_AT_ONCE):
-        codes += await asyncio.gather(
-            *(
-                _write(broker, one) if isinstance(one, _Wanted) else _told(one)
-                for _, one in wanted[first : first + MARKERS_AT_ONCE]
-            )
-        )
-    return _response([(asked, code) for (asked, _), code in zip(wanted, codes, strict=True)])
+        codes += await _write_together(broker, wanted[first : first + MARKERS_AT_ONCE])
+    return await _response([(asked, code) for (asked, _), code in zip(wanted, codes, strict=True)])
+
+
+async def _write_together(
+    broker: Broker, some: Sequence[tuple[_Asked, _Wanted | ErrorCode]]
+) -> list[ErrorCode]:
+    """Write some markers, so that they share a sync; others have the loop in between."""
+    pacer, running = Pacer(), list[asyncio.Task[ErrorCode] | ErrorCode]()
+    for _, one in some:
+        await pacer.step()
+        if isinstance(one, _Wanted) and _is_there(broker, one.partition):
+            running.append(asyncio.ensure_future(_write(broker, one)))
+        else:
+            running.append(one if isinstance(one, ErrorCode) else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    await asyncio.gather(*(each for each in running if isinstance(each, asyncio.Task)))
+    return [each.result() if isinstance(each, asyncio.Task) else each for each in running]
+
+
+def _is_there(broker: Broker, partition: TopicPartition) -> bool:
+    return broker.topics.partition(partition.topic, partition.partition) is not None
 
 
 def _may(broker: Broker, context: RequestContext) -> bool:
@@ -96,9 +121,6 @@ def _may(broker: Broker, context: RequestContext) -> bool:
         broker.authorizer.allows(context, operation, CLUSTER)
         for operation in (Operation.ALTER, Operation.CLUSTER_ACTION)
     )
-
-
-_Asked = tuple[int, TopicPartition]
 
 
 def _each(marker: WritableTxnMarker) -> Iterator[tuple[_Asked, _Wanted | ErrorCode]]:
@@ -128,10 +150,6 @@ def _each(marker: WritableTxnMarker) -> Iterator[tuple[_Asked, _Wanted | ErrorCo
                     ),
                 ),
             )
-
-
-async def _told(code: ErrorCode) -> ErrorCode:
-    return code
 
 
 async def _write(broker: Broker, wanted: _Wanted) -> ErrorCode:
@@ -202,27 +220,22 @@ def _note(
     return broker.transactions.submit(entry.transactional_id, command)
 
 
-def _response(results: list[tuple[_Asked, ErrorCode]]) -> WriteTxnMarkersResponse:
+async def _response(results: list[tuple[_Asked, ErrorCode]]) -> WriteTxnMarkersResponse:
     """As Kafka's: one result for each producer id, whatever number of markers it had."""
+    pacer = Pacer()
     by_producer: dict[int, dict[str, dict[int, ErrorCode]]] = {}
     for (producer_id, partition), code in results:
+        await pacer.step()
         topics = by_producer.setdefault(producer_id, {})
         topics.setdefault(partition.topic, {})[partition.partition] = code
-    return WriteTxnMarkersResponse(
-        markers=tuple(
-            WritableTxnMarkerResult(
-                producer_id=producer_id,
-                topics=tuple(
-                    WritableTxnMarkerTopicResult(
-                        name=name,
-                        partitions=tuple(
-                            WritableTxnMarkerPartitionResult(partition_index=index, error_code=code)
-                            for index, code in found.items()
-                        ),
-                    )
-                    for name, found in topics.items()
-                ),
-            )
-            for producer_id, topics in by_producer.items()
-        )
-    )
+    made = []
+    for producer_id, topics in by_producer.items():
+        told = []
+        for name, codes in topics.items():
+            partitions = []
+            for index, code in codes.items():
+                await pacer.step()
+                partitions.append(WritableTxnMarkerPartitionResult(partition_index=index, error_code=code))
+            told.append(WritableTxnMarkerTopicResult(name=name, partitions=tuple(partitions)))
+        made.append(WritableTxnMarkerResult(producer_id=producer_id, topics=tuple(told)))
+    return WriteTxnMarkersResponse(markers=tuple(made))
