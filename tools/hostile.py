@@ -10,7 +10,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -133,10 +133,18 @@ def _zero(f: FieldSpec) -> Any:
     )
 
 
-def attacks(entries: int, bytes_max: int = REQUEST_BYTES_MAX) -> Iterator[tuple[ApiSpec, Shape, int, bytes]]:
-    """API, shape, version and bytes of each request; fewer entries where they would be too many bytes."""
+def attacks(
+    entries: int, bytes_max: int = REQUEST_BYTES_MAX, names: Collection[str] = ()
+) -> Iterator[tuple[ApiSpec, Shape, int, bytes]]:
+    """API, shape, version and bytes of each request; fewer entries where they would be too many bytes.
+
+    Args:
+        names: of these APIs alone; of all by default.
+    """
     for key in sorted(HANDLERS):
         spec = HANDLERS[key].spec
+        if names and spec.name not in names:
+            continue
         version = spec.max_version
         for shape in SHAPES:
             sample = request_of(spec, version, shape, 10)
@@ -255,10 +263,12 @@ class Outcome:
     rss_mib: float
 
 
-def attack(broker: EmbeddedBroker, entries: int, seconds: float) -> Iterator[Outcome]:
+def attack(
+    broker: EmbeddedBroker, entries: int, seconds: float, names: Collection[str] = ()
+) -> Iterator[Outcome]:
     """Send every request, each for so long; the other client must have been answered every time."""
     address, process = broker.bootstrap_servers, psutil.Process(broker.pid)
-    for spec, shape, version, body in attacks(entries):
+    for spec, shape, version, body in attacks(entries, names=names):
         victim = Victim(address)
         victim.start()
         answer: int | str = "closed"
@@ -317,12 +327,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--entries", type=int, default=60_000)
     parser.add_argument("--seconds", type=float, default=2.0)
+    parser.add_argument("--api", action="append", default=[], help="only this one; may be given again")
     parser.add_argument("--write", action="store_true", help=f"write the table into {DOCUMENT.name}")
     chosen = parser.parse_args()
+    if chosen.write and chosen.api:
+        parser.error("the table holds all APIs: --write goes without --api")
     outcomes = []
     with EmbeddedBroker(config=SETTINGS) as broker:
         prepare(broker)
-        for outcome in attack(broker, chosen.entries, chosen.seconds):
+        for outcome in attack(broker, chosen.entries, chosen.seconds, chosen.api):
             outcomes.append(outcome)
             print(table([outcome]).splitlines()[-1], flush=True)
     if chosen.write:

@@ -29,7 +29,7 @@ from tallystick.broker.server import Alone, CloseConnection
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.limits import REASON_LENGTH_MAX
 from tallystick.kernel.settings import BadConfig
-from tallystick.protocol import encode
+from tallystick.protocol import DecodeError, encode
 from tallystick.protocol.apis import ApiKey
 from tallystick.protocol.messages.add_partitions_to_txn import (
     AddPartitionsToTxnRequest,
@@ -170,12 +170,23 @@ async def test_a_produce_of_very_many_partitions_is_not_decoded_on_the_loop() ->
     """[SRV-3] and its connection ends, as it names more than there may be."""
     async with memory_broker(max_partitions="1000") as memory:
         spec = HANDLERS[ApiKey.PRODUCE].spec
-        body = encode(request_of(spec, 12, INNER, 20_000), 12)
-        answer = produce.handle(memory.broker, memoryview(body), context(ApiKey.PRODUCE, 12))
-        assert isinstance(answer, Alone)
-        with pytest.raises(CloseConnection, match="20000 partitions"):
-            await answer
+        for entries, why in ((3_000, CloseConnection), (20_000, DecodeError)):
+            body = encode(request_of(spec, 7, INNER, entries), 7)
+            answer = produce.handle(memory.broker, memoryview(body), context(ApiKey.PRODUCE, 7))
+            assert isinstance(answer, Alone)
+            with pytest.raises(why):
+                await answer
         assert memory.broker.request_memory.bytes == 0
+
+
+@on_a_loop
+async def test_a_produce_of_as_many_partitions_as_there_may_be_is_answered() -> None:
+    async with memory_broker(max_partitions="5000") as memory:
+        for version in (7, 12):
+            request = request_of(HANDLERS[ApiKey.PRODUCE].spec, version, OUTER, 5_000)
+            answer = await memory.ask(request, version)
+            codes = [p.error_code for topic in answer.responses for p in topic.partition_responses]
+            assert codes == [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION] * 5_000
 
 
 @on_a_loop

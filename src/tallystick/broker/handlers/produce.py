@@ -69,6 +69,8 @@ PARTITIONS_AT_ONCE: Final = 256
 # What a request may take that the quick reader does not know and that is decoded on the loop: some 1,000
 # partitions.
 ROOM_AT_ONCE: Final = 512 * KIB
+# More than what a partition takes that is its topic's only one.
+ROOM_PER_PARTITION: Final = 1 * KIB
 
 REPEATED: Final = Reject(
     ErrorCode.INVALID_REQUEST, "the partition is named more than once; nothing is written to it"
@@ -94,10 +96,14 @@ def handle(broker: Broker, body: memoryview, context: RequestContext) -> Body | 
 
 
 async def _decode_beside(broker: Broker, body: memoryview, context: RequestContext) -> Body:
-    """Serve a request that takes long to decode: in a thread, one of all connections at a time [SRV-3]."""
+    """Serve a request that takes long to decode: in a thread, one of all connections at a time [SRV-3].
+
+    One that names far more partitions than there may be is not decoded at all.
+    """
+    room = ROOM_AT_ONCE + ROOM_PER_PARTITION * broker.config.max_partitions
     with broker.request_memory.taken(context.client_host, len(body)):
         async with broker.decoding:
-            request = await asyncio.to_thread(read_produce_request, body, context.api_version)
+            request = await asyncio.to_thread(read_produce_request, body, context.api_version, room)
     _check_count(broker, request)
     return await _serve_walked(broker, request, context, len(body))
 
