@@ -307,7 +307,10 @@ class _Opening:
         log.move_end(log.log_end_offset)
 
     def _replay_producers(self, before: list[Segment], offset: int) -> None:
-        """Producers as of `offset`: the newest snapshot up to there, and the log behind it."""
+        """Producers as of `offset`: the newest snapshot up to there, and the log behind it.
+
+        Snapshots that are missing on the way are made again: a deletion takes what they are made from.
+        """
         log = self.log
         offsets = []
         for name in log.fs.listdir(log.directory):
@@ -327,10 +330,17 @@ class _Opening:
                 break
             self._note(file_name(snapshot, naming.SNAPSHOT), "damaged, an older one is used")
         for segment in before:
+            self._save_snapshot_at(segment.base_offset, start)
             for at, size, _, last_offset in segment.spans(segment.find_position(start)):
                 if last_offset >= start:
                     data = segment.file.pread(size, at)
                     self._apply(data, segment, live_index=False)
+        self._save_snapshot_at(offset, start)
+
+    def _save_snapshot_at(self, offset: int, start: int) -> None:
+        if offset > start:
+            self.log.log_end_offset = Offset(offset)
+            self.log.save_snapshot()
 
     def _apply(self, data: bytes | memoryview, segment: Segment, *, live_index: bool) -> None:
         try:

@@ -1,8 +1,9 @@
 """Taking records off the start of a log: DeleteRecords and the deletion of whole segments.
 
-The log start offset is made durable first, and segments go oldest first: a crash in between leaves
-segments below the start, which the next opening removes [LOG-6]. Segments leave by a rename to `.deleted`;
-the files are removed by whoever has the time, or by the next opening.
+What the log knows of its producers where its first segment will begin is made durable first: nothing is left
+that it could be made from again [LOG-10]. Then the log start offset is, and segments go oldest first: a crash
+in between leaves segments below the start, which the next opening removes [LOG-6]. Segments leave by a rename
+to `.deleted`; the files are removed by whoever has the time, or by the next opening.
 """
 
 from typing import TYPE_CHECKING
@@ -11,7 +12,8 @@ from tallystick.kernel.check import check
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import Offset
-from tallystick.storage.segment import SNAPSHOT, parse_file_name
+from tallystick.storage.fs import StorageFailure, is_out_of_descriptors, is_passing, refusal
+from tallystick.storage.segment import SNAPSHOT, file_name, parse_file_name
 
 if TYPE_CHECKING:
     from tallystick.storage.log import Log
@@ -32,9 +34,11 @@ def delete_records_before(log: "Log", offset: Offset) -> Reject | None:
             f"records before {offset} cannot be deleted, the high watermark is {log.high_watermark}",
         )
     if offset > log.log_start_offset:
-        _move_start(log, offset)
         bases = [segment.base_offset for segment in log.segments]
-        _remove(log, sum(following <= offset for following in bases[1:]))
+        count = sum(following <= offset for following in bases[1:])
+        _keep_producers(log, count)
+        _move_start(log, offset)
+        _remove(log, count)
     return None
 
 
@@ -44,13 +48,46 @@ def delete_oldest_segments(log: "Log", count: int) -> None:
     check(0 <= count < len(log.segments), f"{count} of {len(log.segments)} segments are to be deleted")
     if not count:
         return
+    _keep_producers(log, count)
     _move_start(log, Offset(max(log.log_start_offset, log.segments[count].base_offset)))
     _remove(log, count)
 
 
+def _keep_producers(log: "Log", count: int) -> None:
+    """Put the snapshot on the disk that a recovery will begin with when the first `count` segments are gone.
+
+    An older one could have a transaction open whose marker goes with them.
+    """
+    path = f"{log.directory}/{file_name(log.segments[count].base_offset, SNAPSHOT)}"
+    if not count or not log.fs.exists(path):
+        return
+    try:
+        file = log.fs.open_append(path)
+    except OSError as exc:
+        if is_passing(exc):
+            raise refusal(log.directory, "no descriptor to sync a snapshot with", exc) from exc
+        raise StorageFailure(log.directory, f"a snapshot cannot be opened: {exc}") from exc
+    try:
+        file.sync()
+        log.fs.sync_dir(log.directory)
+    except OSError as exc:
+        if is_out_of_descriptors(exc):
+            raise refusal(log.directory, "no descriptor to sync with", exc) from exc
+        raise log.fail(f"a sync failed: {exc}") from exc
+    finally:
+        file.close()
+
+
 def _move_start(log: "Log", offset: Offset) -> None:
-    log.log_start_offset = offset
-    log.hooks.before_delete(log)
+    before, log.log_start_offset = log.log_start_offset, offset
+    try:
+        log.hooks.before_delete(log)
+    except OSError as exc:
+        # Not durable: to say so of the same offset later, it must be written again.
+        log.log_start_offset = before
+        if is_passing(exc):
+            raise refusal(log.directory, "the log start offset cannot be written", exc) from exc
+        raise StorageFailure(log.directory, f"the log start offset cannot be written: {exc}") from exc
     if log.epochs.truncate_from_start(offset):
         log.save_epochs()
 

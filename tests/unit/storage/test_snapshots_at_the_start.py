@@ -1,0 +1,130 @@
+"""What a log knows of its producers outlives the segments it was learnt from, whatever power loss takes."""
+
+from typing import Final
+from uuid import UUID
+
+import pytest
+
+from tallystick.kernel.ids import Identity, LeaderEpoch, Offset, ProducerEpoch, ProducerId, TopicPartition
+from tallystick.protocol.records import BatchMeta, ControlType, Marker, Record, encode_batch, encode_marker
+from tallystick.storage.fs import OutOfDescriptors, StorageFailure
+from tallystick.storage.log import AppendOrigin, AppendResult, Log, LogConfig
+from tallystick.storage.log_dir import DirectoryOptions, LogDir
+from tallystick.testing.memory_fs import Keep, MemoryFileSystem, PowerLost
+
+NOW: Final = 1_700_000_000_000
+TP: Final = TopicPartition("t", 0)
+TOPIC_ID: Final = UUID(int=7)
+CONFIG: Final = LogConfig()
+OPTIONS: Final = DirectoryOptions(cluster_id="AAAAAAAAAAAAAAAAAAAAAA")
+KEEPS: Final[tuple[Keep, ...]] = ("nothing", "prefix", "unordered", "everything")
+WRITER: Final = Identity(ProducerId(9), ProducerEpoch(0))
+ENDED: Final = Identity(ProducerId(9), ProducerEpoch(1))
+
+
+def append_data(log: Log, meta: BatchMeta) -> None:
+    record = Record(offset=0, timestamp_ms=NOW, key=b"k", value=b"v", headers=())
+    result = log.append(encode_batch([record], meta), now_ms=NOW, leader_epoch=LeaderEpoch(0))
+    assert isinstance(result, AppendResult), result
+
+
+def abort(log: Log) -> None:
+    marker = encode_marker(Marker(type=ControlType.ABORT, coordinator_epoch=0), ENDED, timestamp_ms=NOW)
+    result = log.append(marker, origin=AppendOrigin.COORDINATOR, now_ms=NOW, leader_epoch=LeaderEpoch(0))
+    assert isinstance(result, AppendResult), result
+
+
+def fill(fs: MemoryFileSystem) -> Log:
+    """A transaction's data, its marker and other records, each in a segment of its own, and synced."""
+    log_dir = LogDir.open(fs, "d", OPTIONS)
+    log = log_dir.get_or_create(TP, CONFIG, TOPIC_ID)
+    in_transaction = BatchMeta(producer_id=9, epoch=0, base_sequence=0, transactional=True)
+    append_data(log, in_transaction)
+    log.roll(NOW)
+    abort(log)
+    log.roll(NOW)
+    append_data(log, BatchMeta())
+    log.sync()
+    log_dir.checkpoint()
+    return log
+
+
+def reopen(fs: MemoryFileSystem) -> Log:
+    log_dir = LogDir.open(fs, "d", OPTIONS)
+    log = log_dir.get_or_create(TP, CONFIG, TOPIC_ID)
+    log_dir.checkpoint()
+    return log
+
+
+def assert_ended(log: Log) -> None:
+    assert log.first_unstable_offset is None
+    assert log.last_stable_offset == log.log_end_offset == 3
+    assert log.producer_state.active[9].epoch == ENDED.epoch
+
+
+@pytest.mark.parametrize("keep", KEEPS)
+def test_the_end_of_a_transaction_outlives_the_segment_of_its_marker(keep: Keep) -> None:
+    """[LOG-10]: power fails after each effect of a deletion. Without the snapshot an older one would be read,
+    in which the transaction is open, and the marker that ended it is gone."""
+    for effects in range(1, 100):
+        fs = MemoryFileSystem()
+        log = fill(fs)
+        fs.crash_after = len(fs.effects) + effects
+        try:
+            log.delete_oldest_segments(2)
+        except PowerLost:
+            fs.crash(keep, seed=effects)
+            assert_ended(reopen(fs))
+        else:
+            break
+    fs.crash(keep)
+    last = reopen(fs)
+    assert last.log_start_offset == 2
+    assert_ended(last)
+
+
+def test_a_snapshot_that_power_loss_damaged_is_made_again() -> None:
+    """Or the next deletion would take what it could be made from."""
+    fs = MemoryFileSystem()
+    fill(fs)
+    fs.crash("nothing")
+    log = reopen(fs)
+    assert_ended(log)
+    log.delete_oldest_segments(2)
+    fs.crash("nothing")
+    assert_ended(reopen(fs))
+
+
+def test_a_deletion_without_a_descriptor_is_refused_and_changes_nothing() -> None:
+    fs = MemoryFileSystem()
+    log = fill(fs)
+
+    def fail(name: str, path: str) -> OSError | None:
+        return OSError(24, "Too many open files", path) if name in ("open", "create") else None
+
+    fs.fault = fail
+    with pytest.raises(OutOfDescriptors):
+        log.delete_oldest_segments(2)
+    fs.fault = None
+    assert log.log_start_offset == Offset(0)
+    assert len(log.segments) == 3
+    log.delete_oldest_segments(2)
+    assert log.log_start_offset == Offset(2)
+
+
+def test_a_start_that_was_not_written_has_not_moved() -> None:
+    """Deleting the same records once more must make it durable, and not take it for done."""
+    fs = MemoryFileSystem()
+    log = fill(fs)
+
+    def fail(name: str, path: str) -> OSError | None:
+        return OSError(5, "Input/output error", path) if "log-start-offset" in path else None
+
+    fs.fault = fail
+    with pytest.raises(StorageFailure, match="cannot be written"):
+        log.delete_records_before(Offset(2))
+    fs.fault = None
+    assert log.log_start_offset == Offset(0)
+    assert log.delete_records_before(Offset(2)) is None
+    fs.crash("nothing")
+    assert reopen(fs).log_start_offset == Offset(2)
