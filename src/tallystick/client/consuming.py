@@ -115,7 +115,7 @@ class ConsumerEngine:
         self._commits: set[asyncio.Task[None]] = set()
         self._commit_order = asyncio.Lock()
         self._commit_due_ms = 0
-        self._woken = False
+        self._woken = self._rewinding = False
         self._closing = False  # callbacks may still commit
         self._closed = False
 
@@ -202,6 +202,24 @@ class ConsumerEngine:
         (at,) = self._of_mine([partition])
         self._tracks.seek(at, Position(offset, leader_epoch))
 
+    def go_back(self, partition: TopicPartition, offset: int) -> None:
+        """Return again what begins at `offset`; what was returned before it may still be committed."""
+        (at,) = self._of_mine([partition])
+        self._tracks.go_back(at, Position(offset))
+
+    def rewind(self) -> None:
+        """From the next `poll` on, return again what was returned and never committed [CLI-68].
+
+        Not at once: a user who still holds the records may process them again and commit them.
+        """
+        self._not_closed()
+        self._rewinding = True
+
+    def note_committed(self, offsets: Offsets) -> None:
+        """A transaction has committed these for the group: `rewind` does not go behind them."""
+        self._not_closed()
+        self._tracks.committed({at: _place(each) for at, each in _with_metadata(offsets).items()})
+
     def seek_to_beginning(self, partitions: Iterable[TopicPartition] = ()) -> None:
         """To the first record there is; of all assigned partitions where none are given."""
         for partition in self._of_mine(partitions) or self._tracks.assigned:
@@ -260,6 +278,7 @@ class ConsumerEngine:
             self._not_closing()
             raise IllegalState("poll: nothing is subscribed or assigned")
         deadline = self._cluster.deadline("timeout_ms", timeout_ms)
+        self._rewind_if_due()
         await asyncio.sleep(0)
         while True:
             self._news.clear()
@@ -279,6 +298,11 @@ class ConsumerEngine:
                     await self._news.wait()
             except TimeoutError:
                 pass
+
+    def _rewind_if_due(self) -> None:
+        if self._rewinding:
+            self._rewinding = False
+            self._tracks.rewind()
 
     def wakeup(self) -> None:
         """End the wait of `poll`, or of the next one, with WokenUp."""
@@ -515,6 +539,7 @@ class ConsumerEngine:
                 raise
             group.refuse("OffsetCommit", exc.code, member.generation)
             raise CommitRefused(exc.what()) from exc
+        self._tracks.committed({at: _place(each) for at, each in commit.offsets.items()})
 
     def _consumed(self) -> dict[TopicPartition, OffsetAndMetadata]:
         return {
@@ -582,6 +607,7 @@ class ConsumerEngine:
         if self._closing:
             return
         self._closing = True
+        self._rewind_if_due()  # or the last commit would count what is to be returned again
         self._news.set()
         failure: BaseException | None = None
         try:
@@ -665,4 +691,8 @@ def _with_metadata(offsets: Offsets) -> dict[TopicPartition, OffsetAndMetadata]:
 
 
 def _place_of(found: OffsetAndMetadata | OffsetAndTimestamp | None) -> Position | None:
-    return None if found is None else Position(found.offset, found.leader_epoch)
+    return None if found is None else _place(found)
+
+
+def _place(found: OffsetAndMetadata | OffsetAndTimestamp) -> Position:
+    return Position(found.offset, found.leader_epoch)

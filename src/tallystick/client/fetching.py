@@ -61,6 +61,8 @@ class Track:
     at_hand    fetched data of it waits to be taken, or a request for it is on its way
     replica    a broker nearer than the leader (KIP-392)
     pinned     a position that does not exist is an error, whatever auto.offset.reset says
+    restart    where reading goes on if what was returned since does not count: the last commit, or else
+               where it began or was sought; None with the position
     """
 
     position: Position | None = None
@@ -73,6 +75,7 @@ class Track:
     last_stable_offset: int | None = None
     log_start_offset: int | None = None
     pinned: bool = False
+    restart: Position | None = None
 
 
 class Verdict(Enum):
@@ -154,9 +157,32 @@ class Tracks:
         track.serial = next(self._serials)
         track.at_hand = False
         if isinstance(to, Position):
-            track.position = to
+            track.position = track.restart = to
         else:
-            track.position, track.seeking = None, to
+            track.position, track.restart, track.seeking = None, None, to
+
+    def go_back(self, partition: TopicPartition, to: Position) -> None:
+        """As `seek`, for what was returned behind `to` alone: what was returned before stays uncommitted."""
+        restart = self._tracks[partition].restart
+        self.seek(partition, to)
+        if restart is not None and restart.offset < to.offset:
+            self._tracks[partition].restart = restart
+
+    def committed(self, offsets: Mapping[TopicPartition, Position]) -> None:
+        """What was returned before these counts. Offsets of another time, or another seek, do not matter."""
+        for partition, to in offsets.items():
+            track = self._tracks.get(partition)
+            if track is None or track.position is None or track.restart is None:
+                continue
+            if track.restart.offset <= to.offset <= track.position.offset:
+                track.restart = to
+
+    def rewind(self) -> None:
+        """Return again what was returned and never committed [CLI-68]."""
+        for partition, track in self._tracks.items():
+            position, restart = track.position, track.restart
+            if position is not None and restart is not None and restart.offset < position.offset:
+                self.seek(partition, restart)
 
     def found(self, partition: TopicPartition, serial: int, position: Position | None) -> bool:
         """A sought position was found, or there is none. False where nobody said where to begin."""
@@ -164,7 +190,7 @@ class Tracks:
         if track is None or track.serial != serial or track.position is not None:
             return True
         if position is not None:
-            track.position = position
+            track.position = track.restart = position
         elif track.seeking is Seeking.COMMITTED:
             if self._reset is None:
                 return False
@@ -189,7 +215,7 @@ class Tracks:
         track = self._tracks[partition]
         if self._reset is None or track.position is None or track.pinned:
             return False
-        self.seek(partition, Position(min(end_offset, track.position.offset), epoch))
+        self.go_back(partition, Position(min(end_offset, track.position.offset), epoch))
         return True
 
     def sought(self, where: Seeking) -> dict[TopicPartition, int]:

@@ -15,6 +15,7 @@ from tallystick.client.delivery import BatchDelivery, Delivery
 from tallystick.client.modes import Mode
 from tallystick.dualwrite.driving import AsyncDriver, Step, Watch
 from tallystick.dualwrite.errors import Outcome, WriteInDoubt
+from tallystick.dualwrite.offsets import SentOffsets
 from tallystick.dualwrite.recovery import Report
 from tallystick.dualwrite.session import Making, Session, Standing
 from tallystick.dualwrite.stores.base import AsyncStore, AsyncStoreTransaction
@@ -41,10 +42,13 @@ _MAKING: Final = Making(producer=Producer, admin=Admin, pause=asyncio.sleep, clo
 class Transaction(Half[D]):
     """One dual write, inside its block; as `tallystick.dualwrite.Transaction`, awaited."""
 
-    def __init__(self, database: D, producers: Mapping[str, Producer], driver: AsyncDriver) -> None:
+    def __init__(
+        self, database: D, producers: Mapping[str, Producer], driver: AsyncDriver, offsets: SentOffsets
+    ) -> None:
         super().__init__(database)
         self._producers = producers
         self._driver = driver
+        self._offsets = offsets
 
     async def send(
         self,
@@ -92,9 +96,10 @@ class Transaction(Half[D]):
 
     async def send_offsets(self, consumer: Consumer, *, cluster: str | None = None) -> None:
         """Commit the positions of `consumer` for its group with this transaction (KIP-447)."""
-        positions = {at: await consumer.position(at) for at in consumer.assignment}
-        group = consumer.group_metadata()
-        sent = partial(self._producer(cluster).send_offsets_to_transaction, positions, group)
+        producer, group = self._producer(cluster), consumer.group_metadata()
+        note = self._offsets.add(consumer)
+        note.positions = positions = {at: await consumer.position(at) for at in consumer.assignment}
+        sent = partial(producer.send_offsets_to_transaction, positions, group)
         await self._driver.take_async(Step("send offsets", group.group_id, sent), sent)
 
     @asynccontextmanager
@@ -151,7 +156,7 @@ class DualWriter(Generic[D]):
         with Block(session) as block, block:
             database = await driver.run_async(session.begin(block))
             producers = {name: branch.producer for name, branch in session.branches.items()}
-            txn = Transaction(database, producers, driver)
+            txn = Transaction(database, producers, driver, session.offsets)
             try:
                 yield txn
                 await flush_rows_async(database)

@@ -60,6 +60,7 @@ from tallystick.dualwrite.errors import (
 from tallystick.dualwrite.halves import Describing, MakeAdmin, MakeProducer, P, Storing, Transacting
 from tallystick.dualwrite.locking import look_under_lock
 from tallystick.dualwrite.model import NOTHING, StoredState
+from tallystick.dualwrite.offsets import SentOffsets
 from tallystick.dualwrite.recovery import VERDICTS, Finding, Recovered, Report, Shown, Verdict, find
 from tallystick.kernel.check import check
 from tallystick.kernel.clock import Clock
@@ -188,6 +189,9 @@ class Session(Generic[D, P]):
         self._block: object = None
         self._database: D | None = None  # begun and not ended, as far as is known
         self._in_doubt: WriteInDoubt | None = None
+        self.offsets = SentOffsets()
+        self._outcome = Outcome.NOT_COMMITTED  # of the last block, or the one that is open
+        self._deciding: Mapping[str, PreparedTxnState] = {}
 
     @property
     def name(self) -> str:
@@ -206,8 +210,14 @@ class Session(Generic[D, P]):
 
         An interrupt may have come where no recipe heard of it; then only recovery knows what to do.
         """
-        if self._block is block and self.standing in _WITHIN and self._pid == os.getpid():
+        if self._block is not block:
+            return
+        if self._pid != os.getpid():
+            self.offsets.forget()
+            return
+        if self.standing in _WITHIN:
             self.standing = Standing.UNSETTLED
+        self.offsets.conclude(self._outcome)
 
     def _why_not(self) -> str:
         match self.standing:
@@ -263,11 +273,17 @@ class Session(Generic[D, P]):
     def _tell_outcome(self) -> None:
         """Every row is claimed: what was in doubt was committed if they name it, or never will be."""
         doubt, self._in_doubt = self._in_doubt, None
-        if doubt is None or not doubt.states:
+        states = self._deciding if doubt is None else doubt.states
+        if not states:
             return
         rows = {branch.id: branch.claimed().state for branch in self._in_order}
-        committed = all(rows[each] == state for each, state in doubt.states.items())
-        doubt.settle(Outcome.COMMITTED if committed else Outcome.NOT_COMMITTED)
+        committed = all(rows[each] == state for each, state in states.items())
+        outcome = Outcome.COMMITTED if committed else Outcome.NOT_COMMITTED
+        if doubt is not None:
+            doubt.settle(outcome)
+        if self._outcome is Outcome.UNKNOWN:
+            self._outcome = outcome
+        self.offsets.conclude(self._outcome)
 
     def look(self) -> Recipe[Report]:
         """What recovery would find, and change nothing: neither claim nor init. It may be old news."""
@@ -378,6 +394,7 @@ class Session(Generic[D, P]):
     def begin(self, block: object = None) -> Recipe[D]:
         """Begin both halves. Whoever calls it calls `leave(block)` at the very end."""
         self._enter(Standing.IN_TRANSACTION, Standing.READY, block=block)
+        self._outcome, self._deciding = Outcome.NOT_COMMITTED, {}
         try:
             yield from self._renew()
         except BaseException:
@@ -447,9 +464,11 @@ class Session(Generic[D, P]):
 
     def _commit_database(self, txn: D, rows: "Rows[P]") -> Recipe[Exception | None]:
         """Why the database certainly did not commit; None if it did [DW-3]."""
+        self._deciding, self._outcome = self._states(rows), Outcome.UNKNOWN
         try:
             yield from do("commit database", "", txn.commit)
         except NotCommitted as exc:
+            self._outcome = Outcome.NOT_COMMITTED
             return exc.cause
         except Exception as exc:  # the answer was lost, or a time limit has struck: it may have committed
             doubt = self._doubt(f"whether the database committed is not known: {told(exc)}", rows)
@@ -460,12 +479,16 @@ class Session(Generic[D, P]):
             yield from self._rolled_back(txn)
             raise
         self._database = None
+        self._outcome = Outcome.COMMITTED
         return None
+
+    def _states(self, rows: "Rows[P]") -> Mapping[str, PreparedTxnState]:
+        """What the rows name, where anything was sent."""
+        return {branch.id: row.state for branch, row in rows if row is not branch.claimed() and row.state}
 
     def _doubt(self, text: str, rows: "Rows[P]") -> WriteInDoubt:
         """What is raised, and is told the outcome by the next recovery."""
-        states = {branch.id: row.state for branch, row in rows if row is not branch.claimed() and row.state}
-        self._in_doubt = WriteInDoubt(f"{self.name}: {text}; recover() finds out", states)
+        self._in_doubt = WriteInDoubt(f"{self.name}: {text}; recover() finds out", self._states(rows))
         return self._in_doubt
 
     def rollback(self, txn: D, cause: BaseException) -> Recipe[None]:

@@ -16,6 +16,7 @@ from tallystick.client.delivery import BatchDelivery, Delivery
 from tallystick.client.modes import Mode
 from tallystick.dualwrite.driving import Driver, Step, Watch
 from tallystick.dualwrite.errors import Outcome, WriteInDoubt
+from tallystick.dualwrite.offsets import SentOffsets
 from tallystick.dualwrite.recovery import Report
 from tallystick.dualwrite.session import Making, Session, Standing
 from tallystick.dualwrite.stores.base import Store, StoreTransaction
@@ -43,10 +44,13 @@ _MAKING: Final = Making(producer=Producer, admin=Admin, pause=time.sleep, clock=
 class Transaction(Half[D]):
     """One dual write, inside its block: rows through `session` or `connection`, records through `send`."""
 
-    def __init__(self, database: D, producers: Mapping[str, Producer], driver: Driver) -> None:
+    def __init__(
+        self, database: D, producers: Mapping[str, Producer], driver: Driver, offsets: SentOffsets
+    ) -> None:
         super().__init__(database)
         self._producers = producers
         self._driver = driver
+        self._offsets = offsets
 
     def send(
         self,
@@ -95,14 +99,15 @@ class Transaction(Half[D]):
     def send_offsets(self, consumer: Consumer, *, cluster: str | None = None) -> None:
         """Commit the positions of `consumer` for its group with this transaction (KIP-447).
 
-        All that it has returned counts as processed. If the block fails, the consumer's positions stay where
-        they are: seek back to what is committed, or let the next start do so.
+        All that it has returned counts as processed. Call it right after `poll`, inside the block: whatever
+        fails from then on, the next `poll` returns again what was not committed. While the outcome is not
+        known the consumer returns nothing; this writer's `recover()` finds out, and it goes on as that says.
         """
-        positions = {at: consumer.position(at) for at in consumer.assignment}
-        sent = partial(
-            self._producer(cluster).send_offsets_to_transaction, positions, consumer.group_metadata()
-        )
-        self._driver.take(Step("send offsets", consumer.group_metadata().group_id, sent), sent)
+        producer, group = self._producer(cluster), consumer.group_metadata()
+        note = self._offsets.add(consumer)
+        note.positions = positions = {at: consumer.position(at) for at in consumer.assignment}
+        sent = partial(producer.send_offsets_to_transaction, positions, group)
+        self._driver.take(Step("send offsets", group.group_id, sent), sent)
 
     @contextmanager
     def savepoint(self) -> Iterator[Savepoint]:
@@ -201,7 +206,7 @@ class DualWriter(Generic[D]):
         with Block(session) as block, block:
             database = driver.run(session.begin(block))
             producers = {name: branch.producer for name, branch in session.branches.items()}
-            txn = Transaction(database, producers, driver)
+            txn = Transaction(database, producers, driver, session.offsets)
             try:
                 yield txn
                 flush_rows(database)

@@ -66,6 +66,44 @@ def test_an_answer_from_before_a_seek_is_no_news() -> None:
     assert mine[A].position == Position(2), "nobody asked any more"
 
 
+def test_what_was_returned_and_never_committed_is_returned_again() -> None:
+    """[CLI-68]"""
+    mine = tracks()
+    for partition, serial in mine.sought(Seeking.COMMITTED).items():
+        assert mine.found(partition, serial, Position(5))
+        mine.advance(partition, serial, Position(20))
+    mine.committed({A: Position(12)})
+    mine.rewind()
+    assert fetchable(mine) == {A: 12, B: 5}
+    mine.rewind()
+    assert fetchable(mine) == {A: 12, B: 5}
+
+
+@pytest.mark.parametrize("noted", [2, 21])
+def test_a_commit_of_another_time_does_not_move_what_is_returned_again(noted: int) -> None:
+    """[CLI-68] From before a seek back, or before the partition went away and came again."""
+    mine = tracks()
+    mine.seek(A, Position(5))
+    mine.advance(A, mine[A].serial, Position(20))
+    mine.committed({A: Position(noted), TopicPartition("gone", 0): Position(1)})
+    mine.rewind()
+    assert fetchable(mine) == {A: 5}
+
+
+def test_taking_back_a_part_leaves_what_was_returned_before_it_uncommitted() -> None:
+    """[CLI-68] An interrupt takes back one poll; the block that then fails is about those before it, too."""
+    mine = tracks()
+    mine.seek(A, Position(5))
+    mine.advance(A, mine[A].serial, Position(20))
+    mine.go_back(A, Position(10))
+    mine.rewind()
+    assert fetchable(mine) == {A: 5}
+    mine.advance(A, mine[A].serial, Position(20))
+    assert mine.truncated(A, 3, None)
+    mine.rewind()
+    assert fetchable(mine) == {A: 3}, "the log was cut below it"
+
+
 def test_an_answer_from_an_earlier_assignment_is_no_news() -> None:
     """[CLI-35] Each time the partition is sought once: the number of seeks does not tell them apart."""
     mine = tracks()

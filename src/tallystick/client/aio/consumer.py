@@ -81,6 +81,18 @@ class Consumer:
         """The next record is that at `offset`, or the first one after it."""
         self._engine.seek(partition, offset, leader_epoch)
 
+    def go_back(self, partition: TopicPartition, offset: int) -> None:
+        """Return again what begins at `offset`; what was returned before it may still be committed."""
+        self._engine.go_back(partition, offset)
+
+    def rewind(self) -> None:
+        """From the next `poll` on, return again what was returned and never committed."""
+        self._engine.rewind()
+
+    def note_committed(self, offsets: Offsets) -> None:
+        """A transaction has committed these for the group: `rewind` does not go behind them."""
+        self._engine.note_committed(offsets)
+
     def seek_to_beginning(self, partitions: Iterable[TopicPartition] = ()) -> None:
         """To the first record there is; of all assigned partitions where none are given."""
         self._engine.seek_to_beginning(partitions)

@@ -138,6 +138,22 @@ class Consumer:
         """
         self._do(partial(self._on_loop.seek, partition, offset, leader_epoch), "seek")
 
+    def rewind(self) -> None:
+        """From the next `poll` on, return again what was returned and never committed.
+
+        That is what was returned since the last `commit` or `note_committed`, or else since reading began
+        here or the last `seek`. Positions stay until then: what is still at hand may be processed again, and
+        committed. A dual write that fails calls it for the consumer of its `send_offsets`.
+        """
+        self._do(self._on_loop.rewind, "rewind")
+
+    def note_committed(self, offsets: Offsets) -> None:
+        """A transaction has committed these for the group: `rewind` does not go behind them.
+
+        For programs that call `Producer.send_offsets_to_transaction`; `commit` and dual writes note it.
+        """
+        self._do(partial(self._on_loop.note_committed, offsets), "note_committed")
+
     def seek_to_beginning(self, partitions: Iterable[TopicPartition] = ()) -> None:
         """To the first record there is; of all assigned partitions where none are given."""
         self._do(partial(self._on_loop.seek_to_beginning, list(partitions)), "seek_to_beginning")
@@ -298,7 +314,7 @@ class Consumer:
             with suppress(ClientError):  # closed, or others have it by now
                 for at, offset in first.items():
                     if at in self._on_loop.assignment:
-                        self._on_loop.seek(at, offset)
+                        self._on_loop.go_back(at, offset)
 
         self._thread.soon(seek)
 
