@@ -16,6 +16,7 @@ from typing import Final, Self
 
 from tallystick.client.batching import Run, time_at
 from tallystick.client.errors import ClientError, TimedOut
+from tallystick.kernel.errors import Effect
 from tallystick.kernel.ids import Offset, TimestampMs
 from tallystick.kernel.value import frozen
 
@@ -182,7 +183,8 @@ class Delivery:
         """Where the record is; waits `timeout` seconds for it, or as long as it takes.
 
         It takes no longer than delivery.timeout.ms, which ends every batch.
-        Raises: what the record failed with; TimedOut when `timeout` is over first.
+        Raises: what the record failed with; TimedOut when `timeout` is over first: the record goes on, and
+            may still be written.
         """
         self._wait(timeout)
         return self.outcome.metadata(self.ticket)
@@ -203,7 +205,8 @@ class Delivery:
         waiting.acquire()
         self.outcome.watch(lambda _: waiting.release(), self.ticket)
         if not waiting.acquire(timeout=-1 if timeout is None else min(timeout, _WAIT_MAX_S)):
-            raise TimedOut("timeout", int((timeout or 0) * 1000), "waiting for a record's delivery")
+            late = TimedOut("timeout", int((timeout or 0) * 1000), "waiting for a record's delivery")
+            raise late.after(Effect.UNKNOWN)  # it goes on, and may be written already
 
     def add_done_callback(self, callback: Callable[[Self], object]) -> None:
         """Call back with this delivery when it is done, in the engine's thread; at once if it is."""

@@ -31,6 +31,7 @@ from tallystick.client.retry import Deadline
 from tallystick.client.signing import InTransactions, OwnIdentity, Unsigned
 from tallystick.client.txn_context import TxnContext
 from tallystick.kernel.clock import Clock, SystemClock
+from tallystick.kernel.errors import Effect
 from tallystick.protocol.primitives import NIL
 
 P = ParamSpec("P")
@@ -306,4 +307,5 @@ async def _all_settled(outcomes: list[Outcome], deadline: Deadline, now_ms: int)
         outcome.watch(one, 0)
     await asyncio.wait((done,), timeout=deadline.left_ms(now_ms) / 1000)
     if left:
-        raise TimedOut(deadline.limit, deadline.length_ms, f"flush: {left} batches have no answer yet")
+        late = TimedOut(deadline.limit, deadline.length_ms, f"flush: {left} batches have no answer yet")
+        raise late.after(Effect.UNKNOWN)

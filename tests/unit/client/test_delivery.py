@@ -9,6 +9,7 @@ import pytest
 
 from tallystick.client.delivery import BatchDelivery, Delivery, Outcome
 from tallystick.client.errors import ClientError, Closed, TimedOut, TooLarge, refused
+from tallystick.kernel.errors import Effect
 
 
 def outcome(base_offset: int | None = 100) -> Outcome:
@@ -43,6 +44,7 @@ def test_waiting_ends_with_the_outcome_or_the_timeout() -> None:
     with pytest.raises(TimedOut) as caught:
         Delivery(of, 0).result(0.01)
     assert caught.value.limit == "timeout"
+    assert caught.value.effect is Effect.UNKNOWN, "it is still on its way"
     timer = threading.Timer(0.01, of.settle, (Closed("closed"),))
     timer.start()
     with pytest.raises(Closed):
