@@ -16,7 +16,10 @@ broker no longer remembers. What proves something:
     - a later batch of the same epoch is written: so is every earlier one, since a broker takes no gaps
     - no attempt to send a batch lacks its answer: it is not written, and nothing after it is
     - every outstanding batch was refused in one round: none is written, since the broker would have known the
-      last one again. That fails where the last one written may be a batch that was given up
+      last one again. That fails where a batch that was given up may be written, or may yet be: its request
+      can still lie in a lost connection's queue at the broker, with the later ones' behind it, and be worked
+      off after a newer connection was answered. Without such a batch it cannot: what lies in the queue fits
+      no better than its repetition did, and what is missing before it is never sent again
 
 Where none of these holds, the batch ends as "it may have happened".
 
@@ -224,7 +227,8 @@ class Lane(Generic[B]):
             return Resolution.RENUMBER
         # 59 says that the broker remembers nothing, and 47 that another epoch wrote: no word of these.
         remembers = all(code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER for code in self._refusals.values())
-        return Resolution.RENUMBER if remembers and first.serial >= self._lost_end else Resolution.UNKNOWN
+        none_open = self._lost_end <= self._written_end  # what was given up is written, if a later one is
+        return Resolution.RENUMBER if remembers and none_open else Resolution.UNKNOWN
 
     def ask_again(self) -> None:
         """Send everything outstanding once more, the refused ones too: one round has to answer for all."""

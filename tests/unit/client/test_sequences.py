@@ -120,6 +120,27 @@ def test_a_later_batch_that_is_written_proves_the_earlier_ones() -> None:
     assert lane.judge(batches[1], 45, alone=True) is Verdict.WRITTEN
 
 
+@pytest.mark.parametrize("later_written", [False, True])
+def test_a_batch_behind_one_that_was_given_up_may_yet_be_written(later_written: bool) -> None:
+    """[CLI-23] Both may lie in a lost connection's queue, in order, and be read after a newer one's 45."""
+    lane: Lane[Made] = Lane()
+    given_up, second, third, first_left = [Made(i, 1, doubtful=i != 2) for i in range(4)]
+    for batch in (given_up, second, third, first_left):
+        lane.sign(batch, ident(0))
+        lane.sent(batch)
+    lane.done(given_up, failed=True)
+    lane.done(third, failed=not later_written)
+    if later_written:  # brokers take no gaps: so is what was given up
+        lane.done(second, failed=False)
+        lane.judge(first_left, 45, alone=True)
+        lane.retry(first_left)
+    else:
+        for batch in (second, first_left):
+            lane.judge(batch, 45, alone=True)
+            lane.retry(batch)
+    assert lane.resolve() is (Resolution.RENUMBER if later_written else Resolution.UNKNOWN)
+
+
 def test_pieces_of_a_batch_that_may_be_written_prove_nothing() -> None:
     """[CLI-23] A broker that has the whole knows none of its pieces again."""
     lane: Lane[Made] = Lane()
