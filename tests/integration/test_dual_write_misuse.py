@@ -459,12 +459,15 @@ def test_what_was_in_doubt_is_known_after_a_recovery(sqlite_world: MakeWorld, co
     assert world.check() == (["a"] if committed else [])
 
 
-def _lose_answer(database: Any, *, committed: bool) -> None:
-    commit = database.commit
+def _lose_answer(database: Any, *, committed: bool, then: Callable[[], None] = lambda: None) -> None:
+    commit, roll_back = database.commit, database.rollback
 
     def lose() -> None:
         if committed:
             commit()
+        else:
+            roll_back()
+        then()
         raise CommitUnknown("the connection ended")
 
     database.commit = lose
@@ -518,3 +521,28 @@ def test_rows_that_stay_as_they_are_fence_nobody(broker: EmbeddedBroker, mariadb
         with pytest.raises(Fenced), writer.transaction() as txn:
             txn.connection.execute(insert(world, "no"))
         assert world.rows() == ["0", "1"]
+
+
+@pytest.mark.parametrize("committed", [False, True])
+def test_what_another_writer_has_followed_stays_unknown(sqlite_world: MakeWorld, committed: bool) -> None:
+    """[DW-3] Its row names a later one, whatever became of the one in doubt: to repeat it may pay twice."""
+    world = sqlite_world()
+    writer = ready(world)
+    attempts: list[int] = []
+
+    def pay(txn: Any) -> None:
+        attempts.append(len(attempts))
+        txn.connection.execute(insert(world, "a"))
+        txn.send(world.topic, b"a")
+        _lose_answer(txn.database, committed=committed, then=overtake)
+
+    def overtake() -> None:
+        other = world.life()
+        other.recover()
+        world.pay(other, 2, "b")
+
+    with pytest.raises(WriteInDoubt) as raised:
+        writer.run(pay, retries=2)
+    assert len(attempts) == 1
+    assert raised.value.outcome() is Outcome.UNKNOWN
+    assert world.check() == (["a", "b"] if committed else ["b"])

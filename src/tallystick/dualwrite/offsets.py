@@ -81,6 +81,12 @@ def _conclude(sent: Sent, outcome: Outcome) -> None:
             consumer.pause(held)
             sent.held = held
             _log.warning("%r returns no more records until recover() has found the outcome", consumer)
+        else:  # recovery has looked, and another writer had the id in between
+            _log.error(
+                "%r returns no more records: nothing tells whether its offsets were committed with the block. "
+                "Close it and open it anew: it begins at the offsets that the group has committed",
+                consumer,
+            )
         return
     if outcome is Outcome.COMMITTED:
         consumer.note_committed(sent.positions)

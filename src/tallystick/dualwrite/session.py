@@ -249,9 +249,20 @@ class Session(Generic[D, P]):
 
     def _recovered(self, *, accept_torn: bool) -> Recipe[Report]:
         known = {branch.id: branch.row for branch in self._in_order}
+        try:
+            report = yield from self._recovered_from(known, accept_torn=accept_torn)
+        except BaseException:
+            for branch in self._in_order:  # the next recovery compares with it, too
+                branch.row = known[branch.id] or branch.row
+            raise
+        return report
+
+    def _recovered_from(
+        self, known: Mapping[str, StoredState | None], *, accept_torn: bool
+    ) -> Recipe[Report]:
         for branch in self._in_order:
             branch.row = yield from do("claim", branch.id, partial(self._store.claim, branch.id))
-        self._tell_outcome()
+        self._tell_outcome(known)
         halves: list[tuple[Branch[P], Shown, Finding]] = []
         for branch in self._in_order:
             shown = yield from self._show(branch)
@@ -265,21 +276,27 @@ class Session(Generic[D, P]):
                 ids.append((yield from self._finish(branch, shown, finding, accept_torn=accept_torn)))
             except (Torn, DatabaseBehind) as exc:  # the other clusters are brought to their end first
                 differ.append(exc)
-                branch.row = known[branch.id] or branch.row  # for the next time
         if differ:
             raise type(differ[0])("; ".join(map(str, differ)))
         return Report(tuple(ids))
 
-    def _tell_outcome(self) -> None:
-        """Every row is claimed: what was in doubt was committed if they name it, or never will be."""
+    def _tell_outcome(self, known: Mapping[str, StoredState | None]) -> None:
+        """Every row is claimed: what was in doubt was committed if they name it.
+
+        It was not, and never will be, if a row is as it was before. Any other row is of another writer, which
+        had the id in between, and may have come after either: that stays UNKNOWN.
+        """
         doubt, self._in_doubt = self._in_doubt, None
         states = self._deciding if doubt is None else doubt.states
         if not states:
             return
         rows = {branch.id: branch.claimed().state for branch in self._in_order}
-        committed = all(rows[each] == state for each, state in states.items())
-        outcome = Outcome.COMMITTED if committed else Outcome.NOT_COMMITTED
-        if doubt is not None:
+        outcome = Outcome.UNKNOWN
+        if all(rows[each] == state for each, state in states.items()):
+            outcome = Outcome.COMMITTED
+        elif any((before := known[each]) is not None and rows[each] == before.state for each in states):
+            outcome = Outcome.NOT_COMMITTED
+        if doubt is not None and outcome is not Outcome.UNKNOWN:
             doubt.settle(outcome)
         if self._outcome is Outcome.UNKNOWN:
             self._outcome = outcome
