@@ -495,6 +495,29 @@ def test_work_whose_end_was_in_doubt_is_not_done_twice(sqlite_world: MakeWorld, 
 
 
 @pytest.mark.slow
+def test_waits_for_a_lock_of_our_row_have_a_limit(broker: EmbeddedBroker, postgresql: PostgreSQL) -> None:
+    """[DW-1] PostgreSQL keeps the lock of a client whose host is gone for two hours; a note does not wait."""
+    url = make_url(postgresql.url(postgresql.new_database())).set(drivername="postgresql+psycopg")
+    for make in worlds(broker, lambda _: create_engine(url, poolclass=NullPool)):
+        world = make()
+        limits: list[object] = []
+
+        def look(_: int, step: Any, done: bool, limits: list[object] = limits) -> None:
+            if step.name == "settle" and done:
+                database = step.call.func.__self__
+                limits.append(database.connection.execute(text("SHOW lock_timeout")).scalar_one())
+
+        with DualWriter(world.store, world.config, watch=look) as writer:
+            writer.recover()
+            world.pay(writer, 1, "a")
+            with pytest.raises(KeyError), writer.transaction() as txn:
+                txn.send(world.topic, b"no").result(30)
+                assert txn.connection.execute(text("SHOW lock_timeout")).scalar_one() == "0"
+                raise KeyError
+        assert limits == ["1min"]
+
+
+@pytest.mark.slow
 def test_rows_that_stay_as_they_are_fence_nobody(broker: EmbeddedBroker, mariadb: MariaDB) -> None:
     """[DW-2] Without CLIENT.FOUND_ROWS the server counts only rows that it has changed."""
     url = make_url(mariadb.url(mariadb.new_database()))

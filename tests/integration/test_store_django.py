@@ -1,10 +1,13 @@
 """What only the store in Django does, on SQLite and PostgreSQL: the outermost block, on_commit, cuts."""
 
 import contextlib
+import linecache
 import logging
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import django
@@ -19,6 +22,7 @@ from sqlalchemy.pool import NullPool
 from tallystick import PreparedTxnState
 from tallystick.dualwrite.errors import BadStore, CommitUnknown, Fenced, NotCommitted, NotYours, UnsafeStore
 from tallystick.dualwrite.model import TABLE
+from tallystick.dualwrite.stores import django as module
 from tallystick.dualwrite.stores.django import DjangoStore
 from tallystick.dualwrite.stores.sql_table import Tables
 from tallystick.kernel.value import replace
@@ -252,6 +256,52 @@ def test_a_cut_in_the_commit_is_unknown_and_a_claim_learns_it(
         transaction_.rollback()
         connections["proxied"].close()
     assert on_postgresql.claim("id").state == (STATE if arrives else PreparedTxnState())
+
+
+class Interrupt:
+    """Raises at the n-th line of the store that this thread runs, as a signal's handler may."""
+
+    def __init__(self, at: int) -> None:
+        self._left = at
+        self.struck = False
+
+    def trace(self, frame: FrameType, event: str, _: object) -> object:
+        if self.struck or frame.f_code.co_filename != module.__file__:
+            return None
+        line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
+        if event == "line" and line != "try:":  # nothing is interrupted there
+            self._left -= 1
+            if self._left < 0:
+                self.struck = True
+                raise KeyboardInterrupt
+        return self.trace
+
+
+@pytest.mark.parametrize("how", ["begin", "begin_briefly"])
+def test_an_interrupt_while_the_block_is_opened_leaves_none(store: DjangoStore, how: str) -> None:
+    """[DW-11] Django keeps a thread's connection: a block that stays open would refuse every claim."""
+    for n in range(200):
+        interrupt = Interrupt(n)
+        sys.settrace(interrupt.trace)
+        try:
+            opened = getattr(store, how)()
+        except KeyboardInterrupt:
+            store.claim("id")
+        else:
+            sys.settrace(None)
+            opened.rollback()
+        finally:
+            sys.settrace(None)
+        if not interrupt.struck:
+            break
+    assert 10 < n < 200
+
+
+def test_waits_for_a_lock_of_our_row_have_a_limit(on_postgresql: DjangoStore) -> None:
+    """[DW-1] The server keeps the lock of a client whose host is gone."""
+    opened = on_postgresql.begin_briefly()
+    assert execute("SHOW lock_timeout") == [("1min",)]
+    opened.rollback()
 
 
 def test_an_unsynced_commit_is_refused(store: DjangoStore) -> None:

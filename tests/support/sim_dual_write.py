@@ -84,7 +84,7 @@ class SimProducer:
         await self.inner.end(commit=commit, txn=self._history.by_writer.get(in_doubt, UNKNOWN))
         return Completion.COMMITTED if commit else Completion.ABORTED
 
-    async def close(self) -> None:
+    async def close(self, *, abort: bool = True) -> None:
         pass
 
     def _txn(self) -> Txn:

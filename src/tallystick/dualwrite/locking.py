@@ -6,18 +6,29 @@ owner, in a transaction that is then rolled back.
 """
 
 import inspect
-from collections.abc import Awaitable
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
 
-from tallystick.dualwrite.halves import Storing
+from tallystick.dualwrite.halves import Storing, Transacting
 from tallystick.dualwrite.model import StoredState
+
+D = TypeVar("D", bound=Transacting)
+
+
+def begin_briefly(store: Storing[D]) -> "D | Awaitable[D]":
+    """Begin a transaction for a row of ours alone, whose lock a client that is gone may have for hours.
+
+    A store that can, limits how long it waits for locks there: `begin_briefly`, as its `begin` otherwise.
+    """
+    begin: Callable[[], D | Awaitable[D]] = getattr(store, "begin_briefly", store.begin)
+    return begin()
 
 
 def look_under_lock(store: Storing[Any], row: StoredState) -> "Awaitable[None] | None":
     """Raises: Fenced unless `row.owner` still has the row; what is returned is awaited, if it can be."""
     begun: Any = None
     try:
-        begun = store.begin()
+        begun = begin_briefly(store)
         if inspect.isawaitable(begun):
             return _look(begun, row)
         begun.record(row)

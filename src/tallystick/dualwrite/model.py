@@ -33,7 +33,9 @@ FORMER_MAX: Final = 32
 """How many former producer ids a row keeps: a million transactions, at 32,768 epochs each."""
 
 NOTHING: Final = PreparedTxnState()
-_COMPLETED: Final = 2  # in the column `settled`, beside 0 or 1; who does not know it reads "not settled"
+# In the column `settled`, beside 0 or 1; who does not know them reads "not settled".
+_COMPLETED: Final = 2
+_NOTES: Final = 4
 
 
 @frozen(kw_only=True)
@@ -45,6 +47,7 @@ class StoredState:
     settled              both halves of `state` are known to be finished
     completing           a recovery commits `state` in Kafka, or has: InitProducerId moves the pair on, and
                          what the cluster shows committed afterwards is this one
+    notes                before a later transaction is aborted, it is noted that `state` is settled
     former_producer_ids  those that `state` named before, oldest first
     cluster_id           where that transaction was; None: nothing was recorded, or the cluster has no id
     transaction_version  what it was started with; below 2 a pair names many transactions
@@ -57,6 +60,7 @@ class StoredState:
     state: PreparedTxnState = NOTHING
     settled: bool = False
     completing: bool = False
+    notes: bool = False
     former_producer_ids: tuple[int, ...] = ()
     cluster_id: str | None = None
     transaction_version: int | None = None
@@ -91,7 +95,7 @@ def to_columns(row: StoredState) -> dict[str, Value]:
         "transactional_id": row.transactional_id,
         "owner": row.owner,
         "prepared_transaction_state": str(row.state),
-        "settled": int(row.settled) + (_COMPLETED if row.completing else 0),
+        "settled": row.settled + _COMPLETED * row.completing + _NOTES * row.notes,
         "former_producer_ids": " ".join(map(str, row.former_producer_ids)),
         "cluster_id": row.cluster_id,
         "transaction_version": row.transaction_version,
@@ -112,8 +116,9 @@ def from_columns(columns: Mapping[str, object]) -> StoredState:
             transactional_id=_text(columns["transactional_id"]),
             owner=_text(columns["owner"]),
             state=PreparedTxnState(_text(columns["prepared_transaction_state"])),
-            settled=_whole(columns["settled"]) % _COMPLETED == 1,
-            completing=_whole(columns["settled"]) >= _COMPLETED,
+            settled=bool(_whole(columns["settled"]) & 1),
+            completing=bool(_whole(columns["settled"]) & _COMPLETED),
+            notes=bool(_whole(columns["settled"]) & _NOTES),
             former_producer_ids=tuple(int(each) for each in _text(columns["former_producer_ids"]).split()),
             cluster_id=None if columns["cluster_id"] is None else _text(columns["cluster_id"]),
             transaction_version=_whole_or_none(columns["transaction_version"]),

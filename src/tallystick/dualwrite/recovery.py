@@ -136,13 +136,14 @@ def _has_lost(row: StoredState, known: StoredState) -> bool:
 def _of_past(row: StoredState, seen: Seen) -> Finding:
     """The id has moved on from what the row names, and which is not known to be finished.
 
-    Who ends a later transaction has noted first that this one is finished, or has found it committed. So an
-    abort is this one's, unless the cluster itself may have moved on (below 2pc), or an operator has.
+    Who ends a later transaction has noted first that this one is finished [DW-13], or has found it committed.
+    So an abort is this one's, unless the cluster itself may have moved on (below 2pc), or an operator has, or
+    a writer of an earlier version, whose rows do not say that it notes.
     """
     if seen.state in _COMMITS:
         return Finding.FINISHED  # `completing`: else it is BEHIND
     name, never_expires = row.state.identity, row.timeout_ms is None
-    if seen.state in _ABORTS and never_expires and not (seen.forced - {name}):
+    if row.notes and seen.state in _ABORTS and never_expires and not (seen.forced - {name}):
         return Finding.OVERRULED
     return Finding.UNPROVEN
 

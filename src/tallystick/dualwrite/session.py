@@ -46,6 +46,7 @@ from tallystick.dualwrite import conclusions
 from tallystick.dualwrite.driving import Recipe, do
 from tallystick.dualwrite.errors import (
     DatabaseBehind,
+    DualWriteError,
     Fenced,
     Halted,
     NotCommitted,
@@ -58,7 +59,7 @@ from tallystick.dualwrite.errors import (
     WriteInDoubt,
 )
 from tallystick.dualwrite.halves import Describing, MakeAdmin, MakeProducer, P, Storing, Transacting
-from tallystick.dualwrite.locking import look_under_lock
+from tallystick.dualwrite.locking import begin_briefly, look_under_lock
 from tallystick.dualwrite.model import NOTHING, StoredState
 from tallystick.dualwrite.offsets import SentOffsets
 from tallystick.dualwrite.recovery import VERDICTS, Finding, Recovered, Report, Shown, Verdict, find
@@ -383,7 +384,8 @@ class Session(Generic[D, P]):
             return
         noted = replace(row, settled=settled, completing=row.completing or not settled)
         try:
-            txn = yield from do("begin settling", branch.id, self._open)
+            briefly = partial(begin_briefly, self._store)
+            txn = yield from do("begin settling", branch.id, partial(self._open, briefly))
             yield from do("settle", branch.id, partial(txn.record, noted, row))
             yield from do("commit settled", branch.id, txn.commit)
             self._database = None
@@ -398,11 +400,13 @@ class Session(Generic[D, P]):
     def _drop_producers(self) -> Recipe[None]:
         """Close what was used before; what is prepared or in doubt stays as it is [CLI-62]."""
         for branch in self._in_order:
-            producer = branch.give_up()
+            row, producer = branch.row, branch.give_up()
             if producer is None:
                 continue
+            # What an abort would hide is noted by recovery, which then ends what is open [DW-13].
+            abort = producer.mode is not Mode.TWO_PHASE or row is None or not row.pending
             try:
-                yield from do("close producer", branch.id, producer.close)
+                yield from do("close producer", branch.id, partial(producer.close, abort=abort))
             except (ClientError, InDoubt) as exc:
                 _log.warning("%s: its former producer did not close: %s", branch.id, exc)
 
@@ -420,7 +424,7 @@ class Session(Generic[D, P]):
         self._started_at_ms = self._making.clock.now_ms()
         self._began_ms = self._making.clock.monotonic_ms()
         try:
-            txn = yield from do("begin database", "", self._open)
+            txn = yield from do("begin database", "", partial(self._open, self._store.begin))
             for branch in self._in_order:
                 yield from do("begin", branch.id, branch.producer.begin_transaction)
                 branch.in_transaction = True
@@ -429,9 +433,9 @@ class Session(Generic[D, P]):
             raise
         return txn
 
-    def _open(self) -> "D | Awaitable[D]":
+    def _open(self, begin: "Callable[[], D | Awaitable[D]]") -> "D | Awaitable[D]":
         """Begin in the database; noted before anything can interrupt, so that it is given back."""
-        self._database = begun = self._store.begin()  # type: ignore[assignment]
+        self._database = begun = begin()  # type: ignore[assignment]
         if not inspect.isawaitable(begun):
             return begun
         self._database = None
@@ -445,9 +449,10 @@ class Session(Generic[D, P]):
         """Be sure that no producer initialises its id, which ends what is open, where another has claimed it.
 
         Most transactions hand the next pair on. Where one did not, or mode `resume` has recovered, a producer
-        initialises as it begins. In `resume` nothing can do better than to look before that [DW-9].
+        initialises as it begins. In `resume` nothing can do better than to look before that [DW-9]. What a
+        failed block has left open is ended in the same way [DW-13].
         """
-        stale = [branch for branch in self._in_order if branch.producer.needs_claim]
+        stale = [branch for branch in self._in_order if branch.in_transaction or branch.producer.needs_claim]
         for branch in stale:
             yield from self._check_owner(branch)
         if any(branch.producer.mode is not Mode.RESUME for branch in stale):
@@ -561,6 +566,7 @@ class Session(Generic[D, P]):
             state=token,
             settled=False,
             completing=False,
+            notes=True,
             former_producer_ids=row.after(token),
             cluster_id=branch.cluster_id,
             transaction_version=branch.producer.transaction_version,
@@ -602,30 +608,43 @@ class Session(Generic[D, P]):
         closed = self.standing is Standing.CLOSED
         self.standing = Standing.UNSETTLED
         clean = (txn is None or (yield from self._rolled_back(txn))) and not lost
-        for branch in self._in_order:
-            if not branch.in_transaction:
-                continue
-            try:
-                yield from do("abort", branch.id, branch.producer.abort_transaction)
-                branch.in_transaction = False
-            except (ClientError, InDoubt) as exc:
-                _log.warning("%s: its transaction could not be aborted: %s", branch.id, exc)
-                clean = False
-        if txn is not None and clean:
-            yield from self._note_finished()
+        clean = (yield from self._abort_open()) and clean
         if closed:
             self.standing = Standing.CLOSED
         elif clean:
             self.standing = Standing.READY
 
-    def _note_finished(self) -> Recipe[None]:
-        """What was just taken back hides in the cluster how the transaction before it ended: well."""
+    def _abort_open(self) -> Recipe[bool]:
+        """Abort what is open in Kafka, where that hides nothing; False if it has to be recovered."""
+        clean = True
         for branch in self._in_order:
+            if not branch.in_transaction:
+                continue
             try:
-                if _as_finished(branch).settled:
-                    yield from self._note(branch, settled=True)
-            except Exception as exc:
-                _log.warning("%s: it could not be noted that its last one is finished: %s", branch.id, exc)
+                if not (yield from self._may_abort(branch)):
+                    continue
+                yield from do("abort", branch.id, branch.producer.abort_transaction)
+                branch.in_transaction = False
+            except (DualWriteError, ClientError, InDoubt) as exc:
+                _log.warning("%s: its transaction could not be aborted: %s", branch.id, exc)
+                clean = False
+        return clean
+
+    def _may_abort(self, branch: Branch[P]) -> Recipe[bool]:
+        """Note that the transaction before is finished: an abort hides that in the cluster [DW-13].
+
+        Where that cannot be noted, and nothing else ends what is open, it is left so: the next transaction of
+        this writer, or a recovery, notes first. Raises: Fenced and its like: it is for another to end.
+        """
+        try:
+            if _as_finished(branch).settled:
+                yield from self._note(branch, settled=True)
+        except DualWriteError:
+            raise
+        except Exception as exc:
+            _log.warning("%s: it could not be noted that its last one is finished: %s", branch.id, told(exc))
+            return branch.producer.mode is not Mode.TWO_PHASE
+        return True
 
     def _rolled_back(self, txn: D) -> Recipe[bool]:
         """End the database's half; True if that went well. Its failure hides no other."""
@@ -661,8 +680,14 @@ class Session(Generic[D, P]):
             yield from do("pause", branch.id, partial(self._making.pause, next(pauses, _PAUSES_S[-1])))
 
     def close(self) -> Recipe[None]:
-        """End the clients. What nobody has decided on is aborted, what is prepared is left to recovery."""
+        """End the clients. What is prepared is left to recovery; what nobody has decided on is aborted.
+
+        Unless that would hide how the transaction before it ended, and it cannot be noted [DW-13].
+        """
+        within = self.standing in _WITHIN  # its transaction of the database is open, and would be waited for
         self.standing = Standing.CLOSED
+        if not within:
+            yield from self._abort_open()
         yield from self._drop_producers()
         for branch in self._in_order:
             admin, branch.admin = branch.admin, None

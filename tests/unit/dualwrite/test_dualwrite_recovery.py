@@ -24,13 +24,19 @@ PAIRS = [pair(*each) for each in product(IDS, EPOCHS)]
 
 
 def row(
-    name: Identity | None, *, settled: bool = False, former: tuple[int, ...] = (), cluster: str | None = HERE
+    name: Identity | None,
+    *,
+    settled: bool = False,
+    notes: bool = True,
+    former: tuple[int, ...] = (),
+    cluster: str | None = HERE,
 ) -> StoredState:
     return StoredState(
         transactional_id="t",
         owner="o",
         state=PreparedTxnState.of(name),
         settled=settled,
+        notes=notes,
         former_producer_ids=former,
         cluster_id=None if name is None else cluster,
         transaction_version=None if name is None else 2,
@@ -150,3 +156,11 @@ def test_a_report_says_what_was_found_and_done() -> None:
     report = Report((line,))
     assert str(report) == f"t: 5:1: {Finding.DECIDED.value} [DECIDED]; committed it in Kafka"
     assert not report.clean
+
+
+def test_only_an_abort_after_a_row_that_notes_is_the_rows() -> None:
+    """[DW-13] A writer of an earlier version has noted nothing: its ordinary aborts look the same."""
+    name, later = PAIRS[0], replace(PAIRS[0], epoch=ProducerEpoch(PAIRS[0].epoch + 3))
+    held = Shown(seen=Seen(state="CompleteAbort", identity=later, forced=frozenset()), cluster_id=HERE)
+    assert find(row(name), held) is Finding.OVERRULED
+    assert find(row(name, notes=False), held) is Finding.UNPROVEN

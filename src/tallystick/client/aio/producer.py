@@ -214,15 +214,18 @@ class Producer:
         """Measurements by Kafka's names."""
         return {**self._engine.metrics(), **({} if self._txn is None else self._txn.metrics())}
 
-    async def close(self, timeout_s: float = CLOSE_S) -> None:
-        """End it: abort what nobody has decided on, send what was taken, for `timeout_s` at most."""
+    async def close(self, timeout_s: float = CLOSE_S, *, abort: bool = True) -> None:
+        """End it: abort what nobody has decided on, send what was taken, for `timeout_s` at most.
+
+        With `abort=False` an open transaction is left to the next initialisation of the id.
+        """
         if self._closed:
             return
         self._closed = True
         deadline = self._cluster.deadline("timeout_s", int(timeout_s * 1000))
         self._engine.close_gate(_closed)
         try:
-            if self._txn is not None and self._txn.machine.state in _UNDECIDED:
+            if abort and self._txn is not None and self._txn.machine.state in _UNDECIDED:
                 await self._abort(self._txn, timeout_s)
             await self._engine.close(deadline)
         finally:

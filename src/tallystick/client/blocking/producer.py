@@ -293,7 +293,7 @@ class Producer:
         """Measurements by Kafka's names, `txn-*-time-ns-total` (nanoseconds) included."""
         return self._on_loop.metrics()
 
-    def close(self, timeout_s: float = CLOSE_S) -> None:
+    def close(self, timeout_s: float = CLOSE_S, *, abort: bool = True) -> None:
         """Send what was taken, and end everything; again is harmless.
 
         A transaction that nobody has decided on is aborted; one that is prepared or in doubt is left as it
@@ -301,9 +301,10 @@ class Producer:
 
         Args:
             timeout_s: the most it takes, in seconds. What is not sent by then fails as Closed.
+            abort: False leaves an open transaction to the next initialisation of the id, too.
         """
         if self._open:
-            self._run(self._on_loop.close(timeout_s), timeout_s + _GRACE_S, "close")
+            self._run(self._on_loop.close(timeout_s, abort=abort), timeout_s + _GRACE_S, "close")
             self._open = False
             self._thread.closed(self)
 

@@ -55,7 +55,7 @@ class DjangoTransaction:
     """An outermost `atomic` block of the store's alias. Used by one thread, as Django's connections are."""
 
     def __init__(self, store: "DjangoStore") -> None:
-        """Opens the block. Raises: NotYours inside another one."""
+        """Raises: NotYours inside another block."""
         self._using = store.using
         self._allow_unsafe = store.allow_unsafe_durability
         self._committed = False
@@ -63,13 +63,10 @@ class DjangoTransaction:
         _check_outermost(self._connection)
         # durable: Django says so itself, should anybody open a block around this one after all.
         self._atomic: Any = transaction.atomic(using=store.using, durable=True)
-        self._atomic.__enter__()
-        transaction.on_commit(self._note_commit, using=store.using)
         self._mark = secrets.token_hex(8)
         self._sent = 0
         self._savepoints: list[tuple[str, int]] = []
         self._in_vain = False
-        self._connection.execute_wrappers.append(self._watch)
 
     @property
     def connection(self) -> Any:
@@ -81,7 +78,13 @@ class DjangoTransaction:
         return self._connection
 
     def begin(self) -> None:
-        """Mark the transaction, and look whether its commit would be durable. Raises: UnsafeStore."""
+        """Open the block, mark the transaction, and look whether its commit would be durable.
+
+        Raises: UnsafeStore. Then, and after an interrupt, `rollback` leaves the block.
+        """
+        self._atomic.__enter__()
+        transaction.on_commit(self._note_commit, using=self._using)
+        self._connection.execute_wrappers.append(self._watch)
         with self._connection.cursor() as cursor:
             if self._connection.vendor == "postgresql":
                 cursor.execute("SELECT set_config(%s, %s, true)", [_MARK, self._mark])
@@ -170,7 +173,7 @@ class DjangoTransaction:
     def rollback(self) -> None:
         """Leave the block without effect."""
         atomic = self._ending()
-        if atomic is not None:
+        if atomic is not None and self._connection.atomic_blocks[-1:] == [atomic]:
             _leave(atomic, NotYours("rollback"))
 
     def _ending(self) -> Any:
@@ -248,9 +251,7 @@ class DjangoStore:
         )
         try:
             with transaction.atomic(using=self.using, durable=True), connection.cursor() as cursor:
-                if connection.vendor == "postgresql":
-                    # The server keeps the lock of a client whose host is gone until its keepalive finds out.
-                    cursor.execute(f"SET LOCAL lock_timeout = '{CLAIM_LOCK_S}s'")
+                _limit_locks(connection)
                 cursor.execute(statement, list(fresh.values()))
                 row = _read(cursor, transactional_id)
         except (ProgrammingError, DjangoOperationalError) as exc:
@@ -266,10 +267,20 @@ class DjangoStore:
         opened = DjangoTransaction(self)
         try:
             opened.begin()
+            return opened
         except BaseException:
             opened.rollback()
             raise
-        return opened
+
+    def begin_briefly(self) -> DjangoTransaction:
+        """As `begin`, with the claim's limit on waits for locks."""
+        opened = self.begin()
+        try:
+            _limit_locks(opened.connection)
+            return opened
+        except BaseException:
+            opened.rollback()
+            raise
 
     def read_state(self, transactional_id: str) -> StoredState | None:
         """The row as it is committed."""
@@ -295,6 +306,13 @@ def _check_outermost(connection: Any) -> None:
         )
     if not connection.get_autocommit():
         raise NotYours(f"the autocommit of {connection.alias!r} is off: whose transaction is open?")
+
+
+def _limit_locks(connection: Any) -> None:
+    """The server keeps the lock of a client whose host is gone until its keepalive finds out."""
+    if connection.vendor == "postgresql":
+        with connection.cursor() as cursor:
+            cursor.execute(f"SET LOCAL lock_timeout = '{CLAIM_LOCK_S}s'")
 
 
 def _check_durable(vendor: str, cursor: Any) -> None:

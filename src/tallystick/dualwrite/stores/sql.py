@@ -235,6 +235,17 @@ class SqlStore:
                 connection.close()
             raise
 
+    def begin_briefly(self) -> SqlTransaction:
+        """As `begin`, with the claim's limit on waits for locks."""
+        txn = self.begin()
+        try:
+            for statement in sql_table.briefly(txn.connection.dialect.name):
+                txn.connection.execute(statement)
+            return txn
+        except BaseException:
+            txn.rollback()
+            raise
+
     def read_state(self, transactional_id: str) -> StoredState | None:
         with self._engine.connect() as connection:
             return self._read(connection, transactional_id)

@@ -244,6 +244,17 @@ class AsyncSqlStore:
                 await connection.close()
             raise
 
+    async def begin_briefly(self) -> AsyncSqlTransaction:
+        """As `begin`, with the claim's limit on waits for locks."""
+        txn = await self.begin()
+        try:
+            for statement in sql_table.briefly(txn.connection.dialect.name):
+                await txn.connection.execute(statement)
+            return txn
+        except BaseException:
+            await txn.rollback()
+            raise
+
     async def read_state(self, transactional_id: str) -> StoredState | None:
         async with self._engine.connect() as connection:
             return await self._read(connection, transactional_id)

@@ -265,6 +265,12 @@ def first_statements(dialect: str, *, claiming: bool) -> tuple[Executable, ...]:
     return tuple(text(each) for each in texts if each is not None)
 
 
+def briefly(dialect: str) -> tuple[Executable, ...]:
+    """What keeps a transaction of our own row alone from waiting for ever."""
+    limit = _BEFORE_CLAIM.get(dialect)
+    return () if limit is None else (text(limit),)
+
+
 # How a transaction is told from the next one on the same connection [DW-11]. PostgreSQL has settings that end
 # with the transaction, and the record returns one. Elsewhere it is a savepoint: COMMIT, ROLLBACK and an
 # implicit COMMIT (DDL, LOCK TABLES, a stored procedure) end it, and releasing it fails then.

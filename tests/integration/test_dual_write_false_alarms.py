@@ -1,0 +1,192 @@
+"""What ends badly, and tears nothing, is not called Torn by the next writer."""
+
+# ruff: noqa: PT012 - what a transaction raises comes at the end of its block
+
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dual_world import Crash, Crashed, MakeWorld, World, worlds
+from sqlalchemy import create_engine
+from sqlalchemy.pool import NullPool
+
+from tallystick.dualwrite import DatabaseBehind, DualWriter, Fenced, SqlStore
+from tallystick.dualwrite.driving import Step
+from tallystick.dualwrite.stores.sql import SqlTransaction
+from tallystick.errors import TallystickError
+from tallystick.kernel.value import replace
+from tallystick.testing import EmbeddedBroker
+
+pytestmark = pytest.mark.server
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[EmbeddedBroker]:
+    with EmbeddedBroker(in_process=True) as broker:
+        yield broker
+
+
+@pytest.fixture
+def make_world(broker: EmbeddedBroker, tmp_path: Path) -> Iterator[MakeWorld]:
+    yield from worlds(
+        broker, lambda name: create_engine(f"sqlite:///{tmp_path / name}.db", poolclass=NullPool)
+    )
+
+
+class Down(Exception):
+    """The database cannot be reached."""
+
+
+class Unreliable(SqlStore):
+    """A database that is down at times."""
+
+    down = False
+
+    def begin(self) -> SqlTransaction:
+        if self.down:
+            raise Down
+        return super().begin()
+
+
+def check_next(world: World, paid: list[str]) -> None:
+    """The next writer of the id has nothing to complain of, and goes on."""
+    with world.life() as following:
+        following.recover()
+        assert following.recover().clean
+        world.pay(following, 9, "next")
+    assert world.check() == [*paid, "next"]
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_a_database_that_is_down_when_a_block_fails_tears_nothing(
+    make_world: MakeWorld, goes_on: bool
+) -> None:
+    """[DW-13] That the transaction before is finished cannot be noted, so its end stays to be seen."""
+    world = make_world()
+    store = Unreliable(world.engine)
+    paid = ["a"]
+    with DualWriter(store, world.config) as writer:
+        writer.recover()
+        world.pay(writer, 1, "a")
+        with pytest.raises(Down), writer.transaction() as txn:
+            txn.send(world.topic, b"no").result(30)
+            store.down = True
+            raise Down
+        if goes_on:
+            store.down = False
+            assert writer.ready
+            world.pay(writer, 2, "b")
+            paid.append("b")
+    check_next(world, paid)
+
+
+@pytest.mark.parametrize("at", ["roll back", "commit settled", "abort"])
+def test_a_process_that_ends_while_its_block_fails_tears_nothing(make_world: MakeWorld, at: str) -> None:
+    """[DW-13] Whichever step was the last one."""
+    world = make_world()
+    crash = Crash(at=at)
+    writer = world.life(crash)
+    writer.recover()
+    crash.struck = False
+    world.pay(writer, 1, "a")
+    with pytest.raises(Crashed), writer.transaction() as txn:
+        txn.send(world.topic, b"no").result(30)
+        raise KeyError
+    world.cut()
+    check_next(world, ["a"])
+
+
+def test_a_record_that_cannot_be_delivered_tears_nothing(make_world: MakeWorld) -> None:
+    """[DW-13] The transaction has to be aborted; the process gives up."""
+    world = make_world()
+    with world.life() as writer:
+        writer.recover()
+        world.pay(writer, 1, "a")
+        with pytest.raises(TallystickError), writer.transaction() as txn:
+            txn.send(world.topic, b"no").result(30)
+            txn.send(world.topic, b"no", partition=77)
+    check_next(world, ["a"])
+
+
+def test_a_writer_that_is_closed_in_its_block_tears_nothing(make_world: MakeWorld) -> None:
+    """[DW-13]"""
+    world = make_world()
+    writer = world.life()
+    writer.recover()
+    world.pay(writer, 1, "a")
+    with suppress(TallystickError), writer.transaction() as txn:
+        txn.send(world.topic, b"no").result(30)
+        writer.close()
+    check_next(world, ["a"])
+
+
+def test_a_writer_that_is_fenced_while_another_recovers_tears_nothing(make_world: MakeWorld) -> None:
+    """[DW-13] Its abort would come between the claim of the other one and its look at the cluster."""
+    world = make_world()
+    writer = world.life()
+    writer.recover()
+    world.pay(writer, 1, "a")
+    block = writer.transaction()
+    txn = block.__enter__()
+    world.lives[-1][2][-1].rollback()  # else SQLite keeps the claim waiting
+
+    def overtaken(_: int, step: Step, done: bool) -> None:
+        if step.name == "claim" and done:
+            with pytest.raises(Fenced):
+                block.__exit__(None, None, None)
+
+    txn.send(world.topic, b"no").result(30)
+    with DualWriter(world.store, world.config, watch=overtaken) as second:
+        second.recover()
+    check_next(world, ["a"])
+
+
+def test_an_aborted_block_of_an_earlier_version_is_not_torn(make_world: MakeWorld) -> None:
+    """[DW-13] It noted nothing: an abort after its row is an ordinary one, as far as anything tells."""
+    world = make_world()
+    with world.life() as writer:
+        writer.recover()
+        world.pay(writer, 1, "a")
+        with pytest.raises(KeyError), writer.transaction() as txn:
+            txn.send(world.topic, b"no").result(30)
+            raise KeyError
+    row = world.store.claim(world.topic)
+    former = world.store.begin()
+    former.record(replace(row, settled=False, notes=False), row)
+    former.commit()
+    check_next(world, ["a"])
+
+
+def test_a_recovery_that_fails_does_not_forget_that_the_database_went_back(make_world: MakeWorld) -> None:
+    """[DW-12] The cluster need not show it: what was aborted last hides it."""
+    world = make_world()
+
+    class Unavailable(Exception):
+        pass
+
+    def fail(_: int, step: Step, done: bool) -> None:
+        if step.name == "describe" and failing and not done:
+            failing.pop()
+            raise Unavailable
+
+    failing: list[Any] = []
+    with DualWriter(world.store, world.config, watch=fail) as writer:
+        writer.recover()
+        world.pay(writer, 1, "a")
+        before = world.store.read_state(world.topic)
+        assert before is not None
+        world.pay(writer, 2, "lost")
+        now = world.store.read_state(world.topic)
+        assert now is not None
+        back = world.store.begin()
+        back.record(replace(before, settled=True), now)
+        back.commit()
+        with pytest.raises(DatabaseBehind):
+            world.pay(writer, 3, "b")
+        failing.append(True)
+        with pytest.raises(Unavailable):
+            writer.recover()
+        with pytest.raises(DatabaseBehind):
+            writer.recover()
