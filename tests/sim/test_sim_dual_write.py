@@ -20,7 +20,7 @@ from sim_dual_write import (
 )
 
 from tallystick.dualwrite.driving import Recipe, do
-from tallystick.dualwrite.errors import CommitUnknown, DualWriteError
+from tallystick.dualwrite.errors import CommitUnknown, NotCommitted
 from tallystick.dualwrite.model import StoredState
 from tallystick.dualwrite.recovery import Finding, Report, Shown
 from tallystick.dualwrite.session import Branch, Session, Standing
@@ -126,7 +126,7 @@ class AbortsWhenNotKnown(Session[SimTransaction, SimProducer]):
             try:
                 await commit()
             except CommitUnknown as exc:
-                raise DualWriteError("it failed") from exc
+                raise NotCommitted(exc) from exc
 
         txn.commit = known  # type: ignore[method-assign]
         yield from super().commit(txn, wait_visible=wait_visible)

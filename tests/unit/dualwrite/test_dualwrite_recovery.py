@@ -10,6 +10,7 @@ from tallystick.client.prepared import PreparedTxnState
 from tallystick.dualwrite.model import StoredState
 from tallystick.dualwrite.recovery import VERDICTS, Finding, Recovered, Report, Shown, Verdict, find, is_older
 from tallystick.kernel.ids import Identity, ProducerEpoch, ProducerId
+from tallystick.kernel.value import replace
 
 HERE, ELSEWHERE = "cluster-1", "cluster-2"
 STATES = ("Empty", "Ongoing", "PrepareCommit", "PrepareAbort", "CompleteCommit", "CompleteAbort", "Dead")
