@@ -32,7 +32,7 @@ from tallystick.dualwrite import (
     WriteInDoubt,
     WriterPool,
 )
-from tallystick.testing import EmbeddedBroker
+from tallystick.testing import EmbeddedBroker, eventually
 
 pytestmark = pytest.mark.server
 
@@ -258,6 +258,23 @@ def test_a_session_that_takes_rows_to_another_database_is_refused(
         with writer.transaction() as txn:
             txn.session.add(Here(what="here"))
     assert committed_values(world.broker, world.topic, 0) == []
+
+
+def test_rows_that_a_session_had_not_written_yet_take_their_records_along(sqlite_world: MakeWorld) -> None:
+    """[DW-2] A session makes no savepoint before its first statement."""
+    world = sqlite_world()
+    Base.metadata.create_all(world.engine)
+    writer = ready(world)
+    with pytest.raises(NotYours, match="savepoint that was rolled back"), writer.transaction() as txn:
+        txn.send(world.topic, b"before")
+        with suppress(ValueError), txn.session.begin_nested():
+            txn.session.add(Here(what="bad"))
+            txn.send(world.topic, b"bad")
+            raise ValueError
+    with writer.transaction() as txn, txn.session.begin_nested():
+        txn.session.add(Here(what="good"))
+        txn.send(world.topic, b"good")
+    assert eventually(lambda: committed_values(world.broker, world.topic, 0)) == ["good"]
 
 
 def test_the_events_of_a_session_are_those_of_a_commit_and_may_send(sqlite_world: MakeWorld) -> None:

@@ -14,7 +14,7 @@ from tallystick.client.aio.producer import Column, Producer
 from tallystick.client.delivery import BatchDelivery, Delivery
 from tallystick.client.modes import Mode
 from tallystick.dualwrite.driving import AsyncDriver, Step, Watch
-from tallystick.dualwrite.errors import Outcome, WriteInDoubt
+from tallystick.dualwrite.errors import Halted, Outcome, Torn, WriteInDoubt
 from tallystick.dualwrite.offsets import SentOffsets
 from tallystick.dualwrite.recovery import Report
 from tallystick.dualwrite.session import Making, Session, Standing
@@ -181,7 +181,14 @@ class DualWriter(Generic[D]):
                 async with self.transaction(wait_visible=wait_visible) as txn:
                     done.append(await work(txn))
             except WriteInDoubt as doubt:
-                _log.info("%s", await self.recover())
+                if not done:  # of another writer, inside the work
+                    raise
+                try:
+                    _log.info("%s", await self.recover())
+                except (Torn, Halted):
+                    raise
+                except Exception as exc:  # it may be known by now, and must not look like a failed write
+                    raise doubt from exc
                 if doubt.outcome() is Outcome.COMMITTED:
                     return done[0]
                 if doubt.outcome() is Outcome.UNKNOWN or not left:

@@ -15,7 +15,7 @@ from tallystick.client.blocking.producer import Producer
 from tallystick.client.delivery import BatchDelivery, Delivery
 from tallystick.client.modes import Mode
 from tallystick.dualwrite.driving import Driver, Step, Watch
-from tallystick.dualwrite.errors import Outcome, WriteInDoubt
+from tallystick.dualwrite.errors import Halted, Outcome, Torn, WriteInDoubt
 from tallystick.dualwrite.offsets import SentOffsets
 from tallystick.dualwrite.recovery import Report
 from tallystick.dualwrite.session import Making, Session, Standing
@@ -233,7 +233,14 @@ class DualWriter(Generic[D]):
                 with self.transaction(wait_visible=wait_visible) as txn:
                     done.append(work(txn))
             except WriteInDoubt as doubt:
-                _log.info("%s", self.recover())
+                if not done:  # of another writer, inside the work
+                    raise
+                try:
+                    _log.info("%s", self.recover())
+                except (Torn, Halted):
+                    raise
+                except Exception as exc:  # it may be known by now, and must not look like a failed write
+                    raise doubt from exc
                 if doubt.outcome() is Outcome.COMMITTED:
                     return done[0]
                 if doubt.outcome() is Outcome.UNKNOWN or not left:

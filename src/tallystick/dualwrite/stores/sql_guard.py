@@ -24,6 +24,7 @@ class Guard:
         self._connection = connection
         self._sent = self._made = 0
         self._savepoints: list[tuple[str, int]] = []
+        self._nested: dict[SessionTransaction, int] = {}
         self._in_vain = False
         self._hooks: dict[str, Callable[..., None]] = {
             "commit": self._check_ours,
@@ -38,6 +39,8 @@ class Guard:
         """Refuse what would end the transaction, or take rows elsewhere."""
         event.listen(session, "before_commit", self._check_session)
         event.listen(session, "after_begin", self._check_bind)
+        event.listen(session, "after_transaction_create", self._on_nested)
+        event.listen(session, "after_soft_rollback", self._on_nested_rollback)
 
     def release(self) -> None:
         """The connection is given back."""
@@ -87,6 +90,14 @@ class Guard:
 
     def _on_release(self, _: Connection, name: str, __: Any) -> None:
         self._forget(name)
+
+    def _on_nested(self, _: Session, made: SessionTransaction) -> None:
+        if made.nested:
+            self._nested[made] = self._sent
+
+    def _on_nested_rollback(self, _: Session, ended: SessionTransaction) -> None:
+        """The session makes its savepoint with the first statement: before, rows are lost without one."""
+        self._in_vain = self._in_vain or self._sent > self._nested.pop(ended, self._sent)
 
     def _forget(self, name: str) -> int:
         """The savepoint and those inside it are over. How many records had been sent before it?"""
