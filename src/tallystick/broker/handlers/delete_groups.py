@@ -5,6 +5,7 @@ from tallystick.broker.context import RequestContext
 from tallystick.broker.group.commands import DeleteGroup
 from tallystick.broker.handlers.distinct import distinct
 from tallystick.broker.handlers.group_wire import code_of, log_who_holds
+from tallystick.broker.listing import Pacer
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import GroupId
 from tallystick.protocol.messages.delete_groups import (
@@ -17,10 +18,11 @@ from tallystick.protocol.messages.delete_groups import (
 async def handle(
     broker: Broker, request: DeleteGroupsRequest, context: RequestContext
 ) -> DeleteGroupsResponse:
-    results = [
-        DeletableGroupResult(group_id=name, error_code=await _delete(broker, GroupId(name)))
-        for name in distinct(request.groups_names)
-    ]
+    pacer, results = Pacer(), list[DeletableGroupResult]()
+    for name in distinct(request.groups_names):
+        await pacer.step()
+        code = await _delete(broker, GroupId(name))
+        results.append(DeletableGroupResult(group_id=name, error_code=code))
     return DeleteGroupsResponse(results=tuple(results))
 
 
