@@ -602,14 +602,14 @@ class ConsumerEngine:
     async def close(self, timeout_ms: int = 30_000) -> None:
         """Commit if that is automatic, leave the group, end the connections; again is harmless.
 
-        Takes `timeout_ms` at most. Callbacks run, and what they raise is raised when all is closed.
+        Takes `timeout_ms` at most. Callbacks run, and what they raise is raised when all is closed. Cancelled
+        it says no more to the group, and all is closed as well.
         """
         if self._closing:
             return
         self._closing = True
         self._rewind_if_due()  # or the last commit would count what is to be returned again
         self._news.set()
-        failure: BaseException | None = None
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 if self._group is not None and self._config.enable_auto_commit:
@@ -618,18 +618,14 @@ class ConsumerEngine:
                 await self._leave("the consumer is being closed")
         except TimeoutError:
             _log.warning("closed without a word to the group: %d ms were over", timeout_ms)
-        except Exception as exc:
-            failure = exc
-        self._closed = True
-        if self._group is not None:
-            self._group.cancel()
-        tasks = [*self._commits, *([self._locating] if self._locating is not None else [])]
-        for task in tasks:
-            task.cancel()
-        self._fetcher.close()
-        await self._cluster.close()
-        if failure is not None:
-            raise failure
+        finally:
+            self._closed = True
+            if self._group is not None:
+                self._group.cancel()
+            for task in (*self._commits, *([self._locating] if self._locating is not None else [])):
+                task.cancel()
+            self._fetcher.close()
+            await self._cluster.close()
 
     async def _leave(self, reason: str) -> None:
         group = self._group

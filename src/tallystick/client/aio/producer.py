@@ -227,9 +227,14 @@ class Producer:
         try:
             if abort and self._txn is not None and self._txn.machine.state in _UNDECIDED:
                 await self._abort(self._txn, timeout_s)
-            await self._engine.close(deadline)
+        except BaseException:  # cancelled: it takes no longer, and every delivery has its end all the same
+            deadline = self._cluster.deadline("timeout_s", 0)
+            raise
         finally:
-            await self._cluster.close()
+            try:
+                await self._engine.close(deadline)
+            finally:
+                await self._cluster.close()
 
     async def _abort(self, txn: TransactionManager, limit_s: float) -> None:
         """Nobody will commit it; what this cannot reach, transaction.timeout.ms or the next init ends."""
