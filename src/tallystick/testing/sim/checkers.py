@@ -99,10 +99,14 @@ def decide(batches: Iterable[Batch], upto: int) -> Decisions:
 
 
 def check_stable_offset(partition: Partition) -> Iterator[str]:
-    """(3) The last stable offset is before every transaction without a marker that power loss cannot take."""
+    """(3) The last stable offset is before every transaction without a marker that power loss cannot take.
+
+    With its first records deleted it begins where the log does (Kafka: maybeIncrementFirstUnstableOffset).
+    """
     high_watermark, stable = partition.log.high_watermark, partition.log.last_stable_offset
+    log_start = partition.log.log_start_offset
     for producer_id, first in decide(scan(partition, with_texts=False), high_watermark).open.items():
-        if first < stable:
+        if max(first, log_start) < stable:
             yield (
                 f"{partition.topic_partition}: stable up to {stable}, producer {producer_id} has been open "
                 f"since {first} (high watermark {high_watermark})"

@@ -31,9 +31,8 @@ class Disturbance(Enum):
     REBALANCES = "rebalances"  # members of a group come, go and vanish
 
 
-OFF: Final = frozenset({Disturbance.REBALANCES})
-"""What is not drawn unless it is asked for: what the broker cannot live through yet. A timeout of a group
-whose record is refused is decided anew at once, for ever at one virtual moment: seed 5000137."""
+OFF: Final[frozenset[Disturbance]] = frozenset()
+"""What is not drawn unless it is asked for: what the broker cannot live through yet."""
 
 
 @frozen(kw_only=True)
