@@ -231,11 +231,16 @@ class Log:
             next_offset = Offset(next_offset + header.last_offset_delta + 1)
         # Markers are as internal as the offsets: a decided transaction must be finished [RSV-1].
         internal = self.config.internal or headers[0][1].is_control or origin is AppendOrigin.DECISION
-        self._write(data, headers, next_offset - 1, now_ms, internal=internal)
-        if leader_epoch != self.epochs.latest and leader_epoch >= 0:
-            self._begin_epoch(leader_epoch, first)
-        self._apply(data, headers, first, guard.transaction_version)
-        self.move_end(next_offset)
+        try:
+            self._write(data, headers, next_offset - 1, now_ms, internal=internal)
+            if leader_epoch != self.epochs.latest and leader_epoch >= 0:
+                self._begin_epoch(leader_epoch, first)
+            self._apply(data, headers, first, guard.transaction_version)
+            self.move_end(next_offset)
+        except StorageFailure:
+            raise
+        except Exception as exc:  # the file may be ahead of memory: the next batch would get the same offsets
+            raise self.fail(f"a batch that may be written cannot be taken in: {exc!r}") from exc
         stamped = bool(self.config.message_timestamp_type)
         return AppendResult(first, Offset(next_offset - 1), now_ms if stamped else -1, self.log_start_offset)
 

@@ -20,6 +20,7 @@ from tallystick.protocol.records import (
 )
 from tallystick.storage.loading import Ended, create_log, open_log
 from tallystick.storage.log import (
+    EPOCH_FILE,
     AppendResult,
     CorruptLog,
     Log,
@@ -430,3 +431,27 @@ def test_segments_ascend() -> None:
     for _ in range(30):
         append(log, batch(1, size=90))
     assert all(one.base_offset < two.base_offset for one, two in pairwise(log.segments))
+
+
+class Defective(MemoryFileSystem):
+    """Fails with what is no error of a disk, where the file of epochs is written."""
+
+    def rename(self, old: str, new: str) -> None:
+        if new.endswith(EPOCH_FILE) and self.exists("d/broken"):
+            raise RuntimeError("a defect")
+        super().rename(old, new)
+
+
+def test_a_batch_that_is_written_and_cannot_be_taken_in_finishes_the_log() -> None:
+    """[LOG-4] The file is ahead of memory: one batch more would have the offsets of another."""
+    fs, log = create(fs=Defective())
+    append(log)
+    fs.mkdir("d/broken")
+    with pytest.raises(LogOffline, match="a defect"):
+        append(log, epoch=1)
+    with pytest.raises(LogOffline):
+        append(log, epoch=1)
+    fs.rmdir("d/broken")
+    log = reopen(fs)
+    assert append(log).base_offset == 2
+    assert offsets(log) == [0, 1, 2]
