@@ -4,12 +4,14 @@ After an unclean end what `txn.consistency` finds is carried out. After a clean 
 so nothing is put right: what is open in a partition and not at the coordinator is reported.
 
 What partitions have is noted before anybody can write to them; the transaction log is noted while it is
-replayed; then `settle` acts, while every id still answers that it is being loaded.
+replayed; then `settle` acts, while every id still answers that it is being loaded. Ids in a partition of the
+transaction log that cannot be read then are compared when it is read back, before they are served. Until the
+last is, an open transaction of no known id may be theirs, and is not said to hang.
 """
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator
 from types import MappingProxyType
 from typing import Final
 
@@ -21,6 +23,7 @@ from tallystick.broker.txn.consistency import (
     VERDICTS,
     Decision,
     Decisions,
+    Finding,
     IdFound,
     Loss,
     OpenFound,
@@ -66,6 +69,24 @@ _OUTCOMES: Final = MappingProxyType({ControlType.COMMIT: Outcome.COMMIT, Control
 FindOutcome = Callable[[TopicPartition, Identity, TimestampMs], Awaitable[Outcome | None]]
 
 
+class _Judged:
+    """Which open transactions have been judged, where the log is read in more than one go."""
+
+    def __init__(self) -> None:
+        self._done: set[tuple[TopicPartition, Identity]] = set()
+
+    def choose(self, found: Iterable[OpenFound], *, is_last: bool) -> list[OpenFound]:
+        """Those to judge now: each once, and with what is of no id only when all ids are known."""
+        chosen = [
+            open_
+            for open_ in found
+            if (open_.partition, open_.writer) not in self._done
+            and (is_last or open_.finding is not Finding.UNKNOWN)
+        ]
+        self._done.update((open_.partition, open_.writer) for open_ in chosen)
+        return chosen
+
+
 class UncleanStart:
     """The comparison at one start. Made before anything is served; the coordinator owns it then.
 
@@ -83,19 +104,25 @@ class UncleanStart:
         self._seen = seen
         self._markers = markers
         self._find_outcome = find_outcome
-        self._decisions = Decisions(seen)
+        self._decisions: dict[int, Decisions] = {}  # by partition of the log
+        self._ends: list[Decision] = []  # of the partitions that were read whole
+        self._judged = _Judged()
         self._open = open_producers(seen)
         self._watched: set[bytes] = set()  # keys of ids that wrote what is open
 
-    async def read(self, piece: bytes) -> None:
-        """A piece of the transaction log, all of an id in order.
+    def begin(self, index: int) -> None:
+        """A partition of the transaction log is read from its start."""
+        self._decisions[index] = Decisions(self._seen)
+
+    async def read(self, index: int, piece: bytes) -> None:
+        """A piece of a partition of the transaction log, all of an id in order.
 
         What cannot be read is left to replay, which needs the last record of an id alone.
         """
         for number, (key, value) in enumerate(iter_stored(piece), start=1):
             try:
                 if self._matters(key, value):
-                    self._decisions.note(decode_record(key, value))
+                    self._decisions[index].note(decode_record(key, value))
             except DecodeError as exc:
                 _log.warning("a record of __transaction_state is not compared: %s", exc)
             if number % LOOKED_AT_PER_SLICE == 0:
@@ -119,25 +146,28 @@ class UncleanStart:
         self._watched.add(key)
         return True
 
-    async def settle(self, ids: LoadedIds) -> None:
+    async def settle(self, ids: LoadedIds, indexes: Collection[int], *, is_last: bool) -> None:
         """Put right what can be, list the rest.
 
         Order: lost markers first. A partition that gets another marker of the same producer id before its
             own would end the wrong transaction with it.
         """
         try:
-            await self._settle(ids)
+            for index in indexes:
+                self._ends += self._decisions.pop(index).found
+            await self._settle(ids, is_last=is_last)
         finally:
-            self._seen, self._decisions = {}, Decisions({})  # it may be much, and is not asked for again
+            if is_last:
+                self._seen, self._ends = {}, []  # it may be much, and is not asked for again
 
-    async def _settle(self, ids: LoadedIds) -> None:
-        found = compare(ids.loaded().values(), self._decisions.found, self._seen)
-        self.losses = found.losses
-        self._hang(open_ for open_ in found.open if VERDICTS[open_.finding] is Verdict.HANGING)
-        for open_ in found.open:
+    async def _settle(self, ids: LoadedIds, *, is_last: bool) -> None:
+        found = compare(ids.to_compare(), self._ends, self._seen)
+        opened = self._judged.choose(found.open, is_last=is_last)
+        self._hang(open_ for open_ in opened if VERDICTS[open_.finding] is Verdict.HANGING)
+        for open_ in opened:
             if VERDICTS[open_.finding] is Verdict.WRITE_MARKER:
                 await self._write_marker(ids, open_)
-        for open_ in found.open:
+        for open_ in opened:
             if VERDICTS[open_.finding] is Verdict.ADD_AGAIN:
                 await self._add_again(ids, open_)
         for behind in found.ids:
@@ -146,7 +176,13 @@ class UncleanStart:
         for behind in found.ids:
             if VERDICTS[behind.finding] is Verdict.NEW_PRODUCER_ID:
                 await self._move(ids, behind)
-        for loss in found.losses:
+        self._report(found.losses)
+
+    def _report(self, losses: tuple[Loss, ...]) -> None:
+        known, self.losses = self.losses, losses
+        for loss in losses:
+            if loss in known:
+                continue
             names = loss.transactional_ids
             _log.error(
                 "%s: offsets %d to %d are gone, below the end of transactions that were committed: %s%s",
@@ -246,17 +282,23 @@ class CleanStart:
         self.hanging: tuple[OpenFound, ...] = ()
         self.losses: tuple[Loss, ...] = ()
         self._seen = seen
+        self._judged = _Judged()
 
-    async def read(self, piece: bytes) -> None:
+    def begin(self, index: int) -> None:
         """What each id ended with is all that matters."""
 
-    async def settle(self, ids: LoadedIds) -> None:
+    async def read(self, index: int, piece: bytes) -> None:
+        """What each id ended with is all that matters."""
+
+    async def settle(self, ids: LoadedIds, indexes: Collection[int], *, is_last: bool) -> None:
         """List what is open in a partition, and that no coordinator will end."""
-        found = compare(ids.loaded().values(), (), self._seen)
-        self._seen = {}
-        self.hanging = tuple(each for each in found.open if VERDICTS[each.finding] is not Verdict.NOTHING)
-        for each in self.hanging:
-            _log.error("hanging transaction, no coordinator will end it: %s", each)
+        found = compare(ids.to_compare(), (), self._seen)
+        for each in self._judged.choose(found.open, is_last=is_last):
+            if VERDICTS[each.finding] is not Verdict.NOTHING:
+                _log.error("hanging transaction, no coordinator will end it: %s", each)
+                self.hanging += (each,)
+        if is_last:
+            self._seen = {}
 
 
 # ---- the partitions of this broker

@@ -322,6 +322,9 @@ class Disk:
     def loaded(self) -> Mapping[TransactionalId, TxnEntry]:
         return self.world.entries
 
+    def to_compare(self) -> Iterable[TxnEntry]:
+        return self.world.entries.values()
+
     def coordinator_epoch(self, _: TransactionalId) -> int:
         return 0
 
@@ -367,9 +370,10 @@ def start(disk: Disk) -> UncleanStart:
     unclean = UncleanStart({at: log.seen() for at, log in disk.logs.items()}, Sink(disk), disk.find_outcome)
 
     async def settle() -> None:
+        unclean.begin(0)
         for batch in disk.world.log:
-            await unclean.read(batch)
-        await unclean.settle(disk)
+            await unclean.read(0, batch)
+        await unclean.settle(disk, [0], is_last=True)
         disk.serve()
 
     asyncio.run(settle())

@@ -15,7 +15,7 @@ import asyncio
 import gc
 import logging
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -122,6 +122,10 @@ class TransactionCoordinator:
         self._forced = forced
         self._sender = MarkerSender(markers, self, self._timer)
         self._off = Reloads(TRANSACTION_STATE, self, self._timer, _log)
+        self._comparison: Comparison | None = None
+        self._uncompared: set[int] = set()  # partitions that no start or reading back has compared yet
+        self._comparing: dict[int, int] = {}  # those that are compared now, and how often each was lost
+        self._compares = asyncio.Lock()
         self._entries: dict[TransactionalId, TxnEntry] = {}
         self._writers: dict[ProducerId, TransactionalId] = {}
         self._lanes: dict[TransactionalId, _Lane] = {}
@@ -146,6 +150,7 @@ class TransactionCoordinator:
         self._loop = asyncio.get_running_loop()
         self._sweeps = Sweeps(self._entries, self._ask_in_passing, self._settings, self._timer)
         existing = self._topic.existing()
+        self._uncompared = set() if comparison is None else set(range(len(existing)))
         if existing or comparison is not None:
             self._loading = self._loop.create_task(self._load(existing))
         self._restock()
@@ -180,31 +185,50 @@ class TransactionCoordinator:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _load(self, existing: Sequence[StatePartition]) -> None:
+        async with self._compares:  # what is read back meanwhile is compared after the others
+            await self._read_and_compare(len(existing))
+            self._loading = None
+        for entry in list(self._entries.values()):
+            if self._place(entry) not in self._uncompared:
+                self._send_markers(entry)
+
+    async def _read_and_compare(self, partitions: int) -> None:
         collects = gc.isenabled()
         gc.disable()  # nothing of the much that is made here is garbage, and to find that out takes long
         try:
-            for index in range(len(existing)):
+            for index in range(partitions):
                 await self._off.read(index)
         finally:
             if collects:
                 gc.enable()
-        if self._comparison is not None:
-            try:
-                await self._comparison.settle(self)
-            except Exception as exc:
-                _log.exception("partitions cannot be compared with __transaction_state: %s", exc)
-        self._loading = self._comparison = None
-        for entry in list(self._entries.values()):
-            self._send_markers(entry)
+        await self._compare([index for index in range(partitions) if not self._off.is_lost(index)])
+
+    async def _compare(self, indexes: Sequence[int]) -> None:
+        """Compare these partitions with those they are about. Order: none of their ids is served yet."""
+        if self._comparison is None:
+            return
+        self._uncompared.difference_update(indexes)
+        self._comparing = {index: self._off.losses[index] for index in indexes}
+        try:
+            await self._comparison.settle(self, indexes, is_last=not self._uncompared)
+        except Exception as exc:
+            _log.exception("partitions cannot be compared with __transaction_state: %s", exc)
+        finally:
+            self._comparing = {}
+        if not self._uncompared:
+            self._comparison = None
 
     async def read_back(self, index: int) -> None:
         """Apply the last record of every id; what is found is announced when all of it is applied."""
         partition, end = self._topic.existing()[index], None
         skipped: Counter[int] = Counter()
         stored: dict[bytes, bytes | None] = {}
+        comparison = self._comparison if index in self._uncompared else None
+        if comparison is not None:
+            comparison.begin(index)
         for piece in partition.read_all(REPLAY_CHUNK_BYTES):
-            if self._comparison is not None:
-                await self._comparison.read(piece)
+            if comparison is not None:
+                await comparison.read(index, piece)
             stored.update(iter_stored(piece, skipped))
             end = last_offset_of(piece)
             await asyncio.sleep(0)
@@ -221,6 +245,9 @@ class TransactionCoordinator:
                 self._keep(entry.transactional_id, entry)
         for version, number in skipped.items():
             _log.warning("%d records of __transaction_state have the unknown key version %d", number, version)
+        if comparison is not None and self._off.is_lost(index):  # the start could not read it
+            async with self._compares:
+                await self._compare((index,))
 
     def resume(self, index: int) -> None:
         """Markers of what is decided are sent again; at a start when all is loaded, and compared."""
@@ -364,7 +391,7 @@ class TransactionCoordinator:
 
     def _run(self, transactional_id: TransactionalId, group: Sequence[_Asked]) -> None:
         """One decision, guarded: a broken invariant takes the shard off in which it was found, no other."""
-        if self._off and self._off.is_lost(self.partition_of(transactional_id)):
+        if self._off and self._is_lost(self.partition_of(transactional_id)):
             _answer_all(group, LOST)  # it waited for something else while the partition was lost
             return
         try:
@@ -372,6 +399,10 @@ class TransactionCoordinator:
         except Exception as exc:
             self._lose(self.partition_of(transactional_id), exc)
             _answer_all(group, LOST)
+
+    def _is_lost(self, index: int) -> bool:
+        """Lost, and not just being compared, after it was read back."""
+        return self._off.is_lost(index) and self._comparing.get(index) != self._off.losses[index]
 
     def _decide(self, transactional_id: TransactionalId, group: Sequence[_Asked]) -> None:
         """Decide; then carry out, or take the lane until the records are durable [TXN-1]."""
@@ -513,6 +544,11 @@ class TransactionCoordinator:
 
     def loaded(self) -> Mapping[TransactionalId, TxnEntry]:
         return MappingProxyType(self._entries)
+
+    def to_compare(self) -> Iterable[TxnEntry]:
+        if len(self._comparing) == len(self._topic.existing()):
+            return self._entries.values()
+        return [entry for entry in self._entries.values() if self._place(entry) in self._comparing]
 
     def run_loading(self, transactional_id: TransactionalId, command: Command) -> AnswerFuture:
         asked = _Asked(command, self._loop.create_future())

@@ -1,7 +1,7 @@
 """What the transaction coordinator is given: its topic and its settings."""
 
 import asyncio
-from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from tallystick.broker.txn.commands import Answer, Command
@@ -75,6 +75,10 @@ class LoadedIds(Protocol):
         """Every entry, as it is now."""
         ...
 
+    def to_compare(self) -> Iterable[TxnEntry]:
+        """Those whose partition of the log is compared now."""
+        ...
+
     def coordinator_epoch(self, transactional_id: TransactionalId) -> int:
         """Signs markers."""
         ...
@@ -89,12 +93,24 @@ class LoadedIds(Protocol):
 
 
 class Comparison(Protocol):
-    """At a start: what the log says is compared with what partitions have."""
+    """At a start: what the log says is compared with what partitions have.
 
-    async def read(self, piece: bytes) -> None:
-        """A piece of the log, whole batches; all of an id in order."""
+    A partition of the log that cannot be read then is compared when it is read back.
+    """
+
+    def begin(self, index: int) -> None:
+        """A partition of the log is read from its start; what was read of it before counts no more."""
         ...
 
-    async def settle(self, ids: LoadedIds) -> None:
-        """Act on what was found. Order: everything is loaded, no marker has been sent yet."""
+    async def read(self, index: int, piece: bytes) -> None:
+        """A piece of a partition of the log, whole batches; all of an id in order."""
+        ...
+
+    async def settle(self, ids: LoadedIds, indexes: Collection[int], *, is_last: bool) -> None:
+        """Act on what was found. Order: `ids.to_compare` is loaded, and no marker of it has been sent yet.
+
+        Args:
+            indexes: partitions of the log that have been read whole, and not been compared before.
+            is_last: every partition of the log has been read now.
+        """
         ...
