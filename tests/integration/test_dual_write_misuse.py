@@ -32,6 +32,7 @@ from tallystick.dualwrite import (
     WriteInDoubt,
     WriterPool,
 )
+from tallystick.errors import TallystickError
 from tallystick.testing import EmbeddedBroker, eventually
 
 pytestmark = pytest.mark.server
@@ -509,6 +510,24 @@ def test_work_whose_end_was_in_doubt_is_not_done_twice(sqlite_world: MakeWorld, 
         assert pool.run(pay, retries=2) == "paid"
     assert len(attempts) == (1 if committed else 2)
     assert world.check() == ["a"]
+
+
+@pytest.mark.parametrize("sends", [False, True])
+def test_two_pools_of_one_name_are_told_of_each_other(
+    sqlite_world: MakeWorld, caplog: pytest.LogCaptureFixture, sends: bool
+) -> None:
+    """`Fenced` alone does not say that they take the ids from each other for ever."""
+    world = sqlite_world()
+    with WriterPool(world.store, world.config, 1) as pool, WriterPool(world.store, world.config, 1) as other:
+        pool.recover()
+        other.recover()
+        with pytest.raises(TallystickError), pool.transaction() as txn:
+            txn.connection.execute(insert(world, "no"))
+            if sends:
+                txn.send(world.topic, b"no")
+    (said,) = [each.getMessage() for each in caplog.records if each.levelname == "ERROR"]
+    assert f"the pool {world.topic!r} has lost an id" in said
+    assert f"{world.topic}-0" in said
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from typing import Generic, Self, TypeVar
 
 from tallystick.dualwrite.aio_writer import DualWriter, Transaction
 from tallystick.dualwrite.errors import Halted, NotRecovered, Torn
-from tallystick.dualwrite.pool import WAIT_S, beyond, first_of, ids_of, none_free
+from tallystick.dualwrite.pool import WAIT_S, beyond, first_of, ids_of, none_free, say_taken
 from tallystick.dualwrite.recovery import Recovered, Report
 from tallystick.dualwrite.stores.base import AsyncStore, AsyncStoreTransaction
 
@@ -74,6 +74,9 @@ class WriterPool(Generic[D]):
         taken: list[DualWriter[D]] = []
         try:
             yield await self._take(taken, limit_s)
+        except Exception as exc:
+            say_taken(self._config["transactional.id"], taken[-1:], exc)
+            raise
         finally:
             for writer in taken:
                 self._free.put_nowait(writer)

@@ -8,10 +8,13 @@ from queue import Empty, LifoQueue
 from types import TracebackType
 from typing import Final, Generic, Self, TypeVar
 
-from tallystick.dualwrite.errors import Halted, NoFreeId, NotRecovered, Torn
+from tallystick.client.errors import BrokerRefused
+from tallystick.client.errors import Fenced as FencedInKafka
+from tallystick.dualwrite.errors import Fenced, Halted, NoFreeId, NotRecovered, Torn
 from tallystick.dualwrite.recovery import Recovered, Report
 from tallystick.dualwrite.stores.base import Store, StoreTransaction
 from tallystick.dualwrite.writer import DualWriter, Transaction
+from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.settings import BadConfig
 
 D = TypeVar("D", bound=StoreTransaction)
@@ -45,6 +48,30 @@ def first_of(contradictions: Sequence[Torn | Halted]) -> Torn | Halted:
     for each in others:
         first.add_note(f"and {type(each).__name__}: {each}")
     return first
+
+
+def say_taken(base: object, writer: object, exc: BaseException) -> None:
+    """Log what one error of many may not show: that two processes have pools of one name."""
+    told: BaseException | None = exc
+    while told is not None and not _tells_taken(told):
+        told = told.__cause__
+    if told is None:
+        return
+    _log.error(
+        "the pool %r has lost an id to another client, %r: %s. If that is no operator's `tallystick "
+        "transactions resolve`, another process has a pool of the same name, or a DualWriter of this id: "
+        "they take it from each other for ever. Give each process a transactional.id of its own",
+        base,
+        writer,
+        told,
+    )
+
+
+def _tells_taken(exc: BaseException) -> bool:
+    """In the database, or in Kafka, which may notice first."""
+    if isinstance(exc, BrokerRefused):
+        return isinstance(exc, FencedInKafka) or exc.code == ErrorCode.INVALID_PRODUCER_EPOCH
+    return isinstance(exc, Fenced)
 
 
 def none_free(size: int, limit_s: float) -> NoFreeId:
@@ -122,6 +149,9 @@ class WriterPool(Generic[D]):
         taken: list[DualWriter[D]] = []
         try:
             yield self._take(taken, limit_s)
+        except Exception as exc:
+            say_taken(self._config["transactional.id"], taken[-1:], exc)
+            raise
         finally:
             for writer in taken:
                 self._free.put(writer)
