@@ -83,7 +83,7 @@ def _conclude(sent: Sent, outcome: Outcome) -> None:
             _log.warning("%r returns no more records until recover() has found the outcome", consumer)
         else:  # recovery has looked, and another writer had the id in between
             _log.error(
-                "%r returns no more records: nothing tells whether its offsets were committed with the block. "
+                "%r returns no more records: nothing tells whether its offsets were committed. "
                 "Close it and open it anew: it begins at the offsets that the group has committed",
                 consumer,
             )

@@ -29,7 +29,6 @@ from functools import partial
 from threading import Lock
 from typing import Final, Generic, TypeVar
 
-from tallystick.client.config import CLIENT_SETTINGS, ROLE_SETTINGS, ProducerConfig
 from tallystick.client.errors import (
     AbortRequired,
     BrokerRefused,
@@ -43,6 +42,7 @@ from tallystick.client.errors import Fenced as FencedInKafka
 from tallystick.client.modes import Mode, Seen
 from tallystick.client.prepared import PreparedTxnState
 from tallystick.dualwrite import conclusions
+from tallystick.dualwrite.branch import Branch
 from tallystick.dualwrite.driving import Recipe, do
 from tallystick.dualwrite.errors import (
     DatabaseBehind,
@@ -58,7 +58,7 @@ from tallystick.dualwrite.errors import (
     Torn,
     WriteInDoubt,
 )
-from tallystick.dualwrite.halves import Describing, MakeAdmin, MakeProducer, P, Storing, Transacting
+from tallystick.dualwrite.halves import MakeAdmin, MakeProducer, P, Storing, Transacting
 from tallystick.dualwrite.locking import begin_briefly, look_under_lock
 from tallystick.dualwrite.model import NOTHING, StoredState
 from tallystick.dualwrite.offsets import SentOffsets
@@ -78,7 +78,6 @@ LATEST_SHARE: Final = 0.75
 """Of transaction.timeout.ms, where the cluster keeps to it: later than that the database is not committed."""
 _PAUSES_S: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05)
 _DECIDING: Final = frozenset({"PrepareCommit", "PrepareAbort"})
-_ADMIN_SETTINGS: Final = {**CLIENT_SETTINGS, **ROLE_SETTINGS["admin"]}
 
 D = TypeVar("D", bound=Transacting)
 
@@ -98,59 +97,6 @@ class Standing(Enum):
 
 
 _WITHIN: Final = frozenset({Standing.IN_TRANSACTION, Standing.RECOVERING})
-
-
-class Branch(Generic[P]):
-    """One cluster's half: a transactional id, its producer and its row."""
-
-    def __init__(self, cluster: str, config: Mapping[str, object]) -> None:
-        two_phase = {"transaction.two.phase.commit.enable": True} if not _says_how_to_keep(config) else {}
-        self.cluster = cluster
-        self.config: Mapping[str, object] = {**config, **two_phase}
-        parsed = ProducerConfig.parse(self.config)
-        if parsed.transactional_id is None:
-            raise BadConfig("transactional.id: must be set: it names this writer in the database, too")
-        if not parsed.modes:
-            raise BadConfig("transaction.two.phase.commit.enable or tallystick.modes: one must be set")
-        self.id: str = parsed.transactional_id
-        self.strongest = Mode(parsed.modes[0])
-        self.timeout_ms = parsed.transaction_timeout_ms
-        self.admin: Describing | None = None
-        self.cluster_id: str | None = None
-        self.row: StoredState | None = None
-        self.finished = NOTHING  # the last one that this writer has seen committed in both halves
-        self._producer: P | None = None
-        self.in_transaction = False
-
-    @property
-    def admin_config(self) -> Mapping[str, object]:
-        """What an administrator of the same cluster is told."""
-        return {name: value for name, value in self.config.items() if name in _ADMIN_SETTINGS}
-
-    @property
-    def producer(self) -> P:
-        check(self._producer is not None, "a producer before recover()")
-        assert self._producer is not None
-        return self._producer
-
-    def use(self, producer: P | None) -> None:
-        self._producer = producer
-        self.in_transaction = False
-
-    def give_up(self) -> P | None:
-        """The producer, if there is one; it is not ours any more."""
-        producer, self._producer = self._producer, None
-        self.in_transaction = False
-        return producer
-
-    def claimed(self) -> StoredState:
-        check(self.row is not None, "a row before recover()")
-        assert self.row is not None
-        return self.row
-
-
-def _says_how_to_keep(config: Mapping[str, object]) -> bool:
-    return bool({"transaction.two.phase.commit.enable", "tallystick.modes"} & config.keys())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

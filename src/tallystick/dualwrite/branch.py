@@ -1,0 +1,66 @@
+"""One cluster's half of a writer."""
+
+from collections.abc import Mapping
+from typing import Final, Generic
+
+from tallystick.client.config import CLIENT_SETTINGS, ROLE_SETTINGS, ProducerConfig
+from tallystick.client.modes import Mode
+from tallystick.dualwrite.halves import Describing, P
+from tallystick.dualwrite.model import NOTHING, StoredState
+from tallystick.kernel.check import check
+from tallystick.kernel.settings import BadConfig
+
+_ADMIN_SETTINGS: Final = {**CLIENT_SETTINGS, **ROLE_SETTINGS["admin"]}
+
+
+class Branch(Generic[P]):
+    """One cluster's half: a transactional id, its producer and its row."""
+
+    def __init__(self, cluster: str, config: Mapping[str, object]) -> None:
+        two_phase = {"transaction.two.phase.commit.enable": True} if not _says_how_to_keep(config) else {}
+        self.cluster = cluster
+        self.config: Mapping[str, object] = {**config, **two_phase}
+        parsed = ProducerConfig.parse(self.config)
+        if parsed.transactional_id is None:
+            raise BadConfig("transactional.id: must be set: it names this writer in the database, too")
+        if not parsed.modes:
+            raise BadConfig("transaction.two.phase.commit.enable or tallystick.modes: one must be set")
+        self.id: str = parsed.transactional_id
+        self.strongest = Mode(parsed.modes[0])
+        self.timeout_ms = parsed.transaction_timeout_ms
+        self.admin: Describing | None = None
+        self.cluster_id: str | None = None
+        self.row: StoredState | None = None
+        self.finished = NOTHING  # the last one that this writer has seen committed in both halves
+        self._producer: P | None = None
+        self.in_transaction = False
+
+    @property
+    def admin_config(self) -> Mapping[str, object]:
+        """What an administrator of the same cluster is told."""
+        return {name: value for name, value in self.config.items() if name in _ADMIN_SETTINGS}
+
+    @property
+    def producer(self) -> P:
+        check(self._producer is not None, "a producer before recover()")
+        assert self._producer is not None
+        return self._producer
+
+    def use(self, producer: P | None) -> None:
+        self._producer = producer
+        self.in_transaction = False
+
+    def give_up(self) -> P | None:
+        """The producer, if there is one; it is not ours any more."""
+        producer, self._producer = self._producer, None
+        self.in_transaction = False
+        return producer
+
+    def claimed(self) -> StoredState:
+        check(self.row is not None, "a row before recover()")
+        assert self.row is not None
+        return self.row
+
+
+def _says_how_to_keep(config: Mapping[str, object]) -> bool:
+    return bool({"transaction.two.phase.commit.enable", "tallystick.modes"} & config.keys())
