@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
+from uuid import UUID, uuid4
 
 from tallystick.broker.acl import ALLOW_ALL, Authorizer
 from tallystick.broker.comparing import (
@@ -58,9 +59,16 @@ class Broker:
         disk: Disk | None = None,
         *,
         descriptors: Descriptors = UNLIMITED,
+        new_uuid: Callable[[], UUID] = uuid4,
     ) -> None:
-        """`descriptors`: what the process may open, which bounds max.partitions."""
+        """Take what the broker has of its machine.
+
+        Args:
+            descriptors: what the process may open, which bounds max.partitions.
+            new_uuid: makes the ids of topics and of members of groups.
+        """
         self.descriptors = descriptors
+        self._new_uuid = new_uuid
         self.static_config = config
         self.config = config
         self.clock = clock
@@ -110,12 +118,15 @@ class Broker:
         self.config = self._effective(self._dynamic)
         self.files.reconfigure(self.config)
         self.features = Features(self.store, self.worker, self._lowering)
-        self.topics = Topics(self.store, self.files, self.worker, self.config)
+        self.topics = Topics(self.store, self.files, self.worker, self.config, new_uuid=self._new_uuid)
         self.topics.load()
         self.files.begin_epochs()
         self.files.report_recovery()
         self.groups = GroupCoordinator(
-            ConsumerOffsetsTopic(self.topics, lambda: self.config), group_config(self.config), self.clock
+            ConsumerOffsetsTopic(self.topics, lambda: self.config),
+            group_config(self.config),
+            self.clock,
+            lambda: str(self._new_uuid()),
         )
         markers = PartitionMarkers(self.topics, self.groups, self.clock)
         # Before anything is written: what the partitions have now is what the last process has left.

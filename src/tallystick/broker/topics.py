@@ -110,8 +110,15 @@ class Topics:
     """Lives on the loop; owned by the broker."""
 
     def __init__(
-        self, store: MetadataStore, files: PartitionFiles, worker: Worker, config: BrokerConfig
+        self,
+        store: MetadataStore,
+        files: PartitionFiles,
+        worker: Worker,
+        config: BrokerConfig,
+        *,
+        new_uuid: Callable[[], uuid.UUID] = uuid.uuid4,
     ) -> None:
+        self._new_uuid = new_uuid
         self._store = store
         self._files = files
         self._worker = worker
@@ -304,7 +311,7 @@ class Topics:
                 if refused is not None:
                     return refused
                 configs = MappingProxyType(dict(wanted.configs))
-                topic = Topic(wanted.name, random_id(), wanted.partitions, configs)
+                topic = Topic(wanted.name, random_id(self._new_uuid), wanted.partitions, configs)
                 refused = self._refuse_foreign(topic)
                 if refused is not None:
                     return refused

@@ -59,12 +59,12 @@ class ForeignDirectory(StorageFailure):
     """The directory belongs to another cluster, or a partition in it to another topic of that name."""
 
 
-def random_id() -> UUID:
-    """A random id whose text does not begin with a dash: Kafka's tools take such a word for an option."""
+def random_id(new_uuid: Callable[[], UUID] = uuid4) -> UUID:
+    """Return a random id whose text begins with no dash: Kafka's tools take such a word for an option."""
     while True:
-        made = uuid4()
-        if not format_uuid(made).startswith("-"):
-            return made
+        topic_id = new_uuid()
+        if not format_uuid(topic_id).startswith("-"):
+            return topic_id
 
 
 def _ignore(log: Log) -> None:

@@ -305,7 +305,7 @@ def test_a_topic_id_that_is_absent_is_the_zero_uuid() -> None:
 
 def test_generated_source_can_be_read() -> None:
     text = source(Tree, 2)
-    assert "def decode(buf, at):" in text
+    assert "def decode(buf, at, room=" in text
     assert "def encode(m):" in text
 
 

@@ -12,6 +12,7 @@ from io import StringIO
 from pathlib import Path
 from random import Random
 from typing import Final
+from uuid import UUID
 
 from tallystick.broker.broker import Broker
 from tallystick.broker.cleaning import Child
@@ -166,6 +167,9 @@ class Machine:
         self._life = 0
         self.loop = new_loop(time)
         self._random = random
+        # Begins where the other one is and draws for itself: what the seed draws else does not depend on ids.
+        self._ids = Random()
+        self._ids.setstate(random.getstate())
         self._sync_delay_s = sync_delay_s
         self._store = None if image is None else KeptStore(image.cluster_id, image.metadata)
 
@@ -195,11 +199,14 @@ class Machine:
             metadata=self._metadata,
             cleaner=self._cleaner,
         )
-        broker = Broker(self.config, Path(DATA), clock, disk)
+        broker = Broker(self.config, Path(DATA), clock, disk, new_uuid=self._new_uuid)
         broker.open()
         await broker.start()
         self.broker = broker
         self.dispatcher = Dispatcher(broker, HANDLERS)
+
+    def _new_uuid(self) -> UUID:
+        return UUID(int=self._ids.getrandbits(128), version=4)
 
     async def _cleaner(self) -> Child:
         return LoopCleaner(self.fs)
