@@ -579,7 +579,8 @@ def test_nothing_hangs_without_a_broker(caplog: pytest.LogCaptureFixture) -> Non
         with pytest.raises(TimedOut):
             await consumer.commit(timeout_ms=300)
         await consumer.close(timeout_ms=1_000)
-        assert "closed without a word to the group: 1000 ms were over" in caplog.messages
+        # The last commit has half of the time; how long leaving takes depends on how connecting fails.
+        assert [text for text in caplog.messages if text.startswith("positions are given up uncommitted")]
         with pytest.raises(Closed):
             await consumer.poll(0)
         await consumer.close()
