@@ -52,7 +52,9 @@ class FailingMachine(Machine):
     """The broker's computer, its disk one that fails."""
 
     def __init__(self, image: Image | None = None) -> None:
-        super().__init__(SETTINGS, VirtualTime(), Random(0), image)
+        # Ids are drawn from this: a machine that goes on from an image must not draw those on its disk again.
+        random = Random(0 if image is None else 1 + len(image.files))
+        super().__init__(SETTINGS, VirtualTime(), random, image)
         self.calls = FailingCalls() if image is None else FailingCalls.of(image.directories, image.files)
         self.fs = self.calls
         if image is not None:
