@@ -179,8 +179,9 @@ class World:
     def _trouble(self) -> tuple[Administrator, FailingDisk]:
         self.reader.expects, self.reader.start_of = self._expects, self._start_of
         administrator = Administrator(
-            self.network, self.history, Random(self.seed + 3), self._find, self._topic_replaced
+            self.network, self.history, Random(self.seed + 3), self._find, self._scan, self._topic_replaced
         )
+        self.reader.is_replaced = administrator.replacing.__contains__
         self.machine.fs.fault = disk = FailingDisk(
             self.faults.failing_calls,
             lambda: self.time.now_s,
@@ -525,7 +526,7 @@ class World:
             return
         partitions = {partition.topic_partition: partition for partition in broker.topics.all_partitions()}
         batches = {
-            name: checkers.scan(partition)
+            name: self._scan(partition)
             for name, partition in partitions.items()
             if name.topic != TRANSACTION_STATE
         }
@@ -587,8 +588,6 @@ class World:
                     for wrong in checkers.check_offset(self.history, worker.owner, number):
                         self.history.report(wrong)
 
-    # -- what is deleted on purpose ------------------------------------------------------------------------
-
     def _find(self, names: Collection[TopicPartition]) -> list[Partition]:
         return self._partitions(tuple(names)) if self.machine.alive else []
 
@@ -603,10 +602,13 @@ class World:
         if self.faults.may_forget:
             return
         for partition in self._find([TopicPartition(topic, 0)]):
-            with self.disk.suspended():
-                texts = [text for batch in checkers.scan(partition) for text in batch.texts]
-                for wrong in checkers.check_gone(self.history, {partition.topic_partition: texts}):
-                    self.history.report(wrong)
+            texts = [text for batch in self._scan(partition) for text in batch.texts]
+            for wrong in checkers.check_gone(self.history, {partition.topic_partition: texts}):
+                self.history.report(wrong)
+
+    def _scan(self, partition: Partition) -> list[checkers.Batch]:
+        with self.disk.suspended():
+            return checkers.scan(partition)
 
     def _note_retention(self) -> None:
         """Retention may take what is older, by its own timestamp and the broker's clock at its latest."""

@@ -30,7 +30,7 @@ from tallystick.protocol.messages.write_txn_markers import (
     WriteTxnMarkersRequest,
     WriteTxnMarkersResponse,
 )
-from tallystick.testing.sim.checkers import scan
+from tallystick.testing.sim.checkers import Batch
 from tallystick.testing.sim.clients import Stuck
 from tallystick.testing.sim.history import History
 from tallystick.testing.sim.network import Network, NoReply
@@ -46,6 +46,7 @@ class Administrator:
 
     Args:
         look: the partitions by their names, those that there are, while the broker runs.
+        scan: reads the batches of a partition past the faults of the disk.
         deleted: told the name of a topic that was made again.
     """
 
@@ -55,13 +56,17 @@ class Administrator:
         history: History,
         random: Random,
         look: Callable[[Collection[TopicPartition]], list[Partition]],
+        scan: Callable[[Partition], list[Batch]],
         deleted: Callable[[str], None],
     ) -> None:
         self._network = network
         self._history = history
         self._random = random
         self._look = look
+        self._scan = scan
         self._deleted = deleted
+        # Whose name two topics may have had since somebody was last told: it was asked, and not answered yet.
+        self.replacing: set[str] = set()
 
     async def replace_topic(self, at_s: float, topic: str, partitions: Collection[TopicPartition]) -> None:
         """Delete a topic and make it again, unless it is refused for long."""
@@ -69,10 +74,13 @@ class Administrator:
         history = self._history
         before = history.texts_of(partitions, acknowledged=True)
         history.may_go |= history.texts_of(partitions)
+        self.replacing.add(topic)
         was_deleted = await self._delete(topic)
         if was_deleted is False:
+            self.replacing.discard(topic)
             return
         await self._create(topic, len(partitions))
+        self.replacing.discard(topic)
         history.may_go |= history.texts_of(partitions)
         if was_deleted:
             history.gone |= before
@@ -117,8 +125,9 @@ class Administrator:
         if not found:
             return
         offset = self._random.randint(found[0].log.log_start_offset, found[0].log.high_watermark)
-        doomed = {text for batch in scan(found[0]) if batch.first_offset < offset for text in batch.texts}
-        whole = {text for batch in scan(found[0]) if batch.next_offset <= offset for text in batch.texts}
+        batches = self._scan(found[0])
+        doomed = {text for batch in batches if batch.first_offset < offset for text in batch.texts}
+        whole = {text for batch in batches if batch.next_offset <= offset for text in batch.texts}
         partition = DeleteRecordsPartition(partition_index=name.partition, offset=offset)
         request = DeleteRecordsRequest(
             topics=(DeleteRecordsTopic(name=name.topic, partitions=(partition,)),), timeout_ms=1_000

@@ -43,6 +43,8 @@ class Reader:
         self._starts = 0
         # Errors that are no mistake of the broker: of a partition that is being deleted, or a broken disk.
         self.expects: Callable[[TopicPartition, ErrorCode], bool] = lambda partition, code: False
+        # Its name may have stood for two topics, of which nobody knows yet which one an answer is about.
+        self.is_replaced: Callable[[str], bool] = lambda topic: False
         self.start_of: Callable[[TopicPartition], int] = lambda partition: 0
 
     def start_over(self, *, topic: str | None = None) -> None:
@@ -84,6 +86,9 @@ class Reader:
         return moved
 
     def _take(self, partition: TopicPartition, data: PartitionData) -> bool:
+        if self.is_replaced(partition.topic):
+            self.shown[partition] = Shown()
+            return False
         shown = self.shown[partition]
         code = ErrorCode(data.error_code)
         if code is ErrorCode.OFFSET_OUT_OF_RANGE and self.expects(partition, code):
