@@ -1,6 +1,7 @@
 """Offsets in transactions, driven: what shares a batch, what a marker waits for, and what it does not."""
 
 import asyncio
+import gc
 
 import pytest
 from tests.support.groups import T0, G, MemoryTopic, World, commit, on_a_loop
@@ -325,3 +326,21 @@ async def test_the_order_ends_with_the_first_event_that_cannot_be_applied() -> N
     assert applied == ["first"]
     assert [str(exc) for exc in lost] == ["an invariant is broken"]
     assert not await order.apply_in_turn(None, lambda: applied.append("late"))
+
+
+@on_a_loop
+async def test_what_becomes_of_an_append_behind_a_lost_one_is_no_surprise() -> None:
+    """[GRP-7] One failed sync fails every append that waited for it; the order ends with the first."""
+    order = LogOrder(lambda cause: None)
+    loop = asyncio.get_running_loop()
+    unhandled: list[str] = []
+    loop.set_exception_handler(lambda _, context: unhandled.append(context["message"]))
+    held: list[asyncio.Future[None]] = [loop.create_future() for _ in range(3)]
+    turns = [order.apply_in_turn(durable, lambda: None) for durable in held[:2]]
+    for durable in held:
+        durable.set_exception(OSError("the disk is broken"))
+    assert await asyncio.gather(*turns) == [False, False]
+    assert not await order.apply_in_turn(held[2], lambda: None)
+    del held, durable
+    gc.collect()
+    assert unhandled == []

@@ -21,6 +21,12 @@ class _InFlight:
     apply: Callable[[], None]
     applied: "asyncio.Future[bool]"
 
+    def drop(self) -> None:
+        """Apply it no more: the append before it failed, and this one may fail for the same reason."""
+        if self.durable is not None:
+            self.durable.add_done_callback(_note_failure)
+        self.settle(False)
+
     def settle(self, applied: bool) -> None:
         if not self.applied.done():
             self.applied.set_result(applied)
@@ -51,7 +57,7 @@ class LogOrder:
         """
         entry = _InFlight(durable, apply, asyncio.get_running_loop().create_future())
         if self.closed:
-            entry.settle(False)
+            entry.drop()
             return entry.applied
         self._in_flight.append(entry)
         if durable is None:
@@ -64,7 +70,7 @@ class LogOrder:
         """Apply nothing more, and tell whoever waits."""
         self.closed = True
         while self._in_flight:
-            self._in_flight.popleft().settle(False)
+            self._in_flight.popleft().drop()
 
     def _drain(self, _: Durable | None = None) -> None:
         while self._in_flight:
@@ -83,3 +89,9 @@ class LogOrder:
                 self._lost(exc)
             else:
                 entry.settle(True)
+
+
+def _note_failure(durable: Durable) -> None:
+    """Look at the outcome, so that asyncio does not report it as one that nobody handled."""
+    if not durable.cancelled():
+        durable.exception()
