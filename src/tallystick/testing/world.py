@@ -178,8 +178,9 @@ class World:
 
     def _trouble(self) -> tuple[Administrator, FailingDisk]:
         self.reader.expects, self.reader.start_of = self._expects, self._start_of
+        network, history, random = self.network, self.history, Random(self.seed + 3)
         administrator = Administrator(
-            self.network, self.history, Random(self.seed + 3), self._find, self._scan, self._topic_replaced
+            network, history, random, look=self._find, scan=self._scan, deleted=self._topic_replaced
         )
         self.reader.is_replaced = administrator.replacing.__contains__
         self.machine.fs.fault = disk = FailingDisk(

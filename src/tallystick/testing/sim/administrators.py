@@ -55,6 +55,7 @@ class Administrator:
         network: Network,
         history: History,
         random: Random,
+        *,
         look: Callable[[Collection[TopicPartition]], list[Partition]],
         scan: Callable[[Partition], list[Batch]],
         deleted: Callable[[str], None],
