@@ -31,7 +31,7 @@ from tallystick.protocol.messages.write_txn_markers import (
     WriteTxnMarkersResponse,
 )
 from tallystick.testing.sim.checkers import Batch
-from tallystick.testing.sim.clients import Stuck
+from tallystick.testing.sim.clients import Stuck, now_ms
 from tallystick.testing.sim.history import History
 from tallystick.testing.sim.network import Network, NoReply
 
@@ -73,7 +73,7 @@ class Administrator:
         """Delete a topic and make it again, unless it is refused for long."""
         await asyncio.sleep(at_s)
         history = self._history
-        before = history.texts_of(partitions, acknowledged=True)
+        before = self._arrived(history.texts_of(partitions, acknowledged=True))
         history.may_go |= history.texts_of(partitions)
         self.replacing.add(topic)
         was_deleted = await self._delete(topic)
@@ -86,6 +86,12 @@ class Administrator:
         if was_deleted:
             history.gone |= before
         self._deleted(topic)
+
+    def _arrived(self, texts: set[str]) -> set[str]:
+        """Those of which no copy can still be on its way: a request names its topic, not which one of that
+        name."""
+        before_ms, answered_ms = now_ms() - self._network.late_max_ms, self._history.answered_ms
+        return {text for text in texts if text in answered_ms and answered_ms[text] < before_ms}
 
     async def _delete(self, topic: str) -> bool | None:
         """Whether it is deleted; None: perhaps."""

@@ -213,7 +213,7 @@ class Producer:
         for partition in partitions:
             texts = [f"{self.name}:{txn.number}:{len(txn.records) + i}" for i in range(count)]
             txn.records.update(dict.fromkeys(texts, partition))
-            self._history.sent_ms.update(dict.fromkeys(texts, _now_ms()))
+            self._history.sent_ms.update(dict.fromkeys(texts, now_ms()))
             batches[partition] = (self._batch(partition, texts), texts)
         if apart:
             await together(*(self._produce({partition: batches[partition]}) for partition in partitions))
@@ -238,6 +238,8 @@ class Producer:
             # Of a client that goes on under one epoch a late batch could join the next transaction.
             repeats: Repeats = "at once" if self.kind.reuses_numbers else "any time"
             response = await self._ask(request, version, ProduceResponse, lambda found: (), repeats=repeats)
+            for _, texts in batches.values():
+                self._history.answered_ms.update(dict.fromkeys(texts, now_ms()))
             again = self._sent(response, batches)
             batches = {partition: batches[partition] for partition in again}
             if batches:
@@ -246,8 +248,8 @@ class Producer:
     def _batch(self, partition: TopicPartition, texts: Sequence[str]) -> bytes:
         sequence = self._sequences.get(partition, 0)
         self._sequences[partition] = sequence + len(texts)
-        now_ms = _now_ms()
-        records = [Record(i, now_ms, None, text.encode()) for i, text in enumerate(texts)]
+        created_ms = now_ms()
+        records = [Record(i, created_ms, None, text.encode()) for i, text in enumerate(texts)]
         meta = BatchMeta(
             producer_id=self.pair.producer_id,
             epoch=self.pair.epoch,
@@ -379,8 +381,8 @@ async def together(*work: Coroutine[object, object, None]) -> None:
             raise result
 
 
-def _now_ms() -> int:
-    """A client's wall clock, which is right."""
+def now_ms() -> int:
+    """Return the time by a client's wall clock, which is right."""
     return START_MS + round(asyncio.get_running_loop().time() * 1000)
 
 

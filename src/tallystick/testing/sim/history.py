@@ -49,13 +49,14 @@ class Pairs:
 class History:
     """Everything of one run.
 
-    by_writer  transactions of version 2: there, a pair names one of them (KIP-890)
-    reused     pairs that name two, which a disk that forgot makes possible
-    torn       pairs whose transaction an administrator has ended in one partition
-    may_go     texts that were deleted on purpose, or may have been
-    gone       texts of which it is certain
-    sent_ms    when each text was sent, which is its timestamp
-    wrong      what was found while it ran
+    by_writer    transactions of version 2: there, a pair names one of them (KIP-890)
+    reused       pairs that name two, which a disk that forgot makes possible
+    torn         pairs whose transaction an administrator has ended in one partition
+    may_go       texts that were deleted on purpose, or may have been
+    gone         texts of which it is certain
+    sent_ms      when each text was sent, which is its timestamp
+    answered_ms  when its client heard of it: it is not sent again
+    wrong        what was found while it ran
     """
 
     txns: list[Txn] = field(default_factory=list)
@@ -66,6 +67,7 @@ class History:
     may_go: set[str] = field(default_factory=set)
     gone: set[str] = field(default_factory=set)
     sent_ms: dict[str, int] = field(default_factory=dict)
+    answered_ms: dict[str, int] = field(default_factory=dict)
     wrong: list[str] = field(default_factory=list)
 
     def begin(self, owner: str, version: int, *, two_phase: bool) -> Txn:

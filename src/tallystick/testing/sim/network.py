@@ -53,6 +53,8 @@ class Network:
         self._faults = faults
         self._random = random
         self._correlation = 0
+        # The longest that a copy of a request is under way.
+        self.late_max_ms = round(1_000 * (faults.late_max_s + faults.latency_max_s))
 
     async def call(
         self,
