@@ -177,7 +177,7 @@ async def test_what_waits_while_its_client_is_replaced_is_not_written() -> None:
         await turns()
         coordinator = made.broker.transactions
         written = MarkersWritten(marker=following, offsets={orders(0): None})
-        await coordinator.markers_written(T, written)
+        await coordinator._logic.markers_written(T, written)
         kept = coordinator.submit(T, InitProducerId(timeout_ms=60_000, keep_prepared=True)).result()
         assert isinstance(kept, Initialised)
         assert kept.ongoing == following

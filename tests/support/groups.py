@@ -17,7 +17,7 @@ from tallystick.broker.group.commands import (
     Sync,
     Synced,
 )
-from tallystick.broker.group.driver import GroupCoordinator
+from tallystick.broker.group.coordinator import GroupCoordinator
 from tallystick.broker.group.model import Group, GroupConfig, InstanceId, ProtocolChoice
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject

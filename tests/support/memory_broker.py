@@ -19,7 +19,7 @@ from tallystick.broker.handlers import HANDLERS
 from tallystick.broker.metadata import MetadataStore
 from tallystick.broker.topics import NewTopic
 from tallystick.broker.txn.commands import SendMarkers
-from tallystick.broker.txn.driver import TransactionCoordinator
+from tallystick.broker.txn.coordinator import TransactionCoordinator
 from tallystick.broker.txn.model import Decided
 from tallystick.broker.txn.sending import Marked
 from tallystick.kernel.ids import TopicPartition
@@ -145,8 +145,8 @@ async def set_level(desk: MemoryBroker, level: int, upgrade_type: int = 2, *, ch
 
 async def loaded(desk: MemoryBroker) -> None:
     """The transaction log has been read."""
-    while desk.broker.transactions._loading is not None:
-        await desk.broker.transactions._loading
+    while desk.broker.transactions._loader.loading is not None:
+        await desk.broker.transactions._loader.loading
 
 
 class Turn:

@@ -14,7 +14,7 @@ from tallystick.broker.coordinator_hash import coordinator_partition
 from tallystick.broker.embedded import EmbeddedBroker
 from tallystick.broker.txn.codec import encode_batch_of
 from tallystick.broker.txn.commands import EntryStored
-from tallystick.broker.txn.driver import LOADING
+from tallystick.broker.txn.logic import REFUSALS
 from tallystick.broker.txn.model import TxnEntry
 from tallystick.kernel.clock import SystemClock
 from tallystick.kernel.codes import ErrorCode
@@ -336,7 +336,7 @@ def rewrite(broker: EmbeddedBroker, name: str, change: Callable[[TxnEntry], TxnE
         offline.open()
         await offline.start()
         transactions = offline.transactions
-        while transactions.entries() is LOADING:
+        while transactions.entries() == REFUSALS.loading:
             await Turn()
         entry = transactions.entry(TransactionalId(name))
         assert isinstance(entry, TxnEntry)

@@ -18,7 +18,7 @@ from tallystick.broker.txn.commands import (
     InitProducerId,
     SendMarkers,
 )
-from tallystick.broker.txn.driver import (
+from tallystick.broker.txn.coordinator import (
     TransactionCoordinator,
 )
 from tallystick.broker.txn.model import Outcome, TxnEntry
@@ -208,7 +208,7 @@ class World:
 
     async def pass_time(self, by_ms: int) -> None:
         self.clock.advance(by_ms)
-        while self.coordinator.tick() <= self.coordinator._timer.monotonic_ms():
+        while self.coordinator.tick() <= self.coordinator._runtime.timer.monotonic_ms():
             await Turn()
         await self.settle()
 

@@ -27,7 +27,7 @@ from tallystick.broker.descriptors import UNLIMITED, Descriptors
 from tallystick.broker.features import Features
 from tallystick.broker.fetch_sessions import FetchSessions
 from tallystick.broker.files import DataDirectory, Disk
-from tallystick.broker.group.driver import GroupCoordinator
+from tallystick.broker.group.coordinator import GroupCoordinator
 from tallystick.broker.group.model import GroupConfig
 from tallystick.broker.markers import PartitionMarkers
 from tallystick.broker.measures import BrokerMetrics
@@ -37,7 +37,7 @@ from tallystick.broker.request_memory import RequestMemory
 from tallystick.broker.topics import Topics
 from tallystick.broker.transactions_topic import transaction_state_topic
 from tallystick.broker.txn.codec import may_lower
-from tallystick.broker.txn.driver import TransactionCoordinator
+from tallystick.broker.txn.coordinator import TransactionCoordinator
 from tallystick.broker.txn.model import TxnConfig
 from tallystick.broker.txn.ports import TxnSettings
 from tallystick.broker.worker import Worker

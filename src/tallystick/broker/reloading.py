@@ -12,12 +12,14 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Iterable
+from functools import cache
 from typing import Final, Protocol
 
 from tallystick.kernel.clock import Clock
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import Offset
+from tallystick.kernel.value import frozen
 from tallystick.protocol.records import iter_headers
 from tallystick.storage.fs import LogOffline
 
@@ -27,6 +29,27 @@ BACKOFF_MAX_MS: Final = 20_000
 # A partition that has served for so long is in order: the next loss begins with the shortest wait again.
 STEADY_MS: Final = 60_000
 _NEVER: Final = -1
+
+
+@frozen
+class Refusals:
+    """What a coordinator answers while it cannot decide."""
+
+    stopped: Reject
+    loading: Reject
+    lost: Reject
+    slow: Reject
+
+    @classmethod
+    @cache
+    def of(cls, topic: str) -> "Refusals":
+        """Word them for a coordinator's topic."""
+        return cls(
+            stopped=Reject(ErrorCode.COORDINATOR_NOT_AVAILABLE, "the coordinator is stopping"),
+            loading=Reject(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, f"{topic} is being read"),
+            lost=Reject(ErrorCode.NOT_COORDINATOR, f"the partition of {topic} is offline"),
+            slow=Reject(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{topic} did not answer in time"),
+        )
 
 
 class Owner(Protocol):
@@ -56,8 +79,7 @@ class Reloads:
         self._owner = owner
         self._clock = clock
         self._log = log
-        self._lost_text = Reject(ErrorCode.NOT_COORDINATOR, f"the partition of {topic} is offline")
-        self._reading_text = Reject(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, f"{topic} is being read")
+        self._refusals = Refusals.of(topic)
         self._due: dict[int, int] = {}  # of the partitions that are lost
         self._reading: set[int] = set()
         self._failures: Counter[int] = Counter()
@@ -75,8 +97,8 @@ class Reloads:
     def refusal(self, index: int) -> Reject | None:
         """Why the partition answers nothing now, if so."""
         if index in self._reading:
-            return self._reading_text
-        return self._lost_text if index in self._due else None
+            return self._refusals.loading
+        return self._refusals.lost if index in self._due else None
 
     def is_lost(self, index: int) -> bool:
         """Off, whether or not it is being read back now."""

@@ -77,12 +77,12 @@ async def test_members_of_a_broker_that_was_stopped_for_longer_than_their_sessio
         joined = await world.member()
         await world.pass_time(1)
         world.clock.advance(60_000)
-        world.coordinator._timer.fire()
+        world.coordinator._runtime.timer.fire()
         await world.settle()
         beat = Heartbeat(member_id=joined.member_id, generation=joined.generation)
         assert await world.coordinator.execute(G, beat) == DONE
         world.clock.advance(HEARING_MS)
-        world.coordinator._timer.fire()
+        world.coordinator._runtime.timer.fire()
         await world.settle()
         assert world.group().state is GroupState.STABLE
         await world.pass_time(10_000)
@@ -95,12 +95,12 @@ async def test_a_decision_that_came_while_the_broker_was_stopped_is_heard_before
     async with TxnWorld() as world:
         who = await world.begin()
         world.clock.advance(DAY_MS)
-        world.coordinator._timer.fire()
+        world.coordinator._runtime.timer.fire()
         assert isinstance(await world.ask(commit(who)), Ended)
         await world.settle()
         other = await world.begin()
         world.clock.advance(DAY_MS)
-        world.coordinator._timer.fire()
+        world.coordinator._runtime.timer.fire()
         await world.pass_time(HEARING_MS + 10_000)
         assert not isinstance(await world.ask(commit(other)), Ended)
 
@@ -124,7 +124,7 @@ async def test_a_sweep_that_goes_on_in_the_next_turn_does_not_move_deadlines() -
     async with world:
         for number in range(LOOKED_AT_PER_TICK + 1):
             await world.init(TransactionalId(f"t{number}"))
-        timer, interval_ms = world.coordinator._timer, world.settings.abort_timed_out_interval_ms
+        timer, interval_ms = world.coordinator._runtime.timer, world.settings.abort_timed_out_interval_ms
         for _ in range(interval_ms // LATE_MS):
             world.clock.advance(LATE_MS)
             timer.fire()

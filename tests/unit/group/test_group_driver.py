@@ -17,7 +17,7 @@ from tallystick.broker.group.commands import (
     OffsetToCommit,
     PerPartition,
 )
-from tallystick.broker.group.driver import LOADING, LOST, SLOW, STOPPED
+from tallystick.broker.group.logic import REFUSALS
 from tallystick.broker.group.model import GroupState
 from tallystick.broker.group.sharing import COMMITTED_BYTES_MAX
 from tallystick.kernel.codes import ErrorCode
@@ -77,8 +77,8 @@ async def test_a_hanging_disk_does_not_make_clients_wait_for_ever() -> None:
         await world.pass_time(4_999)
         assert not first.done()
         await world.pass_time(1)
-        assert await first == SLOW
-        assert await second == SLOW
+        assert await first == REFUSALS.slow
+        assert await second == REFUSALS.slow
         partition.gate.set()
         await world.settle()
         assert world.group().offsets[T0].offset == 1
@@ -187,12 +187,12 @@ async def test_after_a_failed_append_the_partition_is_offline_and_nobody_waits()
         world.topic.partitions[0].failure = OSError("disk on fire")
         failing = world.ask(commit(1, joined))
         queued = world.ask(commit(2, joined))
-        assert await failing == LOST
-        assert await queued == LOST
-        assert await parked == LOST
+        assert await failing == REFUSALS.lost
+        assert await queued == REFUSALS.lost
+        assert await parked == REFUSALS.lost
         beat = Heartbeat(member_id=joined.member_id, generation=joined.generation)
-        assert await world.coordinator.execute(G, beat) == LOST
-        assert world.coordinator.group(G) == LOST
+        assert await world.coordinator.execute(G, beat) == REFUSALS.lost
+        assert world.coordinator.group(G) == REFUSALS.lost
 
 
 @on_a_loop
@@ -205,7 +205,7 @@ async def test_who_gave_up_waiting_for_the_disk_is_not_kept_in_line() -> None:
             world.ask(commit(offset))
             await world.settle()
             await world.pass_time(200)
-        assert len(world.coordinator._lanes[G].queue) == 1
+        assert len(world.coordinator._runtime.lanes[G].queue) == 1
 
 
 @on_a_loop
@@ -251,13 +251,13 @@ async def test_a_restart_finds_members_offsets_and_generation() -> None:
 async def test_groups_answer_loading_until_their_partition_is_read() -> None:
     world = World(MemoryTopic(3))
     world.coordinator.start()
-    assert world.coordinator.group(G) == LOADING
-    assert world.coordinator.groups() == LOADING
-    assert await world.coordinator.execute(G, DeleteGroup()) == LOADING
+    assert world.coordinator.group(G) == REFUSALS.loading
+    assert world.coordinator.groups() == REFUSALS.loading
+    assert await world.coordinator.execute(G, DeleteGroup()) == REFUSALS.loading
     await world.settle()
     assert world.coordinator.groups() == ()
     await world.coordinator.stop()
-    assert await world.coordinator.execute(G, DeleteGroup()) == STOPPED
+    assert await world.coordinator.execute(G, DeleteGroup()) == REFUSALS.stopped
 
 
 @on_a_loop
@@ -267,7 +267,7 @@ async def test_a_partition_that_cannot_be_read_takes_only_its_own_groups_offline
         bad = world.coordinator.partition_of(G)
     topic.partitions[bad].batches = [b"\0" * 100]
     async with World(topic) as again:
-        assert again.coordinator.group(G) == LOST
+        assert again.coordinator.group(G) == REFUSALS.lost
         other = next(GroupId(n) for n in "hijkl" if again.coordinator.partition_of(GroupId(n)) != bad)
         await again.coordinator.execute(other, commit(1))
 
@@ -281,7 +281,7 @@ async def test_stopping_answers_what_is_parked() -> None:
         assert isinstance(required, MemberIdRequired)
         parked = world.ask(world.join(required.member_id, "b"))
         await world.settle()
-    assert await parked == STOPPED
+    assert await parked == REFUSALS.stopped
 
 
 @on_a_loop
@@ -296,10 +296,10 @@ async def test_a_broker_that_will_stop_parks_nobody_and_finishes_what_it_appends
         queued = world.ask(world.join(required.member_id, "b"))
         await world.settle()
         world.coordinator.release()
-        assert await world.coordinator.execute(G, commit(8, joined)) == STOPPED
+        assert await world.coordinator.execute(G, commit(8, joined)) == REFUSALS.stopped
         assert not committed.done()
         world.topic.partitions[0].gate.set()
-        assert await queued == STOPPED
+        assert await queued == REFUSALS.stopped
         assert isinstance(await committed, PerPartition)
 
 

@@ -1,6 +1,7 @@
 """A partition of `__consumer_offsets` is lost while the broker runs, and read back without a person."""
 
 import asyncio
+from types import ModuleType
 
 import pytest
 from effort import examples
@@ -8,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.groups import T0, G, MemoryTopic, World, commit, on_a_loop
 
-from tallystick.broker.group import driver
+from tallystick.broker.group import logic, writing
 from tallystick.broker.group.codec import decode_batches
 from tallystick.broker.group.commands import (
     DONE,
@@ -19,7 +20,7 @@ from tallystick.broker.group.commands import (
     OffsetToCommit,
     PerPartition,
 )
-from tallystick.broker.group.driver import LOADING, LOST
+from tallystick.broker.group.logic import REFUSALS
 from tallystick.broker.group.model import Group
 from tallystick.broker.group.table import GroupTable
 from tallystick.broker.reloading import BACKOFF_MS
@@ -45,13 +46,13 @@ async def lose(world: World, group_id: GroupId = G) -> None:
     """An append of whose outcome nobody knows; the batch is in the log."""
     partition = world.topic.partitions[world.coordinator.partition_of(group_id)]
     partition.unheard = EIO
-    assert await world.coordinator.execute(group_id, commit(99)) == LOST
+    assert await world.coordinator.execute(group_id, commit(99)) == REFUSALS.lost
     partition.unheard = None
 
 
-@pytest.mark.parametrize("step", ["decide", "encode_batch_of"])
+@pytest.mark.parametrize(("module", "step"), [(logic, "decide"), (writing, "encode_batch_of")])
 def test_what_fails_before_the_append_is_refused_and_costs_nobody_else(
-    step: str, monkeypatch: pytest.MonkeyPatch
+    module: ModuleType, step: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:
         raise EncodeError("int too large to convert")
@@ -61,7 +62,7 @@ def test_what_fails_before_the_append_is_refused_and_costs_nobody_else(
         async with World() as world:
             joined = await world.member()
             with monkeypatch.context() as patch:
-                patch.setattr(driver, step, fail)
+                patch.setattr(module, step, fail)
                 refused = await world.coordinator.execute(G, commit(1, joined))
                 assert isinstance(refused, Reject)
                 assert refused.code is ErrorCode.UNKNOWN_SERVER_ERROR
@@ -95,10 +96,10 @@ async def test_members_live_on_when_their_partition_was_read_back() -> None:
         await world.settle()
         world.topic.partitions[0].unheard = EIO
         failing, queued = world.ask(commit(1, joined)), world.ask(commit(2, joined))
-        assert [await failing, await queued, await parked] == [LOST] * 3
+        assert [await failing, await queued, await parked] == [REFUSALS.lost] * 3
         world.topic.partitions[0].unheard = None
         beat = Heartbeat(member_id=joined.member_id, generation=joined.generation)
-        assert await world.coordinator.execute(G, beat) == LOST
+        assert await world.coordinator.execute(G, beat) == REFUSALS.lost
         await world.pass_time(BACKOFF_MS)
         assert await world.coordinator.execute(G, beat) == DONE
         assert world.group().offsets[T0].offset == 1, "it was in the log"
@@ -116,9 +117,9 @@ async def test_groups_answer_loading_while_they_are_read_back_and_others_go_on()
         log = world.topic.partitions[place(G)]
         log.gate.clear()
         await world.pass_time(BACKOFF_MS)
-        assert await world.coordinator.execute(G, commit(1)) == LOADING
-        assert world.coordinator.groups() == LOADING
-        assert await world.coordinator.write_marker(place(G), marker(), NO_GUARD) == LOADING
+        assert await world.coordinator.execute(G, commit(1)) == REFUSALS.loading
+        assert world.coordinator.groups() == REFUSALS.loading
+        assert await world.coordinator.write_marker(place(G), marker(), NO_GUARD) == REFUSALS.loading
         assert await world.coordinator.execute(other, commit(1)) == PerPartition()
         log.gate.set()
         await world.settle()
@@ -164,11 +165,11 @@ async def test_a_broken_invariant_takes_the_partition_off_and_who_queues_hears_o
         await world.settle()
         written = len(partition.batches)
         with monkeypatch.context() as patch:
-            patch.setattr(driver, "decide", fail)
+            patch.setattr(logic, "decide", fail)
             partition.gate.set()
             assert await first == PerPartition()
             await world.settle()
-        assert [task.done() and task.result() for task in queued] == [LOST] * 2
+        assert [task.done() and task.result() for task in queued] == [REFUSALS.lost] * 2
         assert len(partition.batches) == written
         await world.pass_time(BACKOFF_MS)
         assert await world.coordinator.execute(G, commit(4, joined)) == PerPartition()

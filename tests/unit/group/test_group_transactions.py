@@ -8,9 +8,9 @@ from tests.support.groups import T0, G, MemoryTopic, World, commit, on_a_loop
 
 from tallystick.broker.group.codec import decode_batches
 from tallystick.broker.group.commands import CommitTxnOffsets, Heartbeat, OffsetToCommit, PerPartition
-from tallystick.broker.group.driver import LOADING, LOST, SLOW, STOPPED
 from tallystick.broker.group.events import OffsetsCommitted
 from tallystick.broker.group.log_order import LogOrder
+from tallystick.broker.group.logic import REFUSALS
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import GroupId, Identity, Offset, ProducerEpoch, ProducerId, TopicPartition
@@ -152,7 +152,7 @@ async def test_a_restart_finds_what_is_pending_and_a_marker_ends_it() -> None:
     async with World() as world:
         await ask(world, in_transaction(5))
     again = World(world.topic)
-    assert await end(again) == LOADING
+    assert await end(again) == REFUSALS.loading
     async with again:
         assert again.coordinator.pending_producers(G) == {P.producer_id}
         await end(again)
@@ -162,7 +162,7 @@ async def test_a_restart_finds_what_is_pending_and_a_marker_ends_it() -> None:
 @on_a_loop
 async def test_a_marker_is_refused_until_its_partition_is_read_and_when_it_is_not_there() -> None:
     world = World()
-    assert await end(world) == LOADING
+    assert await end(world) == REFUSALS.loading
     world.coordinator.start()
     await world.settle()
     missing = await end(world, index=1)
@@ -176,7 +176,7 @@ async def test_a_marker_is_refused_until_its_partition_is_read_and_when_it_is_no
     world.topic.partitions[0].refusal = Reject(ErrorCode.TRANSACTION_COORDINATOR_FENCED, "older")
     assert await end(world) == world.topic.partitions[0].refusal
     await world.coordinator.stop()
-    assert await end(world) == STOPPED
+    assert await end(world) == REFUSALS.stopped
 
 
 @pytest.mark.parametrize("first", ["offsets", "marker"])
@@ -195,9 +195,9 @@ async def test_after_a_failed_append_nothing_behind_it_is_applied(first: str) ->
         await world.settle()
         log.failure = OSError("disk on fire")
         log.gate.fail(log.failure)
-        assert await asyncio.gather(*asked, last) == [LOST, LOST, LOST]
-        assert world.coordinator.group(G) == LOST
-        assert await end(world) == LOST
+        assert await asyncio.gather(*asked, last) == [REFUSALS.lost, REFUSALS.lost, REFUSALS.lost]
+        assert world.coordinator.group(G) == REFUSALS.lost
+        assert await end(world) == REFUSALS.lost
 
 
 @on_a_loop
@@ -210,7 +210,7 @@ async def test_a_transaction_ends_though_its_groups_cannot_be_read() -> None:
     readable = list(log.batches)
     log.batches = [b"\0" * 100]
     async with World(topic) as world:
-        assert world.coordinator.group(G) == LOST
+        assert world.coordinator.group(G) == REFUSALS.lost
         assert isinstance(await end(world), AppendResult)
     log.batches[:1] = readable
     async with World(topic) as world:
@@ -267,8 +267,8 @@ async def test_a_stable_read_behind_a_hanging_disk_is_answered() -> None:
         read = asyncio.ensure_future(world.coordinator.settled(G))
         await world.settle()
         await world.pass_time(5_000)
-        assert await first == SLOW
-        assert await read == SLOW
+        assert await first == REFUSALS.slow
+        assert await read == REFUSALS.slow
 
 
 @on_a_loop

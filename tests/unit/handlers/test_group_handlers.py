@@ -17,7 +17,7 @@ from tallystick.broker.acl import ALLOW_ALL
 from tallystick.broker.broker import Broker
 from tallystick.broker.config import Endpoint
 from tallystick.broker.context import RequestContext
-from tallystick.broker.group.driver import GroupCoordinator
+from tallystick.broker.group.coordinator import GroupCoordinator
 from tallystick.broker.group.model import GroupConfig
 from tallystick.broker.handlers import HANDLERS
 from tallystick.broker.metadata import Topic

@@ -23,7 +23,7 @@ from tallystick.broker.handlers import produce
 from tallystick.broker.server import CloseConnection
 from tallystick.broker.topics import INTERNAL
 from tallystick.broker.txn.commands import InitProducerId
-from tallystick.broker.txn.driver import STOPPED
+from tallystick.broker.txn.logic import REFUSALS
 from tallystick.broker.txn.model import Ongoing, Outcome
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
@@ -167,7 +167,7 @@ async def test_a_coordinator_that_is_not_ready_means_try_the_same_batch_again(ve
     async with leader() as made:
         identity = await made.identity()
         made.broker.transactions.release()
-        assert made.broker.transactions.entry(T) is STOPPED
+        assert made.broker.transactions.entry(T) == REFUSALS.stopped
         assert await made.write(identity, version=version) is ErrorCode.NOT_ENOUGH_REPLICAS
 
 

@@ -333,7 +333,7 @@ async def test_a_generation_of_a_group_that_is_not_there(version: int) -> None:
 async def test_a_group_that_is_offline_costs_its_transaction_no_partition() -> None:
     async with leader() as desk:
         pair = await claimed(desk)
-        desk.broker.groups._lose(desk.broker.groups.partition_of(GroupId("g")), OSError("eio"))
+        desk.broker.groups._runtime.lose(desk.broker.groups.partition_of(GroupId("g")), OSError("eio"))
         assert await code(desk, pair, IMPLICIT) == E.NOT_COORDINATOR
         entry = desk.broker.transactions.find_writer(ProducerId(pair.producer_id))
         assert entry is not None

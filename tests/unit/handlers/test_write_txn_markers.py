@@ -297,14 +297,14 @@ async def test_groups_that_are_not_ready_are_told_of_as_a_leader_that_is_not(not
         assert await groups.prepare() is None
         match not_ready:
             case "LOADING":
-                groups._off.begin([0])
+                groups._runtime.partitions.begin([0])
             case "STOPPED":
-                groups._stopped = True
+                groups._runtime.is_stopped = True
             case "LOST":
-                groups._shard(0).order.close()
+                groups._logic.writer.close(0)
         found = await code(made, marker(STRANGER, 0, topic=GROUP_OFFSETS))
-        groups._off._reading.clear()
-        groups._stopped = False
+        groups._runtime.partitions._reading.clear()
+        groups._runtime.is_stopped = False
         assert found is ErrorCode.NOT_LEADER_OR_FOLLOWER
 
 

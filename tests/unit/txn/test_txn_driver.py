@@ -39,14 +39,9 @@ from tallystick.broker.txn.commands import (
     WhilePending,
     while_pending,
 )
-from tallystick.broker.txn.driver import (
-    LOADING,
-    LOST,
-    NO_PRODUCER_ID,
-    SLOW,
-    SPARES,
-)
+from tallystick.broker.txn.logic import REFUSALS
 from tallystick.broker.txn.model import Ongoing, TxnState
+from tallystick.broker.txn.producer_id_pool import NO_PRODUCER_ID, SPARES
 from tallystick.broker.txn.sending import Marked
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
@@ -300,7 +295,7 @@ async def test_who_gave_up_waiting_for_markers_is_not_kept() -> None:
         for _ in range(3):
             world.ask(add(ended.client, P1))
             await world.pass_time(world.settings.answer_timeout_ms)
-        assert len(world.coordinator._held[T]) == 1
+        assert len(world.coordinator._logic._held[T]) == 1
 
 
 @on_a_loop
@@ -312,7 +307,7 @@ async def test_who_gave_up_waiting_for_the_disk_is_not_kept() -> None:
         for _ in range(3):
             world.ask(add(who, P1))
             await world.pass_time(world.settings.answer_timeout_ms)
-        assert len(world.coordinator._lanes[T].queue) == 1
+        assert len(world.coordinator._runtime.lanes[T].queue) == 1
         world.log.sync()
 
 
@@ -377,10 +372,10 @@ async def test_a_failed_sync_takes_the_partition_off_until_it_is_read_back() -> 
         current, queued = world.ask(add(who, P1)), world.ask(add(who, P2))
         await world.settle()
         world.log.sync(OSError("input/output error"))
-        assert [await current, await queued] == [LOST, LOST]
-        assert world.coordinator.entry(T) == LOST
-        assert world.coordinator.entries() == LOADING
-        assert await world.ask(commit(who)) == LOST
+        assert [await current, await queued] == [REFUSALS.lost, REFUSALS.lost]
+        assert world.coordinator.entry(T) == REFUSALS.lost
+        assert world.coordinator.entries() == REFUSALS.loading
+        assert await world.ask(commit(who)) == REFUSALS.lost
         world.log.syncs = None
         await world.pass_time(BACKOFF_MS)
         phase = world.entry().phase
@@ -395,7 +390,7 @@ async def test_a_failed_append_takes_the_partition_offline_and_no_other() -> Non
         other = next(TransactionalId(name) for name in "abcdef" if place(TransactionalId(name)) != place(T))
         who = await world.begin()
         world.topic.partitions[place(T)].refusal = OSError("input/output error")
-        assert await world.ask(commit(who)) == LOST
+        assert await world.ask(commit(who)) == REFUSALS.lost
         await world.begin(name=other)
 
 
@@ -410,9 +405,9 @@ async def test_who_waits_for_markers_learns_that_the_partition_was_lost() -> Non
         waiting = world.ask(add(ended.client, P1))
         assert not waiting.done()
         world.log.refusal = OSError("input/output error")
-        assert await world.ask(InitProducerId(timeout_ms=1000), TransactionalId("other")) == LOST
+        assert await world.ask(InitProducerId(timeout_ms=1000), TransactionalId("other")) == REFUSALS.lost
         assert waiting.done()
-        assert await waiting == LOST
+        assert await waiting == REFUSALS.lost
 
 
 @on_a_loop
@@ -424,7 +419,7 @@ async def test_a_hanging_disk_does_not_make_anybody_wait_for_ever() -> None:
         end = world.ask(commit(who))
         queued = world.ask(NoteForcedMarker(writer=who, partition=P0))
         await world.pass_time(5_000)
-        assert [await end, await queued] == [SLOW, SLOW]
+        assert [await end, await queued] == [REFUSALS.slow, REFUSALS.slow]
         assert code_of(await world.ask(commit(who))) is ErrorCode.CONCURRENT_TRANSACTIONS
         world.log.sync()
         await world.settle()
@@ -499,5 +494,5 @@ async def test_who_waits_for_a_producer_id_learns_that_the_partition_was_lost_me
         await world.settle()
         assert [future.done() for future in asked] == [True] * SPARES + [False]
         world.no_ids.set()
-        assert set(await asyncio.gather(*asked)) == {LOST}
+        assert set(await asyncio.gather(*asked)) == {REFUSALS.lost}
         assert len(world.log.batches) == SPARES

@@ -27,11 +27,7 @@ from tallystick.broker.txn.commands import (
     InitProducerId,
     TimeOut,
 )
-from tallystick.broker.txn.driver import (
-    LOADING,
-    LOST,
-    STOPPED,
-)
+from tallystick.broker.txn.logic import REFUSALS
 from tallystick.broker.txn.model import Decided, Idle, TxnConfig, TxnEntry, TxnState
 from tallystick.broker.txn.sending import BACKOFF_MS, MARKERS_PER_TURN
 from tallystick.kernel.codes import ErrorCode
@@ -67,9 +63,9 @@ async def test_ids_answer_loading_until_all_is_replayed() -> None:
         await world.coordinator.stop()
         again = world.coordinator = world.new_coordinator()
         again.start()
-        assert await again.execute(T, InitProducerId(timeout_ms=1000)) == LOADING
-        assert again.entries() == LOADING
-        assert again.entry(T) == LOADING
+        assert await again.execute(T, InitProducerId(timeout_ms=1000)) == REFUSALS.loading
+        assert again.entries() == REFUSALS.loading
+        assert again.entry(T) == REFUSALS.loading
         await world.settle()
         assert isinstance(again.entry(T), TxnEntry)
 
@@ -100,7 +96,7 @@ async def test_an_unreadable_partition_takes_its_own_ids_offline() -> None:
         await world.begin(name=other)
         world.topic.partitions[place(T)].batches.append(b"\0" * 80)
         await world.restart()
-        assert world.coordinator.entry(T) == LOST
+        assert world.coordinator.entry(T) == REFUSALS.lost
         assert isinstance(world.coordinator.entry(other), TxnEntry)
 
 
@@ -246,10 +242,10 @@ async def test_stopping_answers_everybody_and_finishes_what_is_being_appended() 
         pending = world.ask(InitProducerId(timeout_ms=1000), u)
         queued = world.ask(TimeOut(), u)
         world.coordinator.release()
-        assert [await held, await queued] == [STOPPED, STOPPED]
-        assert await world.coordinator.execute(T, TimeOut()) == STOPPED
-        assert world.coordinator.entries() == STOPPED
-        assert await world.coordinator.prepare() == STOPPED
+        assert [await held, await queued] == [REFUSALS.stopped, REFUSALS.stopped]
+        assert await world.coordinator.execute(T, TimeOut()) == REFUSALS.stopped
+        assert world.coordinator.entries() == REFUSALS.stopped
+        assert await world.coordinator.prepare() == REFUSALS.stopped
         stopping = asyncio.ensure_future(world.coordinator.stop())
         await world.settle()
         assert not stopping.done()

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from tests.support.txn_coordinator import P0, P1, MemoryTopic, T, World, add, code_of, commit, on_a_loop
 
 from tallystick.broker.reloading import BACKOFF_MS
-from tallystick.broker.txn import driver
+from tallystick.broker.txn import logic
 from tallystick.broker.txn.codec import decode_batches
 from tallystick.broker.txn.commands import DONE, Answer, Ended, EntryStored, InitProducerId
-from tallystick.broker.txn.driver import LOADING, LOST
+from tallystick.broker.txn.logic import REFUSALS
 from tallystick.broker.txn.model import Idle, TxnEntry, TxnState
 from tallystick.kernel.check import InvariantBroken
 from tallystick.kernel.codes import ErrorCode
@@ -38,7 +38,7 @@ def test_what_fails_before_the_append_is_refused_and_costs_nobody_else(
             who = await world.begin()
             before, ids = world.entry(), next(world.ids)
             with monkeypatch.context() as patch:
-                patch.setattr(driver, step, fail)
+                patch.setattr(logic, step, fail)
                 refused = await world.ask(InitProducerId(timeout_ms=1_000), U)
                 assert code_of(refused) is ErrorCode.UNKNOWN_SERVER_ERROR
             assert world.entry() is before
@@ -56,8 +56,8 @@ async def test_a_broken_invariant_takes_the_partition_off(monkeypatch: pytest.Mo
     async with World() as world:
         who = await world.begin()
         with monkeypatch.context() as patch:
-            patch.setattr(driver, "decide", fail)
-            assert await world.ask(commit(who)) == LOST
+            patch.setattr(logic, "decide", fail)
+            assert await world.ask(commit(who)) == REFUSALS.lost
         await world.pass_time(BACKOFF_MS)
         assert isinstance(await world.ask(commit(who)), Ended)
         assert (world.coordinator.offline_partitions, world.coordinator.reloads) == (0, 1)
@@ -69,7 +69,7 @@ async def test_a_decision_nobody_heard_of_is_read_back_and_finished() -> None:
     async with World() as world:
         who = await world.begin(P0, P1)
         world.log.unheard = EIO
-        assert await world.ask(commit(who)) == LOST
+        assert await world.ask(commit(who)) == REFUSALS.lost
         assert not world.markers.written
         world.log.unheard = None
         await world.pass_time(BACKOFF_MS)
@@ -85,12 +85,12 @@ async def test_ids_answer_loading_while_their_partition_is_read_back_and_others_
         other = next(TransactionalId(name) for name in "abcdef" if place(TransactionalId(name)) != place(T))
         who, log = await world.begin(), world.topic.partitions[place(T)]
         log.unheard = EIO
-        assert await world.ask(add(who, P1)) == LOST
+        assert await world.ask(add(who, P1)) == REFUSALS.lost
         log.unheard = None
         log.hold()
         await world.pass_time(BACKOFF_MS)
-        assert await world.ask(commit(who)) == LOADING
-        assert world.coordinator.entries() == LOADING
+        assert await world.ask(commit(who)) == REFUSALS.loading
+        assert world.coordinator.entries() == REFUSALS.loading
         await world.init(other)
         log.sync()
         log.syncs = None
@@ -103,9 +103,9 @@ async def test_what_cannot_be_read_back_is_tried_again() -> None:
     async with World() as world:
         who = await world.begin()
         world.log.refusal = world.log.unreadable = EIO
-        assert await world.ask(commit(who)) == LOST
+        assert await world.ask(commit(who)) == REFUSALS.lost
         await world.pass_time(BACKOFF_MS)
-        assert await world.ask(commit(who)) == LOST
+        assert await world.ask(commit(who)) == REFUSALS.lost
         world.log.refusal = world.log.unreadable = None
         await world.pass_time(2 * BACKOFF_MS)
         assert isinstance(await world.ask(commit(who)), Ended)
@@ -117,7 +117,7 @@ async def test_a_partition_that_could_not_be_read_at_the_start_is_tried_again() 
         await world.begin()
         world.log.unreadable = EIO
         await world.restart()
-        assert world.coordinator.entry(T) == LOST
+        assert world.coordinator.entry(T) == REFUSALS.lost
         world.log.unreadable = None
         await world.pass_time(BACKOFF_MS)
         assert world.entry().state is TxnState.ONGOING
@@ -132,7 +132,7 @@ async def test_markers_that_were_put_off_begin_anew() -> None:
         await world.ask(commit(who))
         await world.settle()
         world.log.refusal = EIO
-        assert await world.ask(InitProducerId(timeout_ms=1000), U) == LOST
+        assert await world.ask(InitProducerId(timeout_ms=1000), U) == REFUSALS.lost
         assert not world.markers.written
         del world.markers.answers[P0]
         world.log.refusal = None
@@ -150,7 +150,7 @@ async def test_a_marker_in_flight_is_not_told_to_what_was_read_back() -> None:
         await world.ask(commit(who))
         await world.settle()
         world.log.refusal = EIO
-        assert await world.ask(InitProducerId(timeout_ms=1000), U) == LOST
+        assert await world.ask(InitProducerId(timeout_ms=1000), U) == REFUSALS.lost
         world.log.refusal = None
         world.markers.answers[P0] = Reject(ErrorCode.KAFKA_STORAGE_ERROR, "full")
         await world.pass_time(BACKOFF_MS)

@@ -256,7 +256,7 @@ class Send:
 
 @frozen(kw_only=True)
 class Step:
-    """Work for the driver, to be done in this order and no other [GRP-1].
+    """Work for the coordinator, to be done in this order and no other [GRP-1].
 
     append      records for `__consumer_offsets`, one batch; wait until they are durable
     then_apply  every event of the step, those of `append` included, in order

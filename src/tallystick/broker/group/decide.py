@@ -51,7 +51,7 @@ def decide(group: Group | None, command: Command, env: Env) -> Step | Reject:
         group: as of now; None when there is no such group.
         env: settings, both clocks, and an id nobody has used.
     Returns:
-        A Step for the driver; or a Reject, and nothing changes.
+        A Step for the coordinator; or a Reject, and nothing changes.
     """
     match command:
         case Join():

@@ -15,7 +15,7 @@ _DURABLE = get_args(DurableEvent)
 class Draft:
     """Accumulates what one command leads to; `group` is how it would be by now.
 
-    Local to one decision. The real group is frozen and stays as it is until the driver
+    Local to one decision. The real group is frozen and stays as it is until the coordinator
     has the durable events on disk and applies all of them again.
     """
 

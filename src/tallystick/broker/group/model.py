@@ -48,7 +48,7 @@ DeadlineMs = NewType("DeadlineMs", int)
 """Monotonic milliseconds: compared with `Now.monotonic_ms` only."""
 
 Ticket = NewType("Ticket", int)
-"""Names one parked request; the driver holds the future, the machine decides when it is answered."""
+"""Names one parked request; the coordinator holds the future, the machine decides when it is answered."""
 
 InstanceId = NewType("InstanceId", str)
 Generation = NewType("Generation", int)

@@ -224,7 +224,7 @@ class SendMarkers:
 
 @frozen(kw_only=True)
 class Step:
-    """Work for the driver, to be done in this order and no other [TXN-1].
+    """Work for the coordinator, to be done in this order and no other [TXN-1].
 
     append           records for `__transaction_state`, one batch; wait until they are durable
     then_apply       every event of the step, those of `append` included, in order

@@ -46,7 +46,7 @@ def decide(entry: TxnEntry | None, command: Command, env: Env) -> Step | Reject:
         entry: as of the last durable Step; None when the id is not known.
         env: settings, time, and a producer id nobody has used.
     Returns:
-        A Step for the driver; or a Reject, and nothing changes.
+        A Step for the coordinator; or a Reject, and nothing changes.
     """
     step = _decide(entry, command, env)
     if isinstance(step, Step):

@@ -1,0 +1,191 @@
+"""The group coordinator, as the rest of the broker knows it: its life, its state, its commands.
+
+What becomes of a command is in `logic`; lanes, deadlines and lost partitions in `broker.coordinator.runtime`.
+"""
+
+import asyncio
+from collections.abc import Callable
+from uuid import uuid4
+
+from tallystick.broker.group.commands import Answer, Command, CommitTxnOffsets, Settle
+from tallystick.broker.group.logic import REFUSALS, GroupLogic, pending_of
+from tallystick.broker.group.model import Group, GroupConfig, Ticket
+from tallystick.broker.group.ports import OffsetsTopic
+from tallystick.broker.group.writing import Refusal, no_refusal
+from tallystick.kernel.clock import Clock
+from tallystick.kernel.codes import ErrorCode
+from tallystick.kernel.errors import Reject
+from tallystick.kernel.ids import GroupId, ProducerId
+from tallystick.storage.log import AppendResult, TxnGuard
+
+
+class GroupCoordinator:
+    """All groups of this broker. Owned by the event loop's thread; not to be shared between threads.
+
+    Life: create, `start`, `execute` commands, `stop`.
+    """
+
+    def __init__(
+        self,
+        topic: OffsetsTopic,
+        config: GroupConfig,
+        clock: Clock,
+        new_id: Callable[[], str] = lambda: str(uuid4()),
+    ) -> None:
+        self._topic = topic
+        self._logic = GroupLogic(topic, config, clock, new_id, self.tick)
+        self._runtime = self._logic.runtime
+        self._groups = self._logic.groups
+        self.new_ticket: Callable[[], Ticket] = self._logic.parked.new_ticket
+
+    @property
+    def config(self) -> GroupConfig:
+        """The settings of now."""
+        return self._logic.config
+
+    @config.setter
+    def config(self, config: GroupConfig) -> None:
+        self._logic.config = config
+
+    # ---- life
+
+    def start(self) -> None:
+        """Begin to replay what is there and to keep time. Until replayed, a group answers LOADING."""
+        self._logic.timeouts.start()
+        load = self._load(len(self._topic.existing()))
+        self._logic.keep(asyncio.get_running_loop().create_task(load))
+
+    def release(self) -> None:
+        """Answer everything that is parked and refuse what comes: the broker is stopping."""
+        self._runtime.release()
+        self._logic.parked.close(REFUSALS.stopped)
+
+    async def stop(self) -> None:
+        """Finish what is being appended, answer what waits for that, end the tasks."""
+        self.release()
+        await self._runtime.stop()
+        await self._logic.stop()
+
+    async def _load(self, count: int) -> None:
+        for index in range(count):
+            await self._runtime.partitions.read(index)
+
+    # ---- reading
+
+    def partition_of(self, group_id: GroupId) -> int:
+        """Return the partition of `__consumer_offsets` that keeps the group."""
+        return self._logic.partition_of(group_id)
+
+    def group(self, group_id: GroupId) -> Group | Reject | None:
+        """The group as of its last durable step, for reading."""
+        return self.unavailable(group_id) or self._groups.get(group_id)
+
+    def groups(self) -> tuple[Group, ...] | Reject:
+        """All groups; LOADING while some are not known yet."""
+        if self._runtime.is_stopped:
+            return REFUSALS.stopped
+        return REFUSALS.loading if self._runtime.partitions.is_loading else tuple(self._groups.values())
+
+    @property
+    def offline_partitions(self) -> int:
+        """Partitions of `__consumer_offsets` that are to be read back; their groups are refused till then."""
+        return self._runtime.partitions.lost
+
+    @property
+    def reloads(self) -> int:
+        """How often such a partition was read back, and served again."""
+        return self._runtime.partitions.total
+
+    def unavailable(self, group_id: GroupId) -> Reject | None:
+        """Why nothing can be asked about the group now; None: it can."""
+        return self._runtime.refusal(group_id)
+
+    async def settled(self, group_id: GroupId) -> Group | Reject | None:
+        """The group with everything applied that was asked for before, for a stable read (KIP-447)."""
+        if group_id in self._runtime.lanes:
+            said = await self._logic.submit(group_id, Settle())
+            if isinstance(said, Reject):
+                return said
+        return self.group(group_id)
+
+    def pending_producers(self, group_id: GroupId) -> frozenset[ProducerId]:
+        """Whose open transactions have offsets of the group."""
+        group = self._groups.get(group_id)
+        return frozenset() if group is None else frozenset(group.pending_offsets)
+
+    # ---- commands
+
+    async def prepare(self) -> Reject | None:
+        """See to it that groups can be kept here: FindCoordinator's promise."""
+        return REFUSALS.stopped if self._runtime.is_stopped else await self._topic.ensure()
+
+    def forget_topic(self, topic: str) -> None:
+        """The topic was deleted: its offsets go, in every group, that a namesake does not inherit them."""
+        self._logic.forget_topic(topic)
+
+    async def execute(self, group_id: GroupId, command: Command) -> Answer:
+        """Run one command. Returns when it is durable and applied, or refused, or its time came.
+
+        A caller that is cancelled does not undo it.
+        """
+        return await self._runtime.submit(group_id, pending_of(command))
+
+    async def commit_transactional(
+        self, group_id: GroupId, command: CommitTxnOffsets, guard: TxnGuard, refused: Refusal = no_refusal
+    ) -> Answer:
+        """Append offsets as part of a transaction; they are pending until `write_marker` ends it.
+
+        Order: the transaction includes the group's partition, and `guard` shows that to the log.
+        Args:
+            refused: asked when its turn has come: why its producer may not write any more.
+        """
+        return await self._runtime.submit(group_id, pending_of(command, guard, refused))
+
+    async def write_marker(self, index: int, batch: bytes, guard: TxnGuard) -> AppendResult | Reject:
+        """Append an end marker to a partition, and end the transaction in the groups there.
+
+        It takes no lane: all it changes is offsets that are pending, and no Step rests on those (ADR 0088).
+        A caller that is cancelled does not undo it.
+
+        Order: on return the marker is durable, and applied after everything that is before it in the
+            partition's log, and before everything behind it [GRP-7].
+        Rejects with: COORDINATOR_LOAD_IN_PROGRESS, COORDINATOR_NOT_AVAILABLE, UNKNOWN_TOPIC_OR_PARTITION
+            when there is no such partition, NOT_COORDINATOR when nobody knows, and what the log says.
+        """
+        if self._runtime.is_stopped:
+            return REFUSALS.stopped
+        if self._runtime.partitions.is_reading(index):
+            return REFUSALS.loading
+        existing = self._topic.existing()
+        if index >= len(existing):
+            return Reject(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no __consumer_offsets-{index}")
+        partition, offline = existing[index], self._runtime.partitions.is_lost(index)
+        try:
+            appended = self._logic.writer.append_marker(index, partition, batch, guard)
+            if isinstance(appended, Reject):
+                return appended
+            result, applied = appended
+            if await applied:
+                return result
+            if not offline:
+                return REFUSALS.lost
+            # The groups are off, and the log need not be: a transaction must be able to end. What is read
+            # back has the marker like any other.
+            durable = partition.durable(result.last_offset)
+            if durable is not None:
+                await durable
+            return result
+        except Exception as exc:
+            self._runtime.lose(index, exc)
+            return REFUSALS.lost
+
+    def tick(self) -> int:
+        """Let everything happen whose time has come.
+
+        Returns: monotonic milliseconds of the next thing to happen.
+        """
+        now_ms = self._runtime.timer.monotonic_ms()
+        deadline_ms = self._runtime.answer_overdue(now_ms)
+        self._runtime.partitions.run_due(now_ms)
+        next_ms = self._logic.timeouts.run(now_ms)
+        return next_ms if deadline_ms is None else min(deadline_ms, next_ms)

@@ -1,0 +1,44 @@
+"""Requests of members that wait for the others: JoinGroup and SyncGroup, by the ticket that names each."""
+
+import asyncio
+
+from tallystick.broker.group.commands import Answer
+from tallystick.broker.group.model import Ticket
+from tallystick.kernel.errors import Reject
+
+AnswerFuture = asyncio.Future[Answer]
+
+
+class ParkedRequests:
+    """Lives on the loop, owned by the group coordinator."""
+
+    def __init__(self) -> None:
+        self._futures: dict[Ticket, AnswerFuture] = {}
+        self._tickets = 0
+        self._closing: Reject | None = None
+
+    def new_ticket(self) -> Ticket:
+        """Return a name for a request that may be parked."""
+        self._tickets += 1
+        return Ticket(self._tickets)
+
+    def park(self, ticket: Ticket, future: AnswerFuture) -> None:
+        """Keep a request until its ticket is answered."""
+        if future.done():
+            return
+        if self._closing is not None:
+            future.set_result(self._closing)
+        else:
+            self._futures[ticket] = future
+
+    def answer(self, ticket: Ticket | None, answer: Answer) -> None:
+        """Answer a request, if it is parked."""
+        future = None if ticket is None else self._futures.pop(ticket, None)
+        if future is not None and not future.done():
+            future.set_result(answer)
+
+    def close(self, answer: Reject) -> None:
+        """Answer all of them, and whatever is parked from now on."""
+        self._closing = answer
+        for ticket in list(self._futures):
+            self.answer(ticket, answer)

@@ -1,0 +1,171 @@
+"""Records of groups on their way into `__consumer_offsets`, applied in the order of its log."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from tallystick.broker.coordinator.runtime import Pending, answer_all
+from tallystick.broker.group.codec import decode_batches, encode_batch_of, record_count
+from tallystick.broker.group.commands import Answer, Command, CommitTxnOffsets, Step
+from tallystick.broker.group.log_order import LogOrder
+from tallystick.broker.group.ports import OffsetsPartition
+from tallystick.broker.group.table import GroupTable
+from tallystick.broker.refused_appends import answered, append_or_refuse
+from tallystick.kernel.clock import Clock
+from tallystick.kernel.codes import ErrorCode
+from tallystick.kernel.errors import Reject
+from tallystick.kernel.ids import GroupId, Offset
+from tallystick.storage.log import NO_GUARD, AppendOrigin, AppendResult, TxnGuard
+
+# Refusals of a batch for what is in it.
+_OF_CONTENT: Final = (
+    ErrorCode.MESSAGE_TOO_LARGE,
+    ErrorCode.RECORD_LIST_TOO_LARGE,
+    ErrorCode.UNKNOWN_SERVER_ERROR,
+)
+
+Refusal = Callable[[], Reject | None]
+Applied = asyncio.Future[bool]
+
+
+def no_refusal() -> None:
+    """No reason to refuse."""
+
+
+@dataclass(slots=True, eq=False)
+class GroupRequest:
+    """A command of a group; of a transactional commit also what its append has to show the log.
+
+    refused  why it may not be appended now, after all
+    """
+
+    command: Command
+    guard: TxnGuard = NO_GUARD
+    refused: Refusal = no_refusal
+
+
+PendingRequest = Pending[GroupRequest, Answer]
+# Requests and their Steps whose records become one batch.
+Part = list[tuple[PendingRequest, Step]]
+
+
+@dataclass(slots=True)
+class _Shard:
+    """One partition: its groups, and what was appended and is not applied yet."""
+
+    table: GroupTable
+    order: LogOrder
+
+
+class GroupWriter:
+    """Lives on the loop, owned by the group coordinator."""
+
+    def __init__(
+        self,
+        tables: Callable[[], GroupTable],
+        lost: Callable[[int, Exception], None],
+        finish: Callable[[GroupId, PendingRequest, Step, Offset | None], None],
+        clock: Clock,
+    ) -> None:
+        """Args:
+        tables: makes a table of all groups, for a partition that has none.
+        lost: told of a partition whose state is in doubt.
+        finish: carries out a Step whose records are durable, at their offset.
+        """
+        self._tables = tables
+        self._lost = lost
+        self._finish = finish
+        self._clock = clock
+        self._shards: dict[int, _Shard] = {}
+
+    def table(self, index: int) -> GroupTable:
+        """Return the groups of a partition."""
+        return self._shard(index).table
+
+    def take_over(self, index: int, table: GroupTable) -> None:
+        """Begin with what was read of a partition's log."""
+        self._shards[index] = _Shard(table, LogOrder(partial(self._lost, index)))
+
+    def close(self, index: int) -> None:
+        """Apply nothing more of what was appended to a partition."""
+        self._shard(index).order.close()
+
+    def _shard(self, index: int) -> _Shard:
+        if index not in self._shards:
+            self.take_over(index, self._tables())
+        return self._shards[index]
+
+    def append(
+        self, group_id: GroupId, index: int, parts: Sequence[Part], partition: OffsetsPartition | Reject
+    ) -> Applied | None:
+        """Append every part before anything is waited for, so that they share a sync.
+
+        Returns: done when the last one is applied; None: all are applied, or refused.
+        Raises: LogOffline.
+        """
+        turns = [self._append_part(group_id, index, part, partition) for part in parts]
+        return next((turn for turn in reversed(turns) if turn is not None and not turn.done()), None)
+
+    def _append_part(
+        self, group_id: GroupId, index: int, part: Part, partition: OffsetsPartition | Reject
+    ) -> Applied | None:
+        """Append one batch. None: it was refused, and so are its commands."""
+        first = part[0][0].command
+        producer = first.command.identity if isinstance(first.command, CommitTxnOffsets) else None
+        events = tuple(event for _, step in part for event in step.append)
+        appended: tuple[AppendResult, Applied] | Reject
+        if isinstance(partition, Reject):
+            appended = partition
+        elif (refused := first.refused()) is not None:
+            appended = refused
+        else:
+            encode = partial(encode_batch_of, events, self._clock.now_ms(), producer)
+            finish = partial(self._finish_part, group_id, part)
+            appended = self._append_in_turn(index, partition, encode, first.guard, finish)
+        if not isinstance(appended, Reject):
+            return appended[1]
+        if appended.code in _OF_CONTENT and len(part) > 1:
+            # Too large together, or one of them cannot be written: none is refused for its neighbours.
+            turns = [self._append_part(group_id, index, [one], partition) for one in part]
+            return next((turn for turn in reversed(turns) if turn is not None), None)
+        answer_all((pending for pending, _ in part), answered(appended))
+        return None
+
+    def _append_in_turn(
+        self,
+        index: int,
+        partition: OffsetsPartition,
+        encode: Callable[[], bytes],
+        guard: TxnGuard,
+        apply: Callable[[Offset], None],
+    ) -> tuple[AppendResult, Applied] | Reject:
+        """Append now, apply when it is this append's turn [GRP-7]. Raises: LogOffline."""
+        result = append_or_refuse(
+            encode, lambda batch: partition.append(batch, AppendOrigin.COORDINATOR, guard)
+        )
+        if isinstance(result, Reject):
+            return result
+        turn = partial(apply, Offset(result.base_offset))
+        return result, self._shard(index).order.apply_in_turn(partition.durable(result.last_offset), turn)
+
+    def append_marker(
+        self, index: int, partition: OffsetsPartition, batch: bytes, guard: TxnGuard
+    ) -> tuple[AppendResult, Applied] | Reject:
+        """Append an end marker; the transaction ends in the groups when it is its turn.
+
+        Raises: LogOffline.
+        """
+        table = self.table(index)
+
+        def end_transaction(_: Offset) -> None:
+            for entry in decode_batches(batch):
+                table.replay(entry)
+
+        return self._append_in_turn(index, partition, lambda: batch, guard, end_transaction)
+
+    def _finish_part(self, group_id: GroupId, part: Part, at: Offset) -> None:
+        for pending, step in part:
+            self._finish(group_id, pending, step, at)
+            at = Offset(at + sum(map(record_count, step.append)))
