@@ -15,6 +15,7 @@ from tallystick.protocol.records import BatchMeta, Record, encode_batch
 from tallystick.storage import fs
 from tallystick.storage.log import Log
 from tallystick.storage.log_dir import random_id
+from tallystick.storage.trimming import delete_oldest_segments
 from tallystick.testing import FakeClock
 
 pytestmark = pytest.mark.server
@@ -28,7 +29,7 @@ def fill_and_delete(log: Log) -> None:
         assert not isinstance(result, Reject)
         log.roll(NOW)
     log.sync()
-    log.delete_oldest_segments(2)
+    delete_oldest_segments(log, 2)
 
 
 def failed(exc: Exception) -> None:

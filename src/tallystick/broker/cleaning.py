@@ -24,6 +24,7 @@ from tallystick.storage.log import Log
 from tallystick.storage.retention import RetentionLimits, RetentionPlan, SegmentFacts, plan_retention
 from tallystick.storage.segment import CLEANED, SWAP
 from tallystick.storage.swap import Elsewhere, Here, Swap
+from tallystick.storage.trimming import delete_oldest_segments
 from tallystick.storage.validation import COMPACT, DELETE
 
 _log = logging.getLogger("tallystick.broker.cleaning")
@@ -179,7 +180,7 @@ class Cleaning:
             if plan.includes_last:
                 log.roll(now_ms)
             if plan.delete:
-                log.delete_oldest_segments(plan.delete)
+                delete_oldest_segments(log, plan.delete)
                 _log.info("%s: deleted %d segments: %s", topic_partition, plan.delete, plan.reason)
         except (StorageFailure, OSError) as exc:
             _log.error("%s: retention failed: %s", topic_partition, exc)

@@ -187,9 +187,9 @@ class Partition:
         self.log.config = log_config
         self.log.producer_state.verification_required = log_config.verification_required
 
-    def delete_records_before(self, offset: Offset) -> None:
-        """Move the beginning of the log forward. Raises: StorageFailure."""
-        delete_records_before(self.log, offset)
+    def delete_records_before(self, offset: Offset) -> Reject | None:
+        """Move the beginning of the log forward. Rejects as `trimming` does. Raises: StorageFailure."""
+        return delete_records_before(self.log, offset)
 
     def add_waiter(self, callback: Callable[[], None]) -> None:
         """Have `callback` called whenever there may be more to read."""

@@ -27,7 +27,6 @@ from tallystick.protocol.records import (
     read_header,
     read_marker,
 )
-from tallystick.storage import trimming
 from tallystick.storage.aborted import AbortedTxn, aborted_between
 from tallystick.storage.checkpoints import format_epochs
 from tallystick.storage.epochs import LeaderEpochs
@@ -49,7 +48,6 @@ from tallystick.storage.reserve import SpaceGuard, Unlimited
 from tallystick.storage.segment import SNAPSHOT, file_name
 from tallystick.storage.segment_file import Residents, Segment
 from tallystick.storage.snapshots import encode_snapshot
-from tallystick.storage.trimming import remove_now
 from tallystick.storage.validation import LogConfig, Walked, check_batches
 
 __all__ = [
@@ -73,6 +71,12 @@ __all__ = [
 EPOCH_FILE: Final = "leader-epoch-checkpoint"
 # Where readers stand: offset -> where its batch starts. A reader comes back for what follows its last read.
 _READERS_MAX: Final = 64
+
+
+def remove_now(log: "Log", paths: list[str]) -> None:
+    """Discard files here and at once. Raises: OSError."""
+    for path in paths:
+        log.fs.remove(path)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -658,18 +662,6 @@ class Log:
         self.segments = segments
         self._bases = [segment.base_offset for segment in segments]
         self._readers.clear()
-
-    def delete_records_before(self, offset: Offset) -> Reject | None:
-        """DeleteRecords: nothing below `offset` is served any more; whole segments below it go.
-
-        Order: durable when it returns. Rejects with OFFSET_OUT_OF_RANGE above the high watermark.
-        Raises: StorageFailure.
-        """
-        return trimming.delete_records_before(self, offset)
-
-    def delete_oldest_segments(self, count: int) -> None:
-        """Retention: the first `count` segments go, never the last one. Raises: StorageFailure."""
-        trimming.delete_oldest_segments(self, count)
 
     # -- the end -------------------------------------------------------------------------------------------
 

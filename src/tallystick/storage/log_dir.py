@@ -34,11 +34,10 @@ from tallystick.storage.fs import (
     replace_file,
 )
 from tallystick.storage.loading import Ended, create_log, open_log
-from tallystick.storage.log import Log, LogHooks, SpaceGuard, Unlimited
+from tallystick.storage.log import Log, LogHooks, SpaceGuard, Unlimited, remove_now
 from tallystick.storage.malformed import MalformedFile
 from tallystick.storage.recovery import CorruptLog, RecoveryReport
 from tallystick.storage.segment_file import Residents
-from tallystick.storage.trimming import remove_now
 from tallystick.storage.validation import LogConfig
 
 RECOVERY_POINTS = "recovery-point-offset-checkpoint"

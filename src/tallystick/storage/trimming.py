@@ -6,26 +6,21 @@ in between leaves segments below the start, which the next opening removes [LOG-
 to `.deleted`; the files are removed by whoever has the time, or by the next opening.
 """
 
-from typing import TYPE_CHECKING
-
 from tallystick.kernel.check import check
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import Offset
 from tallystick.storage.fs import StorageFailure, is_out_of_descriptors, is_passing, refusal
+from tallystick.storage.log import Log
 from tallystick.storage.segment import SNAPSHOT, file_name, parse_file_name
 
-if TYPE_CHECKING:
-    from tallystick.storage.log import Log
 
+def delete_records_before(log: Log, offset: Offset) -> Reject | None:
+    """Serve nothing below `offset` any more, as DeleteRecords asks; whole segments below it go.
 
-def remove_now(log: "Log", paths: list[str]) -> None:
-    """Discard files here and at once. Raises OSError."""
-    for path in paths:
-        log.fs.remove(path)
-
-
-def delete_records_before(log: "Log", offset: Offset) -> Reject | None:
+    Durable when it returns. Rejects with OFFSET_OUT_OF_RANGE above the high watermark.
+    Raises: StorageFailure.
+    """
     if log.failure is not None:
         raise log.failure
     if not 0 <= offset <= log.high_watermark:
@@ -42,7 +37,8 @@ def delete_records_before(log: "Log", offset: Offset) -> Reject | None:
     return None
 
 
-def delete_oldest_segments(log: "Log", count: int) -> None:
+def delete_oldest_segments(log: Log, count: int) -> None:
+    """Delete the first `count` segments, for retention; never the last one. Raises: StorageFailure."""
     if log.failure is not None:
         raise log.failure
     check(0 <= count < len(log.segments), f"{count} of {len(log.segments)} segments are to be deleted")
@@ -53,7 +49,7 @@ def delete_oldest_segments(log: "Log", count: int) -> None:
     _remove(log, count)
 
 
-def _keep_producers(log: "Log", count: int) -> None:
+def _keep_producers(log: Log, count: int) -> None:
     """Put the snapshot on the disk that a recovery will begin with when the first `count` segments are gone.
 
     An older one could have a transaction open whose marker goes with them.
@@ -78,7 +74,7 @@ def _keep_producers(log: "Log", count: int) -> None:
         file.close()
 
 
-def _move_start(log: "Log", offset: Offset) -> None:
+def _move_start(log: Log, offset: Offset) -> None:
     before, log.log_start_offset = log.log_start_offset, offset
     try:
         log.hooks.before_delete(log)
@@ -92,7 +88,7 @@ def _move_start(log: "Log", offset: Offset) -> None:
         log.save_epochs()
 
 
-def _remove(log: "Log", count: int) -> None:
+def _remove(log: Log, count: int) -> None:
     if not count:
         return
     doomed, kept = log.segments[:count], log.segments[count:]

@@ -8,6 +8,7 @@ from tallystick.protocol.records import BatchMeta, Record, encode_batch
 from tallystick.storage.checkpoints import parse_offsets
 from tallystick.storage.log import AppendResult, LogConfig
 from tallystick.storage.log_dir import LOG_STARTS, DirectoryOptions, LogDir
+from tallystick.storage.trimming import delete_oldest_segments
 from tallystick.testing.memory_fs import MemoryFileSystem
 
 NOW = 1_700_000_000_000
@@ -37,8 +38,8 @@ def test_a_checkpoint_never_takes_the_start_of_a_log_back() -> None:
         data = encode_batch([record], BatchMeta())
         assert isinstance(log.append(data, now_ms=NOW, leader_epoch=LeaderEpoch(0)), AppendResult)
     log.sync()
-    log.delete_oldest_segments(1)
-    deleting = fs.other = threading.Thread(target=lambda: log.delete_oldest_segments(2))
+    delete_oldest_segments(log, 1)
+    deleting = fs.other = threading.Thread(target=lambda: delete_oldest_segments(log, 2))
     directory.checkpoint()
     deleting.join()
     assert log.log_start_offset > 0

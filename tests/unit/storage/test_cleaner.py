@@ -12,6 +12,7 @@ from tallystick.kernel.ids import INT64_MAX, Identity, ProducerEpoch, ProducerId
 from tallystick.storage.cleaner import CleaningFailed, CleaningRequest, clean
 from tallystick.storage.cleaner_worker import work
 from tallystick.storage.swap import Swap
+from tallystick.storage.trimming import delete_oldest_segments
 
 P1 = Identity(ProducerId(1), ProducerEpoch(0))
 P2 = Identity(ProducerId(2), ProducerEpoch(0))
@@ -252,7 +253,7 @@ def test_deleted_segments_make_a_finished_group_worthless() -> None:
         log.put((f"k{n % 4}", f"v{n}"))
     log.roll()
     group = next(iter(clean(log.fs, log.request())))
-    log.log.delete_oldest_segments(1)
+    delete_oldest_segments(log.log, 1)
     assert hasattr(group, "old")
     swap = Swap(log.log, group)
     assert not swap.is_current()

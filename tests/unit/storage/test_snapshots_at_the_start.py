@@ -10,6 +10,7 @@ from tallystick.protocol.records import BatchMeta, ControlType, Marker, Record, 
 from tallystick.storage.fs import OutOfDescriptors, StorageFailure
 from tallystick.storage.log import AppendOrigin, AppendResult, Log, LogConfig
 from tallystick.storage.log_dir import DirectoryOptions, LogDir
+from tallystick.storage.trimming import delete_oldest_segments, delete_records_before
 from tallystick.testing.memory_fs import Keep, MemoryFileSystem, PowerLost
 
 NOW: Final = 1_700_000_000_000
@@ -71,7 +72,7 @@ def test_the_end_of_a_transaction_outlives_the_segment_of_its_marker(keep: Keep)
         log = fill(fs)
         fs.crash_after = len(fs.effects) + effects
         try:
-            log.delete_oldest_segments(2)
+            delete_oldest_segments(log, 2)
         except PowerLost:
             fs.crash(keep, seed=effects)
             assert_ended(reopen(fs))
@@ -90,7 +91,7 @@ def test_a_snapshot_that_power_loss_damaged_is_made_again() -> None:
     fs.crash("nothing")
     log = reopen(fs)
     assert_ended(log)
-    log.delete_oldest_segments(2)
+    delete_oldest_segments(log, 2)
     fs.crash("nothing")
     assert_ended(reopen(fs))
 
@@ -104,11 +105,11 @@ def test_a_deletion_without_a_descriptor_is_refused_and_changes_nothing() -> Non
 
     fs.fault = fail
     with pytest.raises(OutOfDescriptors):
-        log.delete_oldest_segments(2)
+        delete_oldest_segments(log, 2)
     fs.fault = None
     assert log.log_start_offset == Offset(0)
     assert len(log.segments) == 3
-    log.delete_oldest_segments(2)
+    delete_oldest_segments(log, 2)
     assert log.log_start_offset == Offset(2)
 
 
@@ -122,9 +123,9 @@ def test_a_start_that_was_not_written_has_not_moved() -> None:
 
     fs.fault = fail
     with pytest.raises(StorageFailure, match="cannot be written"):
-        log.delete_records_before(Offset(2))
+        delete_records_before(log, Offset(2))
     fs.fault = None
     assert log.log_start_offset == Offset(0)
-    assert log.delete_records_before(Offset(2)) is None
+    assert delete_records_before(log, Offset(2)) is None
     fs.crash("nothing")
     assert reopen(fs).log_start_offset == Offset(2)

@@ -11,6 +11,7 @@ from tallystick.storage.fs import LogFull, LogOffline
 from tallystick.storage.log import AppendResult, Log, LogConfig
 from tallystick.storage.log_dir import DirectoryOptions, LogDir
 from tallystick.storage.reserve import Reserve
+from tallystick.storage.trimming import delete_oldest_segments, delete_records_before
 from tallystick.testing.memory_fs import MemoryFileSystem
 
 NOW = 1_700_000_000_000
@@ -50,7 +51,7 @@ def test_old_segments_can_be_deleted_on_a_full_disk() -> None:
     fs, directory, log, reserve = full_directory()
     with pytest.raises(LogFull):
         fill(log)
-    log.delete_oldest_segments(2)
+    delete_oldest_segments(log, 2)
     assert len(log.segments) == 2
     assert reserve.restore()
     append(log)
@@ -64,7 +65,7 @@ def test_old_segments_can_be_deleted_on_a_full_disk() -> None:
 
 def test_records_can_be_deleted_and_the_broker_stopped_on_a_full_disk() -> None:
     fs, directory, log, _ = full_directory()
-    assert log.delete_records_before(Offset(3)) is None
+    assert delete_records_before(log, Offset(3)) is None
     end = log.log_end_offset
     directory.close()
     again = LogDir.open(fs, "d", DirectoryOptions())

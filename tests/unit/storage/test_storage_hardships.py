@@ -31,6 +31,7 @@ from tallystick.storage.log import (
 )
 from tallystick.storage.reserve import Reserve
 from tallystick.storage.segment_file import Residents
+from tallystick.storage.trimming import delete_records_before
 from tallystick.testing.memory_fs import MemoryFile, MemoryFileSystem
 
 NOW = 1_700_000_000_000
@@ -307,7 +308,7 @@ def test_the_last_stable_offset_is_not_below_the_start() -> None:
     append(log, batch(sequence=0, transactional=True))
     append(log)
     log.sync()
-    assert log.delete_records_before(Offset(2)) is None
+    assert delete_records_before(log, Offset(2)) is None
     assert log.last_stable_offset == 2
 
 

@@ -32,6 +32,7 @@ from tallystick.storage.log import (
     Unlimited,
 )
 from tallystick.storage.segment_file import Residents
+from tallystick.storage.trimming import delete_records_before
 from tallystick.testing.memory_fs import MemoryFileSystem
 
 NOW = 1_700_000_000_000
@@ -328,9 +329,11 @@ def test_deleting_records_moves_the_start_and_drops_whole_segments() -> None:
     fs, log = create()
     for _ in range(20):
         append(log)
-    assert log.delete_records_before(Offset(20)) is not None  # the last ones are not below the high watermark
+    assert (
+        delete_records_before(log, Offset(20)) is not None
+    )  # the last ones are not below the high watermark
     log.sync()
-    assert log.delete_records_before(Offset(9)) is None
+    assert delete_records_before(log, Offset(9)) is None
     assert log.log_start_offset == 9
     assert log.segments[0].base_offset <= 9 < log.segments[1].base_offset
     assert offsets(log, 9) == list(range(9, 20))

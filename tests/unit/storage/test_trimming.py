@@ -5,6 +5,7 @@ from tallystick.protocol.records import BatchMeta, Record, encode_batch
 from tallystick.storage.loading import Ended, create_log, open_log
 from tallystick.storage.log import AppendResult, Log, LogConfig, LogHooks, Unlimited
 from tallystick.storage.segment_file import Residents
+from tallystick.storage.trimming import delete_oldest_segments
 from tallystick.testing.memory_fs import MemoryFileSystem
 
 NOW = 1_700_000_000_000
@@ -36,7 +37,7 @@ def test_files_are_renamed_and_handed_over() -> None:
     fs, log = full_log(hooks)
     start = log.segments[2].base_offset
     before = len(fs.effects)
-    log.delete_oldest_segments(2)
+    delete_oldest_segments(log, 2)
     assert [path for name, path in fs.effects[before:] if name == "remove" and ".log" in path] == []
     assert [sorted(paths) for paths in discarded] == [deleted(fs)]
     assert len([path for path in discarded[0] if ".log" in path]) == 2
@@ -45,7 +46,7 @@ def test_files_are_renamed_and_handed_over() -> None:
 
 def test_without_an_owner_who_takes_them_they_go_at_once() -> None:
     fs, log = full_log(LogHooks(space=Unlimited(), residents=Residents()))
-    log.delete_oldest_segments(2)
+    delete_oldest_segments(log, 2)
     assert deleted(fs) == []
     assert len([name for name in fs.listdir("d") if name.endswith(".log")]) == 2
 
@@ -53,7 +54,7 @@ def test_without_an_owner_who_takes_them_they_go_at_once() -> None:
 def test_what_was_not_removed_before_the_end_goes_at_the_next_start() -> None:
     hooks = LogHooks(space=Unlimited(), residents=Residents(), discard=lambda log, paths: None)
     fs, log = full_log(hooks)
-    log.delete_oldest_segments(2)
+    delete_oldest_segments(log, 2)
     start, end = log.log_start_offset, log.log_end_offset
     assert deleted(fs)
     log.close(clean=True)

@@ -49,9 +49,11 @@ def _delete(broker: Broker, topic: str, wanted: DeleteRecordsPartition) -> Delet
     if refused is not None:
         return _refused(index, refused.code)
     try:
-        partition.delete_records_before(target)
+        refused = partition.delete_records_before(target)
     except (StorageFailure, OSError):
         return _refused(index, ErrorCode.KAFKA_STORAGE_ERROR)
+    if refused is not None:
+        return _refused(index, refused.code)
     return DeleteRecordsPartitionResult(partition_index=index, low_watermark=log.log_start_offset)
 
 
