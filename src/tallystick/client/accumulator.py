@@ -1,4 +1,4 @@
-"""Records on their way from `send` to a request, by partition. Pure.
+"""Records on their way from `send` to a request, by partition.
 
 `append` runs in the caller's thread, once for every record, and takes no lock: a lock costs as much as all
 the rest. Several threads may call it, and the engine takes batches away meanwhile:

@@ -9,17 +9,12 @@ is started, and of all outputs at once.
 from typing import Final
 
 from tallystick.kernel.settings import BadConfig
-from tallystick.pipeline.definition import Definition, Output
+from tallystick.pipeline.definition import Definition, checkpoint_of
 from tallystick.spark.checkpoint import folder_of, home_of
 from tallystick.spark.transactional_ids import IN_DATABASE
 
 _OWNER: Final = "tallystick-prefix"
 """The note of earlier versions: the prefix alone."""
-
-
-def checkpoint_of(definition: Definition, output: Output) -> str:
-    """`checkpointLocation` of one output's query."""
-    return f"{definition.checkpoint.rstrip('/')}/{output.name}"
 
 
 def check_checkpoints(definition: Definition) -> None:

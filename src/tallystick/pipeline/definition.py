@@ -240,3 +240,8 @@ class Definition:
             broker=self.broker and replace(self.broker, data_dir=placed(self.broker.data_dir)),
             lookups=tuple(replace(each, path=each.path and placed(each.path)) for each in self.lookups),
         )
+
+
+def checkpoint_of(definition: Definition, output: Output) -> str:
+    """`checkpointLocation` of one output's query."""
+    return f"{definition.checkpoint.rstrip('/')}/{output.name}"

@@ -4,8 +4,15 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from tallystick.client.modes import Mode, NoMode
-from tallystick.pipeline.checkpoints import checkpoint_of
-from tallystick.pipeline.definition import Definition, OnMalformed, Output, Sink, Source, TopicSink
+from tallystick.pipeline.definition import (
+    Definition,
+    OnMalformed,
+    Output,
+    Sink,
+    Source,
+    TopicSink,
+    checkpoint_of,
+)
 
 _GUARANTEED: Final = (
     "Each batch of an output is one decision: readers of committed records get all of it or nothing.",

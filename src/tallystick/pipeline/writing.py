@@ -12,9 +12,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from tallystick import _lazy
 from tallystick.kernel.value import frozen
-from tallystick.pipeline.checkpoints import checkpoint_of
 from tallystick.pipeline.clients import of_role, sink_options
-from tallystick.pipeline.definition import Definition, Output, TableSink, TableWrite, TopicSink
+from tallystick.pipeline.definition import Definition, Output, TableSink, TableWrite, TopicSink, checkpoint_of
 from tallystick.pipeline.outputs import dead_letter_records, dead_letters, records
 from tallystick.spark.combined_attempt import TABLE_STATION
 from tallystick.spark.deciding import NewCheckpoint, NewPrefix

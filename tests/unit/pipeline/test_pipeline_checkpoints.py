@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from tallystick.kernel.settings import BadConfig
-from tallystick.pipeline.checkpoints import check_checkpoints, checkpoint_of
-from tallystick.pipeline.definition import Definition, Output, Source, TableSink, TopicSink
+from tallystick.pipeline.checkpoints import check_checkpoints
+from tallystick.pipeline.definition import Definition, Output, Source, TableSink, TopicSink, checkpoint_of
 from tallystick.spark.checkpoint import note_home
 from tallystick.spark.deciding import Home
 
