@@ -1,4 +1,4 @@
-"""What the documentation site does beside mkdocs: lists of formats and decisions, and links that leave docs/.
+"""What the documentation site does beside mkdocs: a list of the file formats, and links that leave docs/.
 
 Pages are read in the repository as well as on the site. There a link may lead to an example or a test; on the
 site, which has no such file, its text alone is shown.
@@ -13,11 +13,11 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 _LINK: Final = re.compile(r"(?<!!)\[([^\]]+)\]\(((?:\.\./)+[^)#]*)(#[^)]*)?\)")
-_FOLDERS: Final = {"adr": "Decisions", "formats": "File formats"}
+_FOLDERS: Final = {"formats": "File formats"}
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add an index page to each folder of numbered files."""
+    """Add an index page to each folder that has none."""
     for folder, title in _FOLDERS.items():
         pages = sorted(Path(config.docs_dir, folder).glob("*.md"))
         rows = "\n".join(f"- [{_title(page)}]({page.name})" for page in pages)
