@@ -1,4 +1,4 @@
-"""The one part that is compiled, and may be left out: docs/adr/0136. Everything else is in pyproject.toml."""
+"""The one part that is compiled, and may be left out: docs/adr/0003. Everything else is in pyproject.toml."""
 
 from setuptools import Extension, setup
 

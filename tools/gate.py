@@ -21,7 +21,7 @@ def run(name: str) -> tuple[str, float, int, str]:
     """Run one step; its name, seconds, exit code and output."""
     started = time.monotonic()
     program, *arguments = STEPS[name]
-    # mkdocs-material announces its successor with every build: docs/adr/0245 has read it.
+    # mkdocs-material announces its successor with every build: docs/adr/0003 has read it.
     quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run([BIN / program, *arguments], capture_output=True, text=True, check=False, env=quiet)
     return name, time.monotonic() - started, done.returncode, done.stdout + done.stderr

@@ -7,7 +7,7 @@
  * Nothing in the input is believed: each number is read within its record, each length is compared with what
  * is left before it is used, and what a first pass counted is what a second pass writes.
  *
- * Source: the format is in protocol/records/record.py; Kafka's protocol guide, "Record"; docs/adr/0135.
+ * Source: the format is in protocol/records/record.py; Kafka's protocol guide, "Record"; docs/adr/0005.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>

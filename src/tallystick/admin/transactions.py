@@ -3,7 +3,7 @@
 `Transactions` asks; what is to be thought of the answers is `hanging`'s, and nothing here decides it.
 
 Ending past the coordinator [ADM-3]. A marker that comes too late ends another transaction. KIP-664 has the
-leader check the start offset; tallystick's broker does (docs/adr/0086), no Kafka does. Which one it is is
+leader check the start offset; tallystick's broker does (docs/adr/0020), no Kafka does. Which one it is is
 asked first, with a marker that no broker can write: `_guards`. Where nobody checks, the partition is read
 immediately before, and the little time that is left in between is what the tool says is not safe.
 """

@@ -4,7 +4,7 @@ glibc gives the top of the heap back after every free of some hundred KiB, and t
 megabytes pays for the same pages again: that was two thirds of a fetch's CPU time. Called once, by a broker
 that owns its process; an embedding program's allocator is its own.
 
-Cost: up to `KEPT_BYTES` more resident memory after large answers (docs/adr/0054).
+Cost: up to `KEPT_BYTES` more resident memory after large answers (docs/notes/performance.md).
 """
 
 import ctypes

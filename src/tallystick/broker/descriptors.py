@@ -2,7 +2,7 @@
 
 A process that has used up RLIMIT_NOFILE cannot start a segment, write an index or sync a directory, and
 clients decide whether it gets there. So what the broker itself needs is set aside first, and both
-`max.connections` and `max.partitions` end where that would be touched (docs/adr/0210).
+`max.connections` and `max.partitions` end where that would be touched (docs/adr/0013).
 
     fixed       the lock, the metadata, the cleaner's pipes, what syncing threads and checkpoints open and
                 close, connections that are accepted and refused at once

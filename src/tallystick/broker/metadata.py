@@ -4,7 +4,7 @@ The store is blocking and durable: when a method returns, its change survives po
 on a write-ahead log: one sync a change). The broker calls it from one thread, and changes its own image of
 the metadata, which is what handlers read, only after the store has answered [MET-1].
 
-Source: docs/adr/0051-metadata-in-sqlite.md.
+Source: docs/adr/0011-metadata-in-sqlite.md.
 """
 
 import sqlite3

@@ -6,7 +6,7 @@ partitions of a large broker cost a scrape time and nobody else.
 
 A metric that Kafka has, or that a KIP describes, keeps Kafka's MBean name as metadata. Its name here is
 derived from that by `prometheus_name`, in the way in which Kafka's is most often exported, so that an alert
-written for Kafka works. Everything else is ours and begins with `tallystick_`. See docs/adr/0091.
+written for Kafka works. Everything else is ours and begins with `tallystick_`. See docs/notes/performance.md.
 
 Source: Prometheus "Exposition formats", text format 0.0.4.
 """

@@ -102,7 +102,7 @@ def refuse_replaced(broker: Broker, header: BatchHeader) -> Reject | None:
 
     KIP-939 fences the old incarnation of a client at the coordinator alone: partitions that have its
     transaction open go on taking its batches, which are then committed although they were written after the
-    client prepared. One process is both here, so the partition can know (docs/adr/0098). Asked at the last
+    client prepared. One process is both here, so the partition can know (docs/adr/0018). Asked at the last
     moment: what waited may have been replaced meanwhile.
     """
     entry = broker.transactions.find_writer(ProducerId(header.producer_id))

@@ -1,6 +1,6 @@
 """What every command that talks to a cluster has: where it is, how to print, and how it ends.
 
-Exit codes, so that scripts can tell (docs/adr/0120):
+Exit codes, so that scripts can tell (docs/adr/0030):
 
     0  done; for find-hanging also: nothing hangs, and everything was asked
     1  it failed: the line on stderr says what may have happened

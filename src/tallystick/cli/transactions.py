@@ -1,7 +1,7 @@
 """`tallystick transactions`: what is open in a cluster, what hangs, and how to end it (KIP-664, KIP-939).
 
 Subcommands, options and columns are those of Kafka's `kafka-transactions.sh`, with the spellings of the KIPs
-as aliases, and more: see docs/adr/0120. Works on any Kafka cluster.
+as aliases, and more: see docs/adr/0030. Works on any Kafka cluster.
 """
 
 import logging

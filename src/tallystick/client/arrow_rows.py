@@ -10,7 +10,7 @@ result is the section. Either way it is the bytes that `encode_records` makes [C
 
 numpy and pyarrow are loaded when somebody brings an Arrow array, and not before.
 
-Source: docs/adr/0107.
+Source: docs/adr/0005.
 """
 
 from collections.abc import Sequence

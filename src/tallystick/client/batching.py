@@ -12,7 +12,7 @@ through `encode_records`. Where the codec's extension is, it does all of it. The
 
 From Arrow arrays: `arrow_rows.py`.
 
-Source: the format is in protocol/records/record.py; docs/adr/0107.
+Source: the format is in protocol/records/record.py; docs/adr/0005.
 """
 
 from bisect import bisect_right

@@ -5,7 +5,7 @@ numbers, booleans, lists) and reports every problem at once. Defaults are Kafka 
 sentence says so. `notes` are the names that were accepted and change nothing.
 
 Sources: Kafka 4.3 ProducerConfig, ConsumerConfig, AdminClientConfig, CommonClientConfigs; KIP-939 "Client
-    Configuration Changes"; `tallystick.modes`: docs/adr/0110.
+    Configuration Changes"; `tallystick.modes`: docs/adr/0027.
 """
 
 from collections.abc import Iterator, Mapping

@@ -26,7 +26,7 @@ Where none of these holds, the batch ends as "it may have happened".
 When a batch failed for good, its numbers may be missing at the broker. If later batches are outstanding they
 are tried first. If there are none, a new epoch does it (KIP-360).
 
-Sources: KIP-98, KIP-360; Kafka TransactionManager, ProducerAppendInfo, ProducerStateManager; docs/adr/0220.
+Sources: KIP-98, KIP-360; Kafka TransactionManager, ProducerAppendInfo, ProducerStateManager; docs/adr/0026.
 """
 
 from bisect import insort

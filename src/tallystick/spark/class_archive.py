@@ -3,7 +3,7 @@
 A Java that runs Spark reads some 20,000 classes from jars, parses and checks them, each time anew: on two
 cores that is a third of the time until a query's first batch. HotSpot can map them from an archive that was
 written when such a Java ended (`-XX:ArchiveClassesAtExit`, JEP 350). Each Java and each Spark has one of its
-own, and one that does not fit is ignored: docs/adr/0197.
+own, and one that does not fit is ignored: docs/notes/spark-start.md.
 
 `python -m tallystick.spark.class_archive` makes it.
 """

@@ -23,7 +23,7 @@ Four rules carry it, and everything else follows from them:
 
 Refusals are values of `sink_errors`; the shells raise them.
 
-Source: docs/adr/0170 to 0173.
+Source: docs/adr/0036, 0037.
 """
 
 import json

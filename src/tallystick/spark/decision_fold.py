@@ -16,7 +16,7 @@ keeps.
     P#done    the nonce of a decision that has been completed, written outside a transaction: it is true
               whoever says it, and one of an older decision says nothing about the last
 
-Source: docs/adr/0171, 0172.
+Source: docs/adr/0037.
 """
 
 from typing import Final

@@ -8,7 +8,7 @@ The database's commit is the commit point: before it a crash takes everything ba
 it everything is carried forward [SPK-40]. Two places tell who has the prefix, the cluster and the row, and
 they must agree on who was last. So the row is claimed under its lock, and given to a pair only if the cluster
 says, while the lock is held, that this pair is the last one: of two drivers the one that claimed the cluster
-later has the row in the end, whoever is quicker [SPK-43]. docs/adr/0185.
+later has the row in the end, whoever is quicker [SPK-43]. docs/adr/0038.
 """
 
 import asyncio

@@ -5,7 +5,7 @@ goes through every object of every module that is loaded, some 60 ms a task and 
 this library, where the task itself takes 10. Modules are there to stay: what they made is frozen, and the
 collector finds nothing to look at.
 
-Source: PySpark 4.3 daemon.py, `manager`; docs/adr/0195.
+Source: PySpark 4.3 daemon.py, `manager`; docs/notes/spark-start.md.
 """
 
 import gc

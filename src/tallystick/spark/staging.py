@@ -9,7 +9,7 @@ and for each row the attempt that wrote it:
     sweep    driver   with the claim of the prefix: whatever is there is nobody's any more [SPK-42]
 
 A staged row need not survive a crash of the database: the vote says how many there are, and fewer are not
-moved. PostgreSQL therefore keeps them out of its log. docs/adr/0186.
+moved. PostgreSQL therefore keeps them out of its log. docs/adr/0038.
 """
 
 import logging
@@ -222,7 +222,7 @@ class Staged:
         )
 
     def _copy(self, connection: Connection, made: Iterable[tuple[Any, ...]]) -> None:
-        """A seventh of an insert's processor time: docs/adr/0196."""
+        """A seventh of an insert's processor time: docs/notes/performance.md."""
         quoted = connection.dialect.identifier_preparer
         names = ", ".join(map(quoted.quote, self.table.c.keys()))
         statement = f"COPY {quoted.format_table(self.table)} ({names}) FROM STDIN"

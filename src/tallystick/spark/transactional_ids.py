@@ -8,7 +8,7 @@ No task, attempt, stage or batch is in a name. A process runs one task at a time
 have the same id, whatever Spark retries, speculates or repeats; and the ids of a batch are used again by a
 later one (`worker_ids`), so their number does not grow with the batches [SPK-20].
 
-Source: docs/adr/0170.
+Source: docs/adr/0036.
 """
 
 import re

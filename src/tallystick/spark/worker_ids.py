@@ -5,7 +5,7 @@ that was decided last. The first would end a vote of the same batch, by a task t
 second would wipe out the evidence that a decided transaction was committed, while its completion may still be
 under way. So a process has about twice as many ids as it runs tasks of one batch.
 
-Source: docs/adr/0170.
+Source: docs/adr/0036.
 """
 
 from collections.abc import Callable

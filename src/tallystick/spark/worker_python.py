@@ -2,7 +2,8 @@
 
 Spark puts its `pyspark.zip` first on the PYTHONPATH of its workers, for machines without PySpark. Of what is
 imported from a zip nothing stays compiled, so every process does that anew: half a second of each, and a
-first query starts a dozen. Where PySpark is installed, a script of ours leaves the zip out: docs/adr/0198.
+first query starts a dozen. Where PySpark is installed, a script of ours leaves the zip
+out: docs/notes/spark-start.md.
 
 `python -m tallystick.spark.worker_python` makes it and says where it is, for PYSPARK_PYTHON.
 """

@@ -477,7 +477,7 @@ class ProducerStates:
 
         Silent is who appends nothing. Records may be of any time: whoever writes the history of last year
         is no more silent than others, and its repetitions are known as long. Kafka asks the records alone
-        (docs/adr/0216). They count where no append was seen: after a replay [PRD-10].
+        (docs/adr/0007). They count where no append was seen: after a replay [PRD-10].
 
         Returns: how many were forgotten. Cost: linear.
         """
@@ -532,7 +532,7 @@ class ProducerStates:
 
         A snapshot has the last batch of each producer only, and a client may have five on their way
         when the broker ends: without this, the repetition of the first four would be out of order.
-        Kafka does not look back; see docs/adr/0032 [PRD-6].
+        Kafka does not look back; see docs/adr/0007 [PRD-6].
 
         Args:
             headers: of the log's end before the snapshot, in offset order; control batches are skipped.
@@ -622,7 +622,7 @@ def _find_duplicate(header: BatchHeader, state: ProducerState) -> Duplicate | No
         # Before transaction version 2 an epoch has many transactions. A client that lost the answer, aborted
         # and counts on from what it knows sends other records under numbers of the one that has ended:
         # answered as a duplicate they would be lost without a word, as on Apache Kafka. Stricter on
-        # purpose, see docs/adr/0215 [PRD-9].
+        # purpose, see docs/adr/0007 [PRD-9].
         opened = state.txn_first_offset
         known = () if opened is None else (each for each in known if each.first_offset >= opened)
     for batch in known:

@@ -9,7 +9,7 @@ were on their way (cut the log there). What is cut away and still holds whole ba
 Segments before the last: under `flush.policy=ack` each was synced before its successor was made [LOG-3], so
 damage there is never a lost write. Under `interval` and `os` it can be.
 
-See docs/adr/0030-torn-tail-or-corruption.md.
+See docs/adr/0006-durability-and-recovery.md.
 """
 
 from enum import Enum, auto

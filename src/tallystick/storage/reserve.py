@@ -6,7 +6,7 @@ end of the disk while the reserve is whole; an internal append that meets it giv
 back and tries again. While a piece is missing, data is refused at once, so that what was given back goes
 to those it was kept for [RSV-1]; when deletion has made room the reserve is made whole, and data flows again.
 
-Not Kafka's: a Kafka broker stops at the first failed append. See docs/adr/0042.
+Not Kafka's: a Kafka broker stops at the first failed append. See docs/adr/0010.
 """
 
 import threading

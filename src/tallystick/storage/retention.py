@@ -2,7 +2,7 @@
 
 Segments go from the front only, whole, and never past the last stable offset: a transaction that is in
 doubt may hold records longer than any retention, and they are somebody's payment [RET-1]. (Kafka stops at
-the high watermark; see docs/adr/0040.)
+the high watermark; see docs/adr/0008.)
 
 The last segment goes, too, once everything in it has expired; an empty one takes its place first.
 

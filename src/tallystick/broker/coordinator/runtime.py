@@ -3,7 +3,7 @@
 Source: Kafka's CoordinatorRuntime. Two things differ. State changes when its records are durable, not before,
 so that nothing has to be reverted; therefore the commands of one key wait for one another in a lane, from the
 decision until its records are durable and applied. And where appending is all that `flush.policy` promises, a
-command is through before `submit` returns: no lane is taken, no task is made (ADR 0083).
+command is through before `submit` returns: no lane is taken, no task is made (ADR 0017).
 
 Every wait has an end: a command that a hanging disk keeps, or that queues behind one, is answered after the
 coordinator's answer timeout. If its records are in the log by then, it still happens.

@@ -144,7 +144,7 @@ class GroupCoordinator:
     async def write_marker(self, index: int, batch: bytes, guard: TxnGuard) -> AppendResult | Reject:
         """Append an end marker to a partition, and end the transaction in the groups there.
 
-        It takes no lane: all it changes is offsets that are pending, and no Step rests on those (ADR 0088).
+        It takes no lane: all it changes is offsets that are pending, and no Step rests on those (ADR 0023).
         A caller that is cancelled does not undo it.
 
         Order: on return the marker is durable, and applied after everything that is before it in the

@@ -18,7 +18,7 @@ Deadlines are monotonic milliseconds, so that a clock that is set does not expir
 sessions; timestamps are wall-clock milliseconds, because they are stored. `Now` carries both.
 
 Values are frozen: `apply` returns a new `Group`, so `decide` can try a cascade of
-events on a draft without touching the real one (ADR 0060).
+events on a draft without touching the real one (ADR 0022).
 
 Sources: Kafka's classic group protocol; KIP-62 (rebalance and session timeouts apart),
 KIP-134 (initial rebalance delay), KIP-345 (static members), KIP-394 (member id first),

@@ -169,7 +169,7 @@ def decide_delete_offsets(group: Group | None, command: DeleteOffsets, env: Env)
     """Delete offsets of topics that no member subscribes to.
 
     An offset of an open transaction is part of what its client will commit: it stays, unless the operator
-    has chosen otherwise. Kafka deletes it (ADR 0088).
+    has chosen otherwise. Kafka deletes it (ADR 0023).
 
     Rejects with: GROUP_ID_NOT_FOUND; NON_EMPTY_GROUP for members of a protocol we cannot read;
         per partition GROUP_SUBSCRIBED_TO_TOPIC, POLICY_VIOLATION.
@@ -206,7 +206,7 @@ def _deletion(group: Group, gone: tuple[TopicPartition, ...], reply: PerPartitio
 
 
 def decide_delete_group(group: Group | None, command: DeleteGroup, env: Env) -> Step | Reject:
-    """Delete an empty group with all its offsets; not while a transaction has some of them open (ADR 0088).
+    """Delete an empty group with all its offsets; not while a transaction has some of them open (ADR 0023).
 
     Rejects with: GROUP_ID_NOT_FOUND, NON_EMPTY_GROUP, POLICY_VIOLATION.
     """

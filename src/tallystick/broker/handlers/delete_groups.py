@@ -1,4 +1,4 @@
-"""DeleteGroups: empty groups, with their offsets (KIP-229); not those of open transactions (ADR 0088)."""
+"""DeleteGroups: empty groups, with their offsets (KIP-229); not those of open transactions (ADR 0023)."""
 
 from tallystick.broker.broker import Broker
 from tallystick.broker.context import RequestContext

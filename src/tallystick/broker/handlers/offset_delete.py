@@ -1,4 +1,4 @@
-"""OffsetDelete: forget offsets of partitions the group does not read (KIP-496), nor has open (ADR 0088)."""
+"""OffsetDelete: forget offsets of partitions the group does not read (KIP-496), nor has open (ADR 0023)."""
 
 from tallystick.broker.broker import Broker
 from tallystick.broker.context import RequestContext

@@ -48,7 +48,7 @@ def refuse_topic_deletion(broker: Broker, partitions: Iterable[Partition]) -> Re
 
     An ordinary transaction loses its records with the topic, and is completed without it: Kafka deletes
     without a look, and its coordinator skips what is gone (TransactionMarkerChannelManager). What no
-    coordinator knows, perhaps because its records are lost, may be of two-phase commit. See docs/adr/0201.
+    coordinator knows, perhaps because its records are lost, may be of two-phase commit. See docs/adr/0008.
     """
     doomed = [(partition, Offset(partition.log.log_end_offset)) for partition in partitions]
     found = [each for partition, end in doomed for each in _open_below(broker, partition, end)]
@@ -61,7 +61,7 @@ def refuse_topic_deletion(broker: Broker, partitions: Iterable[Partition]) -> Re
 
 def refuse_deletion(broker: Broker, doomed: Iterable[tuple[Partition, Offset]]) -> Reject | None:
     """POLICY_VIOLATION while an open transaction has records among those to be deleted, naming whose it is;
-    None too where `delete.open.transactions` allows it [TXN-10]. Stricter than Kafka: docs/adr/0087.
+    None too where `delete.open.transactions` allows it [TXN-10]. Stricter than Kafka: docs/adr/0008.
 
     Args:
         doomed: partitions, and the offset before which each is to lose its records.

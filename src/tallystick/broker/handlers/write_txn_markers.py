@@ -9,7 +9,7 @@ This broker's own coordinator writes its markers without the network. What arriv
 With the private tag `txn_start_offsets` a marker is for the one transaction that begins there, of exactly
 that epoch (KIP-664); no coordinator epoch is compared then, and -1 says that no coordinator sent it.
 
-Source: KafkaApis.handleWriteTxnMarkersRequest; KIP-664 "Aborting Transactions"; docs/adr/0086.
+Source: KafkaApis.handleWriteTxnMarkersRequest; KIP-664 "Aborting Transactions"; docs/adr/0020.
 """
 
 import asyncio

@@ -12,7 +12,7 @@ The log has one pair, a next pair and a previous producer id; we have `writer` o
 A record that Apache Kafka wrote has no private tags, and reads as what Kafka would make of it.
 
 Source: KIP-98, KIP-890 and KIP-939 "Persisted Data Format Changes"; TransactionLog of Kafka 4.3.1;
-    docs/formats/transaction-state.md; ADR 0085.
+    docs/formats/transaction-state.md; ADR 0019.
 """
 
 import struct

@@ -14,7 +14,7 @@ written with again, as the next marker would end both transactions at once.
 
 Under `ack` none of this happens: a record is on the disk before anything that rests on it is written.
 
-Source: no KIP has this; Kafka relies on replicas. KIP-664 for what hanging means; ADR 0085.
+Source: no KIP has this; Kafka relies on replicas. KIP-664 for what hanging means; ADR 0019.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

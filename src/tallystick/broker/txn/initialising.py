@@ -171,7 +171,7 @@ def _is_repeated(entry: TxnEntry, command: InitProducerId, timeout_ms: int | Non
 
     One that asks for another timeout is not: under a pair that is not the newest nothing changes [TXN-8].
     Taken as a repetition, it would lift or set a timeout, and the first request, delayed, would take that
-    back: a promise never to expire (KIP-939) included. Unlike Kafka, which stores the timeout (ADR 0205).
+    back: a promise never to expire (KIP-939) included. Unlike Kafka, which stores the timeout (ADR 0018).
     """
     repeats = command.expected is not None and command.expected == entry.superseded
     return repeats and timeout_ms == entry.timeout_ms

@@ -3,7 +3,7 @@
 Callers read `native.codec` when they need it, and go the Python way where it is None or answers None. Both
 ways give the same bytes and the same records [CLI-70]. A test that wants one of them sets it.
 
-Source: docs/adr/0135.
+Source: docs/adr/0005.
 """
 
 from typing import Final, Protocol, TypeVar, cast
