@@ -34,12 +34,14 @@ run: $(READY) ## 336,776 flights through a Spark pipeline whose parts are killed
 	@$(BIN)/tallystick demo
 
 test: $(READY) ## everything a change must pass
-	@$(BIN)/python -m tools.gate
+	@$(BIN)/python -m tools.gate --docs
 	@$(BIN)/python -m tallystick.spark.class_archive
 	@$(SETS) HYPOTHESIS_PROFILE=full $(BIN)/python -m pytest $(TWO) --dist loadfile $(FIXED) $(addprefix --ignore=,$(LEFT_TO_FULL))
 
 test-full: $(READY) ## everything there is, in a random order with random examples: hours
-	@$(BIN)/python -m tools.gate
+	@$(BIN)/python -m tools.gate --docs
+	@$(BIN)/python -m tools.dist
+	@$(BIN)/python -m tools.dist --wheels
 	@$(BIN)/python -m tallystick.spark.class_archive
 	@TALLYSTICK_LONG=1 TALLYSTICK_INTEROP_KAFKA=1 HYPOTHESIS_PROFILE=random $(BIN)/python -m pytest $(TWO) --dist loadfile $(if $(SEED),--randomly-seed=$(SEED))
 

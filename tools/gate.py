@@ -1,4 +1,7 @@
-"""Format, lint, types, layers and documentation, side by side; the output of what failed, nothing else."""
+"""Format, lint, types and layers side by side; the output of what failed, nothing else.
+
+With `--docs` the documentation site and the next changelog are built, too. The quick loop does without them.
+"""
 
 import os
 import subprocess
@@ -13,14 +16,17 @@ STEPS = {
     "lint": ["ruff", "check", "."],
     "types": ["mypy"],
     "layers": ["lint-imports"],
+}
+DOCS = {
     "docs": ["mkdocs", "build", "--quiet"],
+    "changes": ["towncrier", "build", "--draft", "--version", "Unreleased"],
 }
 
 
 def run(name: str) -> tuple[str, float, int, str]:
-    """Run one step; its name, seconds, exit code and output."""
+    """Run one step; return its name, seconds, exit code and output."""
     started = time.monotonic()
-    program, *arguments = STEPS[name]
+    program, *arguments = (STEPS | DOCS)[name]
     # mkdocs-material announces its successor with every build: docs/adr/0003 has read it.
     quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run([BIN / program, *arguments], capture_output=True, text=True, check=False, env=quiet)
@@ -29,7 +35,7 @@ def run(name: str) -> tuple[str, float, int, str]:
 
 def main() -> int:
     with ThreadPoolExecutor() as pool:
-        results = list(pool.map(run, STEPS))
+        results = list(pool.map(run, STEPS | DOCS if "--docs" in sys.argv[1:] else STEPS))
     for name, seconds, code, output in results:
         print(f"{name:8}{'ok' if code == 0 else 'FAILED':8}{seconds:5.1f} s")
         if code:
