@@ -17,7 +17,7 @@ LEFT_TO_FULL := tests/crash/test_spark_torture.py tests/crash/test_spark_cluster
 	tests/integration/test_spark_class_archive.py tests/integration/test_pipeline_demo.py
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-full check format lint types layers unit interop crash soak sim sim-nightly fuzz hostile bench docs scripts-rewrite clean
+.PHONY: help run test test-full check format lint types layers unit interop crash soak sim sim-nightly fuzz hostile bench docs dist wheels scripts-rewrite clean
 
 help: ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -40,7 +40,6 @@ test: $(READY) ## everything a change must pass
 
 test-full: $(READY) ## everything there is, in a random order with random examples: hours
 	@$(BIN)/python -m tools.gate --docs
-	@$(BIN)/python -m tools.dist
 	@$(BIN)/python -m tools.dist --wheels
 	@$(BIN)/python -m tallystick.spark.class_archive
 	@TALLYSTICK_LONG=1 TALLYSTICK_INTEROP_KAFKA=1 HYPOTHESIS_PROFILE=random $(BIN)/python -m pytest $(TWO) --dist loadfile $(if $(SEED),--randomly-seed=$(SEED))
@@ -81,8 +80,14 @@ docs: $(READY) ## the documentation as a site, in build/site; broken links are e
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 	@echo "build/site/index.html"
 
+dist: $(READY) ## the source distribution and the wheel, in dist/; both are installed without the sources and tried
+	@$(BIN)/python -m tools.dist
+
+wheels: $(READY) ## the same, with a wheel for other Linux machines: the tag is what auditwheel finds true
+	@$(BIN)/python -m tools.dist --wheels
+
 scripts-rewrite: $(READY) ## write the transcripts in tests/scripts anew; read the diff before you commit it
 	@TALLYSTICK_REWRITE_SCRIPTS=1 $(BIN)/python -m pytest tests/scripts
 
 clean: ## remove the environment and every cache
-	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build dist .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
