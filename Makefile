@@ -17,7 +17,7 @@ LEFT_TO_FULL := tests/crash/test_spark_torture.py tests/crash/test_spark_cluster
 	tests/integration/test_spark_class_archive.py tests/integration/test_pipeline_demo.py
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-full check format lint types layers unit interop crash soak sim sim-nightly fuzz hostile bench docs dist wheels scripts-rewrite clean
+.PHONY: help run test test-full check unit format interop crash soak sim sim-nightly fuzz hostile bench docs dist wheels scripts-rewrite clean
 
 help: ## what there is to make
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -46,6 +46,9 @@ test-full: $(READY) ## everything there is, in a random order with random exampl
 
 check: $(READY) ## the quick loop: format, lint, types, layers, unit tests (under a minute)
 	@$(BIN)/python -m tools.gate
+	@$(MAKE) --no-print-directory unit
+
+unit: $(READY) ## the tests of make check alone
 	@$(SETS) $(BIN)/python -m pytest $(TWO) $(FIXED) -m "not slow and not server and not kafka and not mount" tests/unit tests/spec tests/scripts tests/properties tests/meta
 
 format: $(READY) ## rewrite the sources in the house format
