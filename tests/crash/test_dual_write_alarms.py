@@ -1,172 +1,53 @@
 """Real alarms, aimed at the moment when the database has answered COMMIT, and whose handler raises.
 
 That is what a soft time limit does (Celery, RQ, `signal.alarm`). Nothing is traced or patched: the connection
-only notes when its COMMIT was carried out, and sets the timer.
+only notes when its COMMIT was carried out, and sets the timer. What a power loss takes is no part of it, so
+the files are in memory where there is room.
 """
 
-import gc
-import logging
+import json
 import os
-import signal
-import sqlite3
-import statistics
+import subprocess
 import sys
-import time
+import tempfile
 from collections import Counter
-from contextlib import suppress
 from pathlib import Path
-from random import Random
-from types import FrameType
 
 import pytest
-from raw_producer import committed_values, make_topic
-from sqlalchemy import create_engine, text
-from sqlalchemy.exc import StatementError
-from sqlalchemy.pool import StaticPool
-
-from tallystick.dualwrite import DualWriter, SqlStore
-from tallystick.dualwrite.driving import Step
-from tallystick.dualwrite.stores.sql import SqlTransaction
-from tallystick.errors import InDoubt, TallystickError
-from tallystick.testing import EmbeddedBroker, eventually
+from servers import quick_place
 
 pytestmark = pytest.mark.server
 
-HITS = 20_000 if os.environ.get("TALLYSTICK_LONG") else 40
-ROUND = 2_000
-AIMED = (0.3, 1.7)
-"""When the alarm comes, in parts of the time from COMMIT's answer to the end of its step."""
-
-Writer = DualWriter[SqlTransaction]
-
-
-class SoftTimeLimitExceeded(Exception):
-    """As Celery's."""
-
-
-class Aiming(sqlite3.Connection):
-    """Sets the timer when its COMMIT was carried out."""
-
-    delay_s: float | None = None
-    committed_at = 0.0
-
-    def commit(self) -> None:
-        super().commit()
-        Aiming.committed_at = time.perf_counter()
-        if Aiming.delay_s is not None:
-            delay_s, Aiming.delay_s = Aiming.delay_s, None
-            signal.setitimer(signal.ITIMER_REAL, delay_s)
-
-
-class Shop:
-    """A table and a topic, and a writer that is struck."""
-
-    def __init__(self, broker: EmbeddedBroker, path: Path, name: str) -> None:
-        self.broker, self.topic = broker, name
-        make_topic(broker, name)
-        self.engine = create_engine(
-            f"sqlite:///{path}",
-            connect_args={"factory": Aiming, "check_same_thread": False},
-            poolclass=StaticPool,
-        )
-        with self.engine.begin() as connection:
-            connection.execute(text("CREATE TABLE paid (what TEXT)"))
-        self.store = SqlStore(self.engine)
-        self.store.create()
-        self.took: list[float] = []
-        self.writer = self._writer(self._note)
-
-    def _writer(self, watch: object = None) -> Writer:
-        config = {"bootstrap.servers": self.broker.bootstrap_servers, "transactional.id": self.topic}
-        writer: Writer = DualWriter(self.store, config, watch=watch)  # type: ignore[arg-type]
-        writer.recover()
-        return writer
-
-    def _note(self, _: int, step: Step, done: bool) -> None:
-        if step.name == "commit database" and done:
-            self.took.append(time.perf_counter() - Aiming.committed_at)
-
-    def pay(self, what: str) -> None:
-        with self.writer.transaction() as txn:
-            txn.connection.execute(text("INSERT INTO paid VALUES (:what)"), {"what": what})
-            txn.send(self.topic, what.encode())
-
-    def measure(self) -> float:
-        """How long it takes from COMMIT's answer to the end of the step, in seconds; the median."""
-        for n in range(30):
-            self.pay(f"measured {n}")
-        self.writer.close()
-        self.writer = self._writer()
-        return statistics.median(self.took)
-
-    def is_struck(self, what: str, delay_s: float) -> bool:
-        """Pay with an alarm on the way. Was it raised out of the block, in one form or another?"""
-        struck = False
-        Aiming.delay_s = delay_s
-        try:
-            self.pay(what)
-        except (SoftTimeLimitExceeded, InDoubt, StatementError, TallystickError):
-            struck = True
-        finally:
-            with suppress(SoftTimeLimitExceeded):
-                signal.setitimer(signal.ITIMER_REAL, 0)
-            Aiming.delay_s = None
-        if not self.writer.ready:
-            with suppress(TallystickError):
-                self.writer.recover()
-            if not self.writer.ready:
-                self.writer.close()
-                self.writer = self._writer()
-        return struck
-
-    def torn(self) -> set[str]:
-        """What one side has and the other has not."""
-        self.pay("last")
-        with self.engine.connect() as connection:
-            rows = Counter(connection.execute(text("SELECT what FROM paid")).scalars())
-
-        def values() -> list[str]:
-            committed = committed_values(self.broker, self.topic, 0)
-            return committed if committed[-1:] == ["last"] else []
-
-        return set((rows - Counter(eventually(values))) | (Counter(eventually(values)) - rows))
-
-
-def _raise(_: int, __: FrameType | None) -> None:
-    raise SoftTimeLimitExceeded
-
-
-def strike(tmp_path: Path) -> tuple[int, int]:
-    """How many alarms struck, in how many rounds."""
-    random, hits, rounds = Random(939), 0, 0
-    with EmbeddedBroker() as broker:
-        while hits < HITS:
-            rounds += 1
-            shop = Shop(broker, tmp_path / f"{rounds}.db", f"paid-{rounds}")
-            median = shop.measure()
-            for n in range(ROUND):
-                hits += shop.is_struck(f"p{n}", max(1e-6, random.uniform(*AIMED) * median))
-                if hits >= HITS:
-                    break
-            assert shop.torn() == set(), f"after {hits} hits"
-            shop.writer.close()
-            shop.engine.dispose()
-    return hits, rounds
+CHILD = Path(__file__).parents[1] / "support" / "alarmed_child.py"
+HITS, PROCESSES = (20_000, 4) if os.environ.get("TALLYSTICK_LONG") else (40, 1)
 
 
 @pytest.mark.timeout(3_000)
-def test_no_alarm_tears(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_alarm_tears() -> None:
     """[DW-3, DW-7]"""
-    # SQLAlchemy is struck as well: what it keeps of its events fails when the garbage is collected.
-    # Tracebacks that pytest keeps of what is logged would put that off until after the test.
-    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
-    monkeypatch.setattr(logging.root.manager, "disable", logging.CRITICAL)
-    # An interrupted wait for the engine is given up sooner: nothing of this is about it.
-    monkeypatch.setattr("tallystick.client.blocking.thread._GRACE_S", 0.05)
-    former = signal.signal(signal.SIGALRM, _raise)
-    try:
-        hits, rounds = strike(tmp_path)
-    finally:
-        signal.signal(signal.SIGALRM, former)
-        gc.collect()
-    print(f"{hits} hits in {rounds} rounds, none torn")
+    each = -(-HITS // PROCESSES)
+    seen: Counter[str] = Counter()
+    torn: list[str] = []
+    with tempfile.TemporaryDirectory(dir=quick_place()) as folder:
+        children = [
+            subprocess.Popen(
+                [sys.executable, str(CHILD), f"{folder}/{n}", str(939 + n), str(each)],
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for n in range(PROCESSES)
+        ]
+        try:
+            for child in children:
+                told, _ = child.communicate()
+                assert child.returncode == 0, f"{child.args}: see above what it has said"
+                said = json.loads(told)
+                torn += said.pop("torn")
+                seen += Counter(said)
+        finally:
+            for child in children:
+                child.kill()
+                child.wait()
+    print(f"{seen['hits']} hits of {seen['gone_off']} alarms in {seen['rounds']} rounds, {len(torn)} torn")
+    assert torn == []
+    assert seen["hits"] >= HITS
