@@ -315,6 +315,25 @@ def test_a_row_that_cannot_be_claimed_hides_no_other(
     assert "somebody has the row" in rows[0]["Result"]
 
 
+@pytest.mark.slow
+def test_an_operator_allows_what_the_application_does(
+    postgresql_world: MakeWorld, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """[DW-8] Else nobody could finish what is left on a database that shows such a setting."""
+    world = postgresql_world()
+    world.life().recover()
+    world.cut()
+    careless = world.engine.url.update_query_dict({"options": "-c synchronous_commit=off"})
+    world.engine = create_engine(careless, poolclass=NullPool)
+    code, rows = resolve(world, capsys, "--yes")
+    assert code == 1
+    assert 'allow_unsafe_durability={"synchronous_commit"}' in rows[0]["Result"]
+    code, rows = resolve(world, capsys, "--yes", "--allow-unsafe-durability", "synchronous_commit")
+    assert (code, rows[0]["Finding"]) == (0, "IDLE")
+    assert main(["transactions", "resolve", "--store", "sqlite://", "--allow-unsafe-durability", "x"]) == 2
+    assert "allow_unsafe_durability: 'x'" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("url", "code"),
     [

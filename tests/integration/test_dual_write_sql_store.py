@@ -3,10 +3,11 @@
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from servers import MariaDB, PostgreSQL
-from sqlalchemy import Engine, create_engine, make_url, text
+from sqlalchemy import Engine, create_engine, event, make_url, text
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
@@ -14,6 +15,7 @@ from sqlalchemy.pool import NullPool
 from tallystick.client.prepared import PreparedTxnState
 from tallystick.dualwrite import BadRow, BadStore, CommitUnknown, SqlStore, UnsafeStore
 from tallystick.dualwrite.model import StoredState
+from tallystick.dualwrite.stores.durability import RISKS, Risk, allowed_of
 from tallystick.dualwrite.stores.sql_table import judge, questions
 from tallystick.kernel.value import replace
 from tallystick.testing.store_suite import MakeStore, StoreSuite
@@ -190,9 +192,61 @@ def test_what_a_database_says_is_judged(dialect: str, answers: list[object], nam
         judge(dialect, "READ COMMITTED", answers)
 
 
+UNSAFE: dict[Risk, tuple[str, list[object]]] = {
+    "fsync": ("postgresql", ["on", "off", "open", "open", False]),
+    "synchronous_commit": ("postgresql", ["off", "on", "open", "open", False]),
+    "innodb_flush_log_at_trx_commit": ("mysql", [2, 1, 0]),
+    "sync_binlog": ("mariadb", [1, 0, 0]),
+    "synchronous": ("sqlite", [1, "wal"]),
+    "journal_mode": ("sqlite", [2, "memory"]),
+}
+
+
+@pytest.mark.parametrize("risk", UNSAFE)
+def test_one_setting_is_allowed_by_its_name_and_no_other(risk: Risk) -> None:
+    """[DW-8] The refusal says by which name."""
+    dialect, answers = UNSAFE[risk]
+    others = allowed_of(set(RISKS) - {risk})
+    with pytest.raises(UnsafeStore, match=rf'allow_unsafe_durability=\{{"{risk}"\}}') as refused:
+        judge(dialect, "READ COMMITTED", answers, others)
+    assert refused.value.risk == risk
+    judge(dialect, "READ COMMITTED", answers, allowed_of({risk}))
+
+
+def test_no_name_allows_a_connection_where_every_statement_commits() -> None:
+    """[DW-8]"""
+    with pytest.raises(UnsafeStore, match="a transaction is needed") as refused:
+        judge("postgresql", "READ COMMITTED", ["on", "on", "open", "", False], allowed_of(RISKS))
+    assert refused.value.risk == ""
+    assert "allow_unsafe_durability" not in str(refused.value)
+
+
+@pytest.mark.parametrize("named", [{"fsnyc"}, "fsync", ["fsync", "autocommit"]])
+def test_a_setting_that_is_not_looked_at_is_a_mistake(sqlite: Engine, named: Any) -> None:
+    """[DW-8] It would allow nothing, and seem to."""
+    with pytest.raises(ValueError, match="a set of settings out of fsync, synchronous_commit"):
+        SqlStore(sqlite, allow_unsafe_durability=named)
+
+
+def test_what_one_store_allows_another_on_the_same_engine_does_not(tmp_path: Path) -> None:
+    """[DW-8] A connection of the pool is asked again."""
+    engine = create_engine(f"sqlite:///{tmp_path / 'rows.db'}")
+    event.listen(engine, "connect", lambda connection, _: connection.execute("PRAGMA synchronous = NORMAL"))
+    allowing = SqlStore(engine, allow_unsafe_durability={"synchronous"})
+    allowing.create()
+    for _ in range(2):
+        allowing.claim("t")
+        with pytest.raises(UnsafeStore, match="PRAGMA synchronous is 1"):
+            SqlStore(engine).claim("t")
+    engine.dispose()
+
+
 def test_standbys_that_may_be_behind_are_said(caplog: pytest.LogCaptureFixture) -> None:
     """[DW-12]"""
-    judge("postgresql", "READ COMMITTED", ["on", "on", "open", "open", True])
+    answers: list[object] = ["on", "on", "open", "open", True]
+    judge("postgresql", "READ COMMITTED", answers, allowed_of({"synchronous_standby_names"}))
+    assert caplog.text == ""
+    judge("postgresql", "READ COMMITTED", answers)
     assert "synchronous_standby_names is empty" in caplog.text
 
 

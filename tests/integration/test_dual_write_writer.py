@@ -31,6 +31,8 @@ from tallystick.dualwrite import (
     Torn,
     UnsafeStore,
 )
+from tallystick.dualwrite.stores.durability import Risk
+from tallystick.dualwrite.stores.sql import SqlTransaction
 from tallystick.errors import InDoubt
 from tallystick.testing import EmbeddedBroker, FakeClock
 
@@ -341,18 +343,24 @@ def test_two_clusters_and_a_database_commit_together(sqlite_world: MakeWorld) ->
     [("PRAGMA synchronous = OFF", "synchronous"), ("PRAGMA journal_mode = MEMORY", "journal_mode")],
 )
 def test_a_database_that_may_lose_a_commit_is_refused(
-    sqlite_world: MakeWorld, statement: str, named: str
+    sqlite_world: MakeWorld, statement: str, named: Risk
 ) -> None:
-    """[DW-8] Unless somebody insists."""
+    """[DW-8] Unless somebody insists, on all of it or on just that."""
     world = sqlite_world()
     engine = world.make_engine()
     event.listen(engine, "connect", lambda connection, _: connection.execute(statement))
     with DualWriter(SqlStore(engine), world.config) as writer, pytest.raises(UnsafeStore, match=named):
         writer.recover()
-    with DualWriter(SqlStore(engine, allow_unsafe_durability=True), world.config) as writer:
+    other: Risk = "journal_mode" if named == "synchronous" else "synchronous"
+    store = SqlStore(engine, allow_unsafe_durability={other})
+    with DualWriter(store, world.config) as writer, pytest.raises(UnsafeStore, match=named):
         writer.recover()
-        world.pay(writer, 1, "a")
-    assert world.check() == ["a"]
+    allowed: list[bool | set[Risk]] = [True, {named}]
+    for n, each in enumerate(allowed):
+        with DualWriter(SqlStore(engine, allow_unsafe_durability=each), world.config) as writer:
+            writer.recover()
+            world.pay(writer, n, f"{n}")
+    assert world.check() == ["0", "1"]
 
 
 def test_autocommit_is_refused(sqlite_world: MakeWorld) -> None:
@@ -369,12 +377,27 @@ def test_postgresql_without_synchronous_commit_is_refused(postgresql_world: Make
     world = postgresql_world()
     writer = world.life()
     writer.recover()
-    with pytest.raises(UnsafeStore, match="synchronous_commit"), writer.transaction() as txn:
-        txn.connection.execute(text("SET LOCAL synchronous_commit = off"))
-        txn.connection.execute(text(f"INSERT INTO {world.table} VALUES (1, 'no')"))
-        txn.send(world.topic, b"no")
+
+    def pay_carelessly(by: DualWriter[SqlTransaction], what: str) -> None:
+        with by.transaction() as txn:
+            txn.connection.execute(text("SET LOCAL synchronous_commit = off"))
+            txn.connection.execute(text(f"INSERT INTO {world.table} VALUES (2, '{what}')"))
+            txn.send(world.topic, what.encode())
+
+    with pytest.raises(UnsafeStore, match="synchronous_commit"):
+        pay_carelessly(writer, "no")
     world.pay(writer, 1, "a")
-    assert world.check() == ["a"]
+    engine = world.make_engine()
+    store = SqlStore(engine, allow_unsafe_durability={"fsync"})
+    with DualWriter(store, world.config) as hosted:
+        hosted.recover()
+        with pytest.raises(UnsafeStore, match="synchronous_commit"):
+            pay_carelessly(hosted, "no")
+    store = SqlStore(engine, allow_unsafe_durability={"synchronous_commit"})
+    with DualWriter(store, world.config) as careless:
+        careless.recover()
+        pay_carelessly(careless, "b")
+    assert world.check() == ["a", "b"]
 
 
 # ---- time, closing, and what comes after the commit

@@ -318,6 +318,12 @@ def test_an_unsynced_commit_is_refused(store: DjangoStore) -> None:
         execute("SET synchronous_commit = off")
     with pytest.raises(UnsafeStore):
         store.begin()
+    with pytest.raises(UnsafeStore):
+        DjangoStore(ALIAS, allow_unsafe_durability={"fsync", "journal_mode"}).begin()
+    allowing = DjangoStore(ALIAS, allow_unsafe_durability={"synchronous", "synchronous_commit"})
+    opened = allowing.begin()
+    opened.record(replace(row, state=STATE))
+    opened.rollback()
     DjangoStore(ALIAS, allow_unsafe_durability=True).begin().rollback()
 
 

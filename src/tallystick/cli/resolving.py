@@ -57,6 +57,14 @@ def resolve_command(
     ] = None,
     mode: ModeName = None,
     schema: Annotated[str | None, typer.Option(help="Database schema of the tables.")] = None,
+    allowed: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow-unsafe-durability",
+            metavar="SETTING",
+            help="A setting of the database that is known to lose nothing there, as fsync; repeatable.",
+        ),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show both halves; change nothing.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
@@ -64,14 +72,16 @@ def resolve_command(
     at: Target = context.obj
     config = with_modes(settings_of("producer", at.config), mode or (), prepares=True)
     if prefix is not None:
-        if transactional_id or schema:
-            raise BadConfig("--prefix: a Spark query has no --transactional-id or --schema")
+        if transactional_id or schema or allowed:
+            raise BadConfig(
+                "--prefix: a Spark query has no --transactional-id, --schema or --allow-unsafe-durability"
+            )
         if not dry_run:
             confirm(f"Finish what {prefix!r} left, and fence the query if it is alive?", yes=yes)
         raise typer.Exit(_resolve_query(at, config, prefix, store, retire=retire, dry_run=dry_run))
     if store is None or retire:
         raise BadConfig("--store URL or --prefix PREFIX: one is needed; --retire goes with --prefix")
-    with open_store(store, schema) as opened:
+    with open_store(store, schema, allowed or ()) as opened:
         ids = transactional_id or _ids_of(opened)
         if not dry_run and ids:
             confirm(f"Finish {', '.join(ids)}, and fence the writers that are alive?", yes=yes)

@@ -7,7 +7,7 @@ zookeeper://one:2181,two:2181/shop  hosts, and the root of the client; before th
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -27,32 +27,42 @@ _ATTEMPTS.addHandler(logging.NullHandler())
 
 
 @contextmanager
-def open_store(url: str, schema: str | None = None) -> Iterator[Store[Any]]:
-    """Raises: BadConfig for a URL that is none, or lacks its library; BadStore where none can be opened."""
+def open_store(url: str, schema: str | None = None, allowed: Collection[str] = ()) -> Iterator[Store[Any]]:
+    """Args: allowed: as `allow_unsafe_durability` of SqlStore.
+
+    Raises: BadConfig for a URL that is none, or lacks its library; BadStore where none can be opened.
+    """
     opener = {"rocksdb": _rocksdb, "zookeeper": _zookeeper}.get(url.partition(":")[0])
     if opener is None:
-        with _sql(url, schema) as sql:
+        with _sql(url, schema, allowed) as sql:
             yield sql
         return
-    if schema is not None:
-        raise BadConfig("--schema: only an SQL database has one")
+    if schema is not None or allowed:
+        raise BadConfig("--schema, --allow-unsafe-durability: only an SQL database has them")
     with opener(urlsplit(url)) as store:
         yield store
 
 
 @contextmanager
-def _sql(url: str, schema: str | None) -> Iterator[Store[Any]]:
+def _sql(url: str, schema: str | None, allowed: Collection[str]) -> Iterator[Store[Any]]:
     create_engine = _lazy.load("sqlalchemy").create_engine
-    store = _lazy.load("tallystick.dualwrite.stores.sql").SqlStore
     try:
         engine = create_engine(url)
     except Exception as exc:  # SQLAlchemy's, or of the driver that the URL names, which may have a password
         told = " ".join(str(exc).replace(url, "the URL").split())
         raise BadConfig(f"--store: {type(exc).__name__}: {told}") from exc
     try:
-        yield store(engine, schema=schema)
+        yield _store_of(engine, schema, allowed)
     finally:
         engine.dispose()
+
+
+def _store_of(engine: object, schema: str | None, allowed: Collection[str]) -> Store[Any]:
+    make: Callable[..., Store[Any]] = _lazy.load("tallystick.dualwrite.stores.sql").SqlStore
+    try:
+        return make(engine, schema=schema, allow_unsafe_durability=allowed)
+    except ValueError as exc:
+        raise BadConfig(str(exc)) from exc
 
 
 @contextmanager

@@ -74,16 +74,26 @@ class NotYours(DualWriteError):
 
 
 class UnsafeStore(DualWriteError):
-    """A database set up to lose what it acknowledged: `setting` has `found`, and `wanted` would be safe."""
+    """A database set up to lose what it acknowledged: `setting` has `found`, and `wanted` would be safe.
 
-    def __init__(self, setting: str, found: str, wanted: str) -> None:
-        super().__init__(setting, found, wanted)
-        self.setting, self.found, self.wanted = setting, found, wanted
+    risk  what allows exactly this in `allow_unsafe_durability`; empty where nothing but `wanted` will do
+    """
+
+    def __init__(self, setting: str, found: str, wanted: str, risk: str = "") -> None:
+        super().__init__(setting, found, wanted, risk)
+        self.setting, self.found, self.wanted, self.risk = setting, found, wanted, risk
 
     def __str__(self) -> str:
-        return (
+        why = (
             f"{self.setting} is {self.found}; {self.wanted} is needed: after a crash of the database the "
             "Kafka half would be committed and the rows gone"
+        )
+        if not self.risk:
+            return why
+        allowing = f'allow_unsafe_durability={{"{self.risk}"}}'
+        return (
+            f"{why}. Where the database is known to keep its commits all the same, {allowing} of its store "
+            "allows this setting alone"
         )
 
 

@@ -24,9 +24,16 @@ from typing import Any, Final
 from django.db import DatabaseError, IntegrityError, ProgrammingError, connections, transaction
 from django.db import OperationalError as DjangoOperationalError
 
-from tallystick.dualwrite.errors import BadStore, CommitUnknown, Fenced, NotCommitted, NotYours, UnsafeStore
+from tallystick.dualwrite.errors import BadStore, CommitUnknown, Fenced, NotCommitted, NotYours
 from tallystick.dualwrite.model import TABLE, StoredState, from_columns, to_columns
 from tallystick.dualwrite.stores.base import check_record
+from tallystick.dualwrite.stores.durability import (
+    Allowed,
+    AllowUnsafe,
+    allowed_of,
+    judge_postgresql,
+    judge_sqlite,
+)
 from tallystick.dualwrite.stores.refusals import ENDED, SENT_IN_VAIN, refuses
 
 _LOG: Final = logging.getLogger(__name__)
@@ -57,7 +64,7 @@ class DjangoTransaction:
     def __init__(self, store: "DjangoStore") -> None:
         """Raises: NotYours inside another block."""
         self._using = store.using
-        self._allow_unsafe = store.allow_unsafe_durability
+        self._allowed = store.allowed
         self._committed = False
         self._connection = connections[store.using]
         _check_outermost(self._connection)
@@ -90,8 +97,7 @@ class DjangoTransaction:
                 cursor.execute("SELECT set_config(%s, %s, true)", [_MARK, self._mark])
             else:
                 cursor.execute(f"SAVEPOINT {_SAVEPOINT}")
-            if not self._allow_unsafe:
-                _check_durable(self._connection.vendor, cursor)
+            _check_durable(self._connection.vendor, cursor, self._allowed)
 
     def sent(self) -> None:
         """A record is on its way to Kafka."""
@@ -119,9 +125,8 @@ class DjangoTransaction:
                 check_record(_read(cursor, row.transactional_id), row, before)
                 raise Fenced(row.transactional_id, row.owner)
             self._check_marked(cursor)
-            if not self._allow_unsafe:
-                # A transaction can weaken itself (SET LOCAL), so it is asked when it is about to commit.
-                _check_durable(self._connection.vendor, cursor)
+            # A transaction can weaken itself (SET LOCAL), so it is asked when it is about to commit.
+            _check_durable(self._connection.vendor, cursor, self._allowed)
 
     def _check_marked(self, cursor: Any) -> None:
         """Raises: NotYours if the transaction is not the one that was begun [DW-11]."""
@@ -209,16 +214,18 @@ class DjangoTransaction:
 class DjangoStore:
     """The table `kafka_transaction_state` in the database of an alias: PostgreSQL or SQLite."""
 
-    def __init__(self, using: str = "default", *, allow_unsafe_durability: bool = False) -> None:
+    def __init__(self, using: str = "default", *, allow_unsafe_durability: AllowUnsafe = False) -> None:
         """Connects to nothing yet.
 
         Args:
             using: the alias in DATABASES; the user's models must be on the same one.
-            allow_unsafe_durability: go on although a crash of the database may take back what it committed.
-        Raises: BadStore for another database than PostgreSQL or SQLite.
+            allow_unsafe_durability: go on although a crash of the database may take back what it committed:
+                the settings for which that is all right, or True for all of them, and none is looked at.
+        Raises: BadStore for another database than PostgreSQL or SQLite. ValueError for a setting that is not
+            looked at.
         """
         self.using = using
-        self.allow_unsafe_durability = allow_unsafe_durability
+        self.allowed = allowed_of(allow_unsafe_durability)
         vendor = connections[using].vendor
         if vendor not in _COLLATION:
             raise BadStore(f"{using!r} is {vendor}; DjangoStore knows {' and '.join(_COLLATION)}")
@@ -315,25 +322,21 @@ def _limit_locks(connection: Any) -> None:
             cursor.execute(f"SET LOCAL lock_timeout = '{CLAIM_LOCK_S}s'")
 
 
-def _check_durable(vendor: str, cursor: Any) -> None:
+def _check_durable(vendor: str, cursor: Any, allowed: Allowed) -> None:
     """Would a commit here survive a crash of the database? Raises: UnsafeStore. [DW-8]"""
+    if allowed.everything:
+        return
     if vendor == "postgresql":
         cursor.execute("SELECT current_setting('synchronous_commit'), current_setting('fsync')")
         synchronous, fsync = cursor.fetchone()
-        _need("synchronous_commit", synchronous, synchronous != "off", "on")
-        _need("fsync", fsync, fsync == "on", "on")
+        judge_postgresql(synchronous, allowed)
+        allowed.need("fsync", fsync, safe=fsync == "on", wanted="on")
         return
     cursor.execute("PRAGMA synchronous")
     (synchronous,) = cursor.fetchone()
-    _need("PRAGMA synchronous", str(synchronous), synchronous in (2, 3), "FULL (2) or EXTRA (3)")
     cursor.execute("PRAGMA journal_mode")
     (journal,) = cursor.fetchone()
-    _need("PRAGMA journal_mode", journal, journal not in ("off", "memory"), "a journal on the disk")
-
-
-def _need(setting: str, found: str, safe: bool, wanted: str) -> None:
-    if not safe:
-        raise UnsafeStore(setting, found, wanted)
+    judge_sqlite(str(synchronous), journal, allowed)
 
 
 def _read(cursor: Any, transactional_id: str) -> StoredState | None:

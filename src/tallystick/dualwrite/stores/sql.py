@@ -13,6 +13,7 @@ from tallystick.dualwrite.errors import BadStore, CommitUnknown, Fenced, NotComm
 from tallystick.dualwrite.model import StoredState, from_columns
 from tallystick.dualwrite.stores import sql_table
 from tallystick.dualwrite.stores.base import OffsetMoved
+from tallystick.dualwrite.stores.durability import AllowUnsafe, allowed_of
 from tallystick.dualwrite.stores.refusals import ENDED
 from tallystick.dualwrite.stores.sql_guard import OURS, Guard
 from tallystick.dualwrite.stores.sql_table import Tables
@@ -74,8 +75,7 @@ class SqlTransaction:
         replaced = tables.record(dialect, compares=before is not None)
         result = self._connection.execute(replaced, values)
         if dialect == "postgresql":
-            unsafe = self._store.allow_unsafe_durability
-            found = sql_table.judge_record(result.all(), self._mark, allow_unsafe_durability=unsafe)
+            found = sql_table.judge_record(result.all(), self._mark, self._store.allowed)
         else:
             found = cast(CursorResult[Any], result).rowcount
         if found != 1:
@@ -182,7 +182,7 @@ class SqlStore:
         metadata: MetaData | None = None,
         schema: str | None = None,
         session_factory: Callable[..., Session] = Session,
-        allow_unsafe_durability: bool = False,
+        allow_unsafe_durability: AllowUnsafe = False,
     ) -> None:
         """Connects to nothing yet.
 
@@ -190,10 +190,12 @@ class SqlStore:
             metadata: where the tables are declared, for tools that compare it with the database.
             schema: the database schema of the tables; None for the connection's own.
             session_factory: makes `txn.session`: a Session class or a sessionmaker of the user's.
-            allow_unsafe_durability: go on although a crash of the database may take back what it committed.
+            allow_unsafe_durability: go on although a crash of the database may take back what it committed:
+                the settings for which that is all right, or True for all of them, and none is looked at.
+        Raises: ValueError for a setting that is not looked at.
         """
         self.tables = Tables(metadata, schema=schema)
-        self.allow_unsafe_durability = allow_unsafe_durability
+        self.allowed = allowed_of(allow_unsafe_durability)
         self._engine = engine
         self._session_factory = session_factory
 
@@ -275,8 +277,7 @@ class SqlStore:
         try:
             connection = self._engine.connect()
             dialect = connection.dialect.name
-            if not self.allow_unsafe_durability:
-                sql_table.check_durable(connection)
+            sql_table.check_durable(connection, self.allowed)
             if claiming and dialect != "sqlite":
                 connection.execution_options(isolation_level="READ COMMITTED")
             connection.begin()

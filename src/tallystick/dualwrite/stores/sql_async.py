@@ -22,6 +22,7 @@ from tallystick.dualwrite.errors import BadStore, CommitUnknown, Fenced, NotComm
 from tallystick.dualwrite.model import StoredState, from_columns
 from tallystick.dualwrite.stores import sql_table
 from tallystick.dualwrite.stores.base import OffsetMoved
+from tallystick.dualwrite.stores.durability import AllowUnsafe, allowed_of
 from tallystick.dualwrite.stores.refusals import ENDED
 from tallystick.dualwrite.stores.sql_guard import OURS, Guard
 from tallystick.dualwrite.stores.sql_table import Tables
@@ -84,8 +85,7 @@ class AsyncSqlTransaction:
         replaced = tables.record(dialect, compares=before is not None)
         result = await self._connection.execute(replaced, values)
         if dialect == "postgresql":
-            unsafe = self._store.allow_unsafe_durability
-            found = sql_table.judge_record(result.all(), self._mark, allow_unsafe_durability=unsafe)
+            found = sql_table.judge_record(result.all(), self._mark, self._store.allowed)
         else:
             found = cast(CursorResult[Any], result).rowcount
         if found != 1:
@@ -192,7 +192,7 @@ class AsyncSqlStore:
         metadata: MetaData | None = None,
         schema: str | None = None,
         session_factory: Callable[..., AsyncSession] = AsyncSession,
-        allow_unsafe_durability: bool = False,
+        allow_unsafe_durability: AllowUnsafe = False,
     ) -> None:
         """Connects to nothing yet.
 
@@ -200,10 +200,12 @@ class AsyncSqlStore:
             metadata: where the tables are declared, for tools that compare it with the database.
             schema: the database schema of the tables; None for the connection's own.
             session_factory: makes `txn.session`: an AsyncSession class or an async_sessionmaker.
-            allow_unsafe_durability: go on although a crash of the database may take back what it committed.
+            allow_unsafe_durability: go on although a crash of the database may take back what it committed:
+                the settings for which that is all right, or True for all of them, and none is looked at.
+        Raises: ValueError for a setting that is not looked at.
         """
         self.tables = Tables(metadata, schema=schema)
-        self.allow_unsafe_durability = allow_unsafe_durability
+        self.allowed = allowed_of(allow_unsafe_durability)
         self._engine = engine
         self._session_factory = session_factory
 
@@ -284,8 +286,7 @@ class AsyncSqlStore:
         try:
             connection = await self._engine.connect()
             dialect = connection.dialect.name
-            if not self.allow_unsafe_durability:
-                await connection.run_sync(sql_table.check_durable)
+            await connection.run_sync(sql_table.check_durable, self.allowed)
             if claiming and dialect != "sqlite":
                 await connection.execution_options(isolation_level="READ COMMITTED")
             await connection.begin()

@@ -40,6 +40,7 @@ from sqlalchemy.types import TypeDecorator, TypeEngine
 from tallystick.dualwrite.errors import BadStore, Fenced, NotYours, UnsafeStore
 from tallystick.dualwrite.model import TABLE, StoredState, from_columns, to_columns
 from tallystick.dualwrite.stores.base import OffsetMoved, check_record
+from tallystick.dualwrite.stores.durability import STRICT, Allowed, judge_postgresql, judge_sqlite
 from tallystick.dualwrite.stores.refusals import ENDED, refuses
 from tallystick.kernel.check import check
 from tallystick.kernel.ids import TopicPartition
@@ -213,12 +214,11 @@ def to_record(row: StoredState, before: StoredState | None) -> Mapping[str, obje
     return {_WHO: values.pop("transactional_id"), _OWNER: values.pop("owner"), **compared, **values}
 
 
-def judge_record(answers: Sequence[Sequence[Any]], mark: str, *, allow_unsafe_durability: bool) -> int:
+def judge_record(answers: Sequence[Sequence[Any]], mark: str, allowed: Allowed) -> int:
     """How many rows PostgreSQL has replaced. Raises: UnsafeStore; NotYours in another transaction [DW-11]."""
     for synchronous_commit, marked in answers:
         check_mark(marked, mark)
-        if not allow_unsafe_durability:
-            judge_postgresql(str(synchronous_commit))
+        judge_postgresql(str(synchronous_commit), allowed)
     return len(answers)
 
 
@@ -342,21 +342,25 @@ def questions(dialect: str) -> tuple[Executable, ...]:
     return tuple(text(each) for each in _QUESTIONS[family])
 
 
-def check_durable(connection: Connection) -> None:
-    """Ask a connection that was not asked before. Raises: UnsafeStore."""
+def check_durable(connection: Connection, allowed: Allowed) -> None:
+    """Ask a connection that was not asked before, or was allowed more. Raises: UnsafeStore."""
+    if allowed.everything:
+        return
     if connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT":
         raise UnsafeStore("isolation level", "AUTOCOMMIT", "a transaction")
-    if CHECKED in connection.info:
+    if CHECKED in connection.info and connection.info[CHECKED] <= allowed.risks:
         return
     dialect = connection.dialect.name
     level = connection.get_isolation_level()
     answers = [connection.execute(each).scalar_one() for each in questions(dialect)]
     connection.rollback()
-    judge(dialect, level, answers)
-    connection.info[CHECKED] = True
+    judge(dialect, level, answers, allowed)
+    connection.info[CHECKED] = allowed.risks
 
 
-def judge(dialect: str, isolation_level: str | None, answers: Sequence[object]) -> None:
+def judge(
+    dialect: str, isolation_level: str | None, answers: Sequence[object], allowed: Allowed = STRICT
+) -> None:
     """Would a commit on this connection survive a crash of the database? [DW-8]
 
     Args:
@@ -368,20 +372,18 @@ def judge(dialect: str, isolation_level: str | None, answers: Sequence[object]) 
     told = [str(each).lower() for each in answers]
     match dialect, told:
         case "postgresql", [synchronous, fsync, _, block, behind]:
-            _need("autocommit", "on", block == "open", "a transaction")
-            judge_postgresql(synchronous)
-            _need("fsync", fsync, fsync == "on", "on")
-            if behind == "true":
+            _need_transaction("on", open_=block == "open")
+            judge_postgresql(synchronous, allowed)
+            allowed.need("fsync", fsync, safe=fsync == "on", wanted="on")
+            if behind == "true" and not allowed.covers("synchronous_standby_names"):
                 _log.warning(ASYNCHRONOUS)
         case (("mysql" | "mariadb"), [flush, binlog, autocommit]):
-            _need("autocommit", autocommit, autocommit == "0", "a transaction")
-            _need("innodb_flush_log_at_trx_commit", flush, flush == "1", "1")
-            _need(
-                "sync_binlog", binlog, binlog == "1", "1 (with log_bin, recovery takes the binary log's word)"
-            )
+            _need_transaction(autocommit, open_=autocommit == "0")
+            allowed.need("innodb_flush_log_at_trx_commit", flush, safe=flush == "1", wanted="1")
+            wanted = "1 (with log_bin, recovery takes the binary log's word)"
+            allowed.need("sync_binlog", binlog, safe=binlog == "1", wanted=wanted)
         case "sqlite", [synchronous, journal]:
-            _need("PRAGMA synchronous", synchronous, synchronous in ("2", "3"), "FULL (2) or EXTRA (3)")
-            _need("PRAGMA journal_mode", journal, journal not in ("off", "memory"), "a journal on the disk")
+            judge_sqlite(synchronous, journal, allowed)
         case _:
             check(False, f"{dialect} gave {len(told)} answers")
 
@@ -393,14 +395,9 @@ ASYNCHRONOUS: Final = (
 )
 
 
-def judge_postgresql(synchronous_commit: str) -> None:
-    """Raises: UnsafeStore. The others (local, remote_write, remote_apply, on) flush to the own disk first."""
-    _need("synchronous_commit", synchronous_commit, synchronous_commit != "off", "on")
-
-
-def _need(setting: str, found: str, safe: bool, wanted: str) -> None:
-    if not safe:
-        raise UnsafeStore(setting, found, wanted)
+def _need_transaction(autocommit: str, *, open_: bool) -> None:
+    if not open_:
+        raise UnsafeStore("autocommit", autocommit, "a transaction")
 
 
 def is_missing_table(exc: DBAPIError) -> bool:
