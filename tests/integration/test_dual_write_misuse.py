@@ -181,7 +181,7 @@ def test_a_forked_child_leaves_the_transaction_to_its_parent(
 # ---- savepoints
 
 
-@pytest.mark.parametrize("sent_by", ["transaction", "savepoint"])
+@pytest.mark.parametrize("sent_by", ["transaction", "text", "savepoint"])
 def test_records_of_a_savepoint_that_is_rolled_back_do_not_go_out(any_world: MakeWorld, sent_by: str) -> None:
     """[DW-2] Those that have gone already take the whole transaction with them."""
     world = any_world()
@@ -191,9 +191,9 @@ def test_records_of_a_savepoint_that_is_rolled_back_do_not_go_out(any_world: Mak
         with writer.transaction() as txn:
             for n, what in enumerate(("good", "bad", "good2")):
                 with suppress(ValueError):
-                    _one(world, txn, n, what, by_transaction=sent_by == "transaction")
+                    _one(world, txn, n, what, sent_by)
 
-    if sent_by == "transaction":
+    if sent_by != "savepoint":
         with pytest.raises(NotYours, match="savepoint that was rolled back"):
             pay_three()
         assert writer.ready
@@ -203,9 +203,16 @@ def test_records_of_a_savepoint_that_is_rolled_back_do_not_go_out(any_world: Mak
     assert world.check() == ["good", "good2"]
 
 
-def _one(world: World, txn: Any, n: int, what: str, *, by_transaction: bool) -> None:
+def _one(world: World, txn: Any, n: int, what: str, sent_by: str) -> None:
     row = text(f"INSERT INTO {world.table} VALUES ({n}, '{what}')")
-    if by_transaction:
+    if sent_by == "text":
+        txn.connection.execute(text("SAVEPOINT mine"))
+        txn.connection.execute(row)
+        txn.send(world.topic, what.encode())
+        ending = "ROLLBACK TO SAVEPOINT" if what == "bad" else "RELEASE SAVEPOINT"
+        txn.connection.execute(text(f"{ending} mine"))
+        return
+    if sent_by == "transaction":
         with txn.connection.begin_nested():
             txn.connection.execute(row)
             txn.send(world.topic, what.encode())

@@ -34,7 +34,7 @@ from tallystick.dualwrite.stores.durability import (
     judge_postgresql,
     judge_sqlite,
 )
-from tallystick.dualwrite.stores.refusals import ENDED, SENT_IN_VAIN, refuses
+from tallystick.dualwrite.stores.refusals import ENDED, SENT_IN_VAIN, refuses, savepoint_of
 
 _LOG: Final = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class DjangoTransaction:
         self._atomic: Any = transaction.atomic(using=store.using, durable=True)
         self._mark = secrets.token_hex(8)
         self._sent = 0
-        self._savepoints: list[tuple[str, int]] = []
+        self._savepoints: dict[str, int] = {}
         self._in_vain = False
 
     @property
@@ -120,11 +120,12 @@ class DjangoTransaction:
         if compared:
             statement += " AND prepared_transaction_state = %s"
         with self._connection.cursor() as cursor:
+            # First: after the end of its transaction SQLite would commit the row, which decides, by itself.
+            self._check_marked(cursor)
             cursor.execute(statement, [*values.values(), who, owner, *compared])
             if cursor.rowcount != 1:
                 check_record(_read(cursor, row.transactional_id), row, before)
                 raise Fenced(row.transactional_id, row.owner)
-            self._check_marked(cursor)
             # A transaction can weaken itself (SET LOCAL), so it is asked when it is about to commit.
             _check_durable(self._connection.vendor, cursor, self._allowed)
 
@@ -181,6 +182,10 @@ class DjangoTransaction:
         if atomic is not None and self._connection.atomic_blocks[-1:] == [atomic]:
             _leave(atomic, NotYours("rollback"))
 
+    def abandon(self) -> None:
+        """This process is a fork of the one that began: Django makes a connection of its own here."""
+        del connections[self._using]
+
     def _ending(self) -> Any:
         """The block, once."""
         atomic, self._atomic = self._atomic, None
@@ -191,13 +196,11 @@ class DjangoTransaction:
     def _watch(self, execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
         """Every statement passes here: an inner `atomic` is a savepoint."""
         result = execute(sql, params, many, context)
-        words = str(sql).replace('"', "").split()
-        match [each.upper() for each in words[:-1]]:
-            case ["SAVEPOINT"]:
-                self._savepoints.append((words[-1], self._sent))
-            case ["ROLLBACK", "TO"] | ["ROLLBACK", "TO", "SAVEPOINT"]:
-                before = dict(self._savepoints).get(words[-1])
-                self._in_vain = self._in_vain or (before is not None and self._sent > before)
+        match savepoint_of(str(sql)):
+            case "SAVEPOINT", name:
+                self._savepoints[name] = self._sent
+            case "ROLLBACK TO", name:
+                self._in_vain = self._in_vain or self._sent > self._savepoints.get(name, 0)
         return result
 
     def _note_commit(self) -> None:

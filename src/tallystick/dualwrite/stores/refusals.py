@@ -32,3 +32,19 @@ SENT_IN_VAIN: Final = (
     "rows: neither half is committed. Send after the savepoint, or use txn.savepoint(), which keeps records "
     "back until it is released"
 )
+
+
+def savepoint_of(statement: str) -> tuple[str, str] | None:
+    """What a statement does with a savepoint: SAVEPOINT or ROLLBACK TO, and its name; None for all others."""
+    if statement[:20].lstrip()[:8].upper() not in ("SAVEPOIN", "ROLLBACK"):
+        return None
+    words = statement.translate(_UNQUOTED).split()
+    match [each.upper() for each in words[:-1]]:
+        case ["SAVEPOINT"]:
+            return "SAVEPOINT", words[-1].lower()
+        case ["ROLLBACK", *between] if "TO" in between:
+            return "ROLLBACK TO", words[-1].lower()
+    return None
+
+
+_UNQUOTED: Final = str.maketrans("", "", '"`;')

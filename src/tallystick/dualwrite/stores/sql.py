@@ -71,14 +71,15 @@ class SqlTransaction:
         self._check_open()
         self._guard.check_savepoints()
         dialect = self._connection.dialect.name
-        tables, values = self._store.tables, sql_table.to_record(row, before)
+        tables, values = self._store.tables, sql_table.to_record(row, before, dialect, self._mark)
         replaced = tables.record(dialect, compares=before is not None)
         result = self._connection.execute(replaced, values)
         if dialect == "postgresql":
-            found = sql_table.judge_record(result.all(), self._mark, self._store.allowed)
+            found = sql_table.judge_record(result.all(), self._store.allowed)
         else:
             found = cast(CursorResult[Any], result).rowcount
         if found != 1:
+            self._check_marked(dialect)
             there = self._connection.execute(tables.read_locked(row.transactional_id))
             now = there.mappings().first()
             sql_table.check_missed(cast("Mapping[str, object] | None", now), row, before)
@@ -151,6 +152,10 @@ class SqlTransaction:
             self._session.flush()
         if self._root is None or not self._root.is_active:
             raise NotYours(f"the database transaction was ended inside the block: {OURS}")
+
+    def _check_marked(self, dialect: str) -> None:
+        if dialect == "postgresql":
+            sql_table.check_mark(self._connection.execute(sql_table.marks()).scalar_one(), self._mark)
 
     def _unmark(self) -> None:
         """Raises: NotYours if the transaction is not the one that was begun [DW-11]."""

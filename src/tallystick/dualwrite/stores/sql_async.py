@@ -45,6 +45,14 @@ class AsyncSqlTransaction:
         self._root = connection.get_transaction()
         self._session: AsyncSession | None = None
         self._guard = Guard(_sync(connection))
+        self._listened: Any = None
+
+    async def listen(self) -> None:
+        """Hear of what the driver is told beside SQLAlchemy, where it says so: asyncpg from 0.29 on."""
+        driver: Any = (await self._connection.get_raw_connection()).driver_connection
+        if hasattr(driver, "add_query_logger"):
+            driver.add_query_logger(self._guard.on_driver)
+            self._listened = driver
 
     @property
     def connection(self) -> AsyncConnection:
@@ -81,14 +89,15 @@ class AsyncSqlTransaction:
         await self._check_open()
         self._guard.check_savepoints()
         dialect = self._connection.dialect.name
-        tables, values = self._store.tables, sql_table.to_record(row, before)
+        tables, values = self._store.tables, sql_table.to_record(row, before, dialect, self._mark)
         replaced = tables.record(dialect, compares=before is not None)
         result = await self._connection.execute(replaced, values)
         if dialect == "postgresql":
-            found = sql_table.judge_record(result.all(), self._mark, self._store.allowed)
+            found = sql_table.judge_record(result.all(), self._store.allowed)
         else:
             found = cast(CursorResult[Any], result).rowcount
         if found != 1:
+            await self._check_marked(dialect)
             there = await self._connection.execute(tables.read_locked(row.transactional_id))
             now = there.mappings().first()
             sql_table.check_missed(cast("Mapping[str, object] | None", now), row, before)
@@ -96,6 +105,7 @@ class AsyncSqlTransaction:
     async def move_offsets(self, group: str, moved: Mapping[TopicPartition, OffsetMoved]) -> None:
         await self._check_open()
         dialect = self._connection.dialect.name
+        await self._check_marked(dialect)  # first: asyncpg begins no other transaction by itself
         for at in sorted(moved, key=str):  # in one order everywhere: no deadlock
             statement = self._store.tables.move_offset(group, at, moved[at], dialect)
             try:
@@ -151,6 +161,9 @@ class AsyncSqlTransaction:
             if self._session is not None:
                 await self._session.close()
         finally:
+            listened, self._listened = self._listened, None
+            if listened is not None:
+                listened.remove_query_logger(self._guard.on_driver)
             if not self._connection.closed:
                 self._guard.release()
                 await self._connection.close()
@@ -161,6 +174,11 @@ class AsyncSqlTransaction:
             await self._session.flush()
         if self._root is None or not self._root.is_active:
             raise NotYours(f"the database transaction was ended inside the block: {OURS}")
+
+    async def _check_marked(self, dialect: str) -> None:
+        if dialect == "postgresql":
+            found = await self._connection.execute(sql_table.marks())
+            sql_table.check_mark(found.scalar_one(), self._mark)
 
     async def _unmark(self) -> None:
         """Raises: NotYours if the transaction is not the one that was begun [DW-11]."""
@@ -240,7 +258,9 @@ class AsyncSqlStore:
             connection = await self._begun()
             if connection.dialect.name == "postgresql":
                 await _mark(connection, mark)
-            return AsyncSqlTransaction(self, connection, mark)
+            txn = AsyncSqlTransaction(self, connection, mark)
+            await txn.listen()
+            return txn
         except BaseException:
             if connection is not None:
                 await connection.close()

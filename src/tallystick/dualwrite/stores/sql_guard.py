@@ -11,7 +11,7 @@ from sqlalchemy import Connection, event
 from sqlalchemy.orm import Session, SessionTransaction
 
 from tallystick.dualwrite.errors import NotYours
-from tallystick.dualwrite.stores.refusals import SENT_IN_VAIN
+from tallystick.dualwrite.stores.refusals import SENT_IN_VAIN, savepoint_of
 
 OURS: Final = "the writer commits and rolls back; inside its block use begin_nested() for a savepoint"
 
@@ -22,15 +22,13 @@ class Guard:
     def __init__(self, connection: Connection) -> None:
         self.ending = False
         self._connection = connection
-        self._sent = self._made = 0
-        self._savepoints: list[tuple[str, int]] = []
+        self._sent = 0
+        self._savepoints: dict[str, int] = {}
         self._nested: dict[SessionTransaction, int] = {}
         self._in_vain = False
         self._hooks: dict[str, Callable[..., None]] = {
             "commit": self._check_ours,
-            "savepoint": self._on_savepoint,
-            "rollback_savepoint": self._on_rollback,
-            "release_savepoint": self._on_release,
+            "after_cursor_execute": self._on_statement,
         }
         for name, hook in self._hooks.items():
             event.listen(connection, name, hook)
@@ -81,15 +79,18 @@ class Guard:
                 "session_factory without other binds"
             )
 
-    def _on_savepoint(self, _: Connection, name: str | None) -> None:
-        self._made += 1  # SQLAlchemy numbers them, and tells the name only when they end
-        self._savepoints.append((name or f"sa_savepoint_{self._made}", self._sent))
+    def _on_statement(self, _: Connection, __: Any, statement: str, *___: Any) -> None:
+        """SQLAlchemy's own savepoints pass here, and those in SQL text."""
+        match savepoint_of(statement):
+            case "SAVEPOINT", name:
+                self._savepoints[name] = self._sent
+            case "ROLLBACK TO", name:
+                self._in_vain = self._in_vain or self._sent > self._savepoints.get(name, 0)
 
-    def _on_rollback(self, _: Connection, name: str, __: Any) -> None:
-        self._in_vain = self._in_vain or self._sent > self._forget(name)
-
-    def _on_release(self, _: Connection, name: str, __: Any) -> None:
-        self._forget(name)
+    def on_driver(self, logged: Any) -> None:
+        """What asyncpg was told beside SQLAlchemy. It says so later: what was sent before is not known."""
+        if savepoint_of(logged.query) is not None and logged.query.startswith("ROLLBACK"):
+            self._in_vain = self._in_vain or self._sent > 0
 
     def _on_nested(self, _: Session, made: SessionTransaction) -> None:
         if made.nested:
@@ -98,11 +99,3 @@ class Guard:
     def _on_nested_rollback(self, _: Session, ended: SessionTransaction) -> None:
         """The session makes its savepoint with the first statement: before, rows are lost without one."""
         self._in_vain = self._in_vain or self._sent > self._nested.pop(ended, self._sent)
-
-    def _forget(self, name: str) -> int:
-        """The savepoint and those inside it are over. How many records had been sent before it?"""
-        while self._savepoints:
-            each, sent = self._savepoints.pop()
-            if each == name:
-                return sent
-        return 0

@@ -55,6 +55,7 @@ _WHO: Final = "recorded_id"
 _OWNER: Final = "recorded_owner"
 _BEFORE_STATE: Final = "recorded_before"
 _MARK: Final = "tallystick.block"
+_MARKED: Final = "recorded_mark"
 _SAVEPOINT: Final = "tallystick_block"
 _NAME_BYTES_MAX: Final = 750  # four of them fit into a key of InnoDB
 _MYSQL: Final = ("mysql", "mariadb")
@@ -124,9 +125,12 @@ class Tables:
         )
         same = owned.where(states.prepared_transaction_state == bindparam(_BEFORE_STATE))
         self._replacing: Final = {False: owned, True: same}
-        # A transaction can turn durability off for itself (SET LOCAL): ask in the same breath.
+        # A transaction can turn durability off for itself (SET LOCAL): ask in the same breath. And where it
+        # was ended behind the writer's back, asyncpg begins no other: an UPDATE would commit by itself.
         self._returning: Final = {
-            compares: each.returning(func.current_setting("synchronous_commit"), _mark())
+            compares: each.where(_mark() == bindparam(_MARKED)).returning(
+                func.current_setting("synchronous_commit")
+            )
             for compares, each in self._replacing.items()
         }
 
@@ -207,17 +211,23 @@ def _mark() -> ColumnElement[str]:
     return func.coalesce(func.current_setting(_MARK, True), "")
 
 
-def to_record(row: StoredState, before: StoredState | None) -> Mapping[str, object]:
+def marks() -> Executable:
+    """Ask PostgreSQL for the mark of the transaction that is open; `check_mark` judges it."""
+    return select(_mark())
+
+
+def to_record(row: StoredState, before: StoredState | None, dialect: str, mark: str) -> Mapping[str, object]:
     """What `Tables.record` is executed with."""
     values = dict(to_columns(row))
     compared = {} if before is None else {_BEFORE_STATE: str(before.state)}
+    if dialect == "postgresql":
+        compared[_MARKED] = mark
     return {_WHO: values.pop("transactional_id"), _OWNER: values.pop("owner"), **compared, **values}
 
 
-def judge_record(answers: Sequence[Sequence[Any]], mark: str, allowed: Allowed) -> int:
-    """How many rows PostgreSQL has replaced. Raises: UnsafeStore; NotYours in another transaction [DW-11]."""
-    for synchronous_commit, marked in answers:
-        check_mark(marked, mark)
+def judge_record(answers: Sequence[Sequence[Any]], allowed: Allowed) -> int:
+    """How many rows PostgreSQL has replaced: none in another transaction [DW-11]. Raises: UnsafeStore."""
+    for (synchronous_commit,) in answers:
         judge_postgresql(str(synchronous_commit), allowed)
     return len(answers)
 
