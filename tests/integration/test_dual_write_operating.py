@@ -84,6 +84,32 @@ def test_a_pool_hands_out_ids_and_recovers_what_a_larger_one_left(sqlite_world: 
     assert world.check() == ["a", "b"]
 
 
+def test_a_pool_leaves_other_writers_alone_whose_names_are_like_its_own(
+    sqlite_world: MakeWorld, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Those of a pool `payments-7`, and of a DualWriter `payments-7` that has recorded a transaction."""
+    world = sqlite_world()
+    single = {**world.config, "transactional.id": f"{world.topic}-7"}
+    nested = {**world.config, "transactional.id": f"{world.topic}-8"}
+    with DualWriter(world.store, single) as writer, WriterPool(world.store, nested, 1) as other:
+        writer.recover()
+        other.recover()
+        with writer.transaction() as txn:
+            txn.connection.execute(text(f"INSERT INTO {world.table} VALUES (1, 'a')"))
+            txn.send(world.topic, b"a")
+        with WriterPool(world.store, world.config, 2) as pool:
+            recovered = [each.transactional_id for each in pool.recover().ids]
+        assert recovered == [f"{world.topic}-0", f"{world.topic}-1"]
+        assert f"'{world.topic}-7' has an id like those of the pool" in caplog.text
+        with writer.transaction() as txn:
+            txn.connection.execute(text(f"INSERT INTO {world.table} VALUES (2, 'b')"))
+            txn.send(world.topic, b"b")
+        with other.transaction() as txn:
+            txn.connection.execute(text(f"INSERT INTO {world.table} VALUES (3, 'c')"))
+            txn.send(world.topic, b"c")
+    assert world.check() == ["a", "b", "c"]
+
+
 def test_a_torn_id_of_a_pool_keeps_no_other_from_being_recovered(sqlite_world: MakeWorld) -> None:
     """At the start all are recovered before it is said; at work another one is handed out."""
     world = sqlite_world()

@@ -9,7 +9,7 @@ from typing import Generic, Self, TypeVar
 
 from tallystick.dualwrite.aio_writer import DualWriter, Transaction
 from tallystick.dualwrite.errors import Halted, NotRecovered, Torn
-from tallystick.dualwrite.pool import WAIT_S, beyond, first_of, ids_of, none_free, say_taken
+from tallystick.dualwrite.pool import WAIT_S, beyond, first_of, ids_of, is_a_pools, none_free, say_taken
 from tallystick.dualwrite.recovery import Recovered, Report
 from tallystick.dualwrite.stores.base import AsyncStore, AsyncStoreTransaction
 
@@ -41,7 +41,8 @@ class WriterPool(Generic[D]):
         self._recovered = False
 
     def _writer(self, transactional_id: str) -> DualWriter[D]:
-        return DualWriter(self._store, {**self._config, "transactional.id": transactional_id})
+        config = {**self._config, "transactional.id": transactional_id}
+        return DualWriter(self._store, config, pooled=True)
 
     async def recover(self, *, accept_torn: bool = False) -> Report:
         """Recover every id, those of a larger pool before this one included."""
@@ -49,7 +50,11 @@ class WriterPool(Generic[D]):
         found: list[Recovered] = []
         contradictions: list[Torn | Halted] = []
         base = self._config["transactional.id"]
-        larger = beyond(base, self._size, await self._store.transactional_ids())
+        larger = [
+            each
+            for each in beyond(base, self._size, await self._store.transactional_ids())
+            if is_a_pools(base, await self._store.read_state(each))
+        ]
         async with AsyncExitStack() as stack:
             left = [await stack.enter_async_context(self._writer(each)) for each in larger]
             for writer in (*self._writers, *left):

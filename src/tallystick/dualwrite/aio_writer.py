@@ -132,12 +132,13 @@ class DualWriter(Generic[D]):
         *,
         clusters: Mapping[str, Mapping[str, object]] | None = None,
         watch: Watch | None = None,
+        pooled: bool = False,
     ) -> None:
         """Connects to nothing yet. Raises: BadConfig with all problems; ValueError."""
         if (producer_config is None) == (clusters is None):
             raise ValueError("either producer_config or clusters")
         configs = clusters if producer_config is None else {ONLY: producer_config}
-        self._session: Session[D, Producer] = Session(store, configs or {}, _MAKING)
+        self._session: Session[D, Producer] = Session(store, configs or {}, _MAKING, alone=not pooled)
         self._driver = AsyncDriver(watch)
 
     async def recover(self, *, accept_torn: bool = False) -> Report:

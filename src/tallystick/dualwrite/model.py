@@ -36,6 +36,7 @@ NOTHING: Final = PreparedTxnState()
 # In the column `settled`, beside 0 or 1; who does not know them reads "not settled".
 _COMPLETED: Final = 2
 _NOTES: Final = 4
+_ALONE: Final = 8
 
 
 @frozen(kw_only=True)
@@ -48,6 +49,7 @@ class StoredState:
     completing           a recovery commits `state` in Kafka, or has: InitProducerId moves the pair on, and
                          what the cluster shows committed afterwards is this one
     notes                before a later transaction is aborted, it is noted that `state` is settled
+    alone                it was recorded by a DualWriter of its own, and not by one of a pool
     former_producer_ids  those that `state` named before, oldest first
     cluster_id           where that transaction was; None: nothing was recorded, or the cluster has no id
     transaction_version  what it was started with; below 2 a pair names many transactions
@@ -61,6 +63,7 @@ class StoredState:
     settled: bool = False
     completing: bool = False
     notes: bool = False
+    alone: bool = False
     former_producer_ids: tuple[int, ...] = ()
     cluster_id: str | None = None
     transaction_version: int | None = None
@@ -95,7 +98,7 @@ def to_columns(row: StoredState) -> dict[str, Value]:
         "transactional_id": row.transactional_id,
         "owner": row.owner,
         "prepared_transaction_state": str(row.state),
-        "settled": row.settled + _COMPLETED * row.completing + _NOTES * row.notes,
+        "settled": row.settled + _COMPLETED * row.completing + _NOTES * row.notes + _ALONE * row.alone,
         "former_producer_ids": " ".join(map(str, row.former_producer_ids)),
         "cluster_id": row.cluster_id,
         "transaction_version": row.transaction_version,
@@ -119,6 +122,7 @@ def from_columns(columns: Mapping[str, object]) -> StoredState:
             settled=bool(_whole(columns["settled"]) & 1),
             completing=bool(_whole(columns["settled"]) & _COMPLETED),
             notes=bool(_whole(columns["settled"]) & _NOTES),
+            alone=bool(_whole(columns["settled"]) & _ALONE),
             former_producer_ids=tuple(int(each) for each in _text(columns["former_producer_ids"]).split()),
             cluster_id=None if columns["cluster_id"] is None else _text(columns["cluster_id"]),
             transaction_version=_whole_or_none(columns["transaction_version"]),

@@ -11,6 +11,7 @@ from typing import Final, Generic, Self, TypeVar
 from tallystick.client.errors import BrokerRefused
 from tallystick.client.errors import Fenced as FencedInKafka
 from tallystick.dualwrite.errors import Fenced, Halted, NoFreeId, NotRecovered, Torn
+from tallystick.dualwrite.model import StoredState
 from tallystick.dualwrite.recovery import Recovered, Report
 from tallystick.dualwrite.stores.base import Store, StoreTransaction
 from tallystick.dualwrite.writer import DualWriter, Transaction
@@ -37,9 +38,26 @@ def ids_of(config: Mapping[str, object], size: int) -> list[str]:
 
 
 def beyond(base: object, size: int, stored: Iterable[str]) -> list[str]:
-    """Ids that a larger pool of the same name has left in the store."""
+    """Ids that a larger pool of the same name may have left in the store."""
     form = re.compile(rf"{re.escape(str(base))}-(0|[1-9][0-9]*)")
     return [each for each in stored if (found := form.fullmatch(each)) and int(found[1]) >= size]
+
+
+def is_a_pools(base: object, row: StoredState | None) -> bool:
+    """Is an id that `beyond` has found one of a pool's?
+
+    Of a row that no transaction was recorded in nothing tells, nor of an earlier version's: those are taken
+    for a pool's, for what a larger pool has left in doubt is found by nobody else.
+    """
+    if row is None or not row.alone:
+        return True
+    _log.warning(
+        "%r has an id like those of the pool %r, and was recorded by a DualWriter of its own: it is not "
+        "recovered with the pool. Where that writer is gone, `tallystick transactions resolve` finishes it",
+        row.transactional_id,
+        base,
+    )
+    return False
 
 
 def first_of(contradictions: Sequence[Torn | Halted]) -> Torn | Halted:
@@ -109,7 +127,8 @@ class WriterPool(Generic[D]):
         self._recovered = False
 
     def _writer(self, transactional_id: str) -> DualWriter[D]:
-        return DualWriter(self._store, {**self._config, "transactional.id": transactional_id})
+        config = {**self._config, "transactional.id": transactional_id}
+        return DualWriter(self._store, config, pooled=True)
 
     def recover(self, *, accept_torn: bool = False) -> Report:
         """Recover every id, those of a larger pool before this one included: what a dead process left.
@@ -120,7 +139,11 @@ class WriterPool(Generic[D]):
         found: list[Recovered] = []
         contradictions: list[Torn | Halted] = []
         base = self._config["transactional.id"]
-        larger = beyond(base, self._size, self._store.transactional_ids())
+        larger = [
+            each
+            for each in beyond(base, self._size, self._store.transactional_ids())
+            if is_a_pools(base, self._store.read_state(each))
+        ]
         with ExitStack() as stack:
             left = [stack.enter_context(self._writer(each)) for each in larger]
             for writer in (*self._writers, *left):

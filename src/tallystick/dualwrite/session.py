@@ -116,9 +116,18 @@ class Session(Generic[D, P]):
     """A writer's transactions, one after the other. Its methods are recipes: a driver runs them."""
 
     def __init__(
-        self, store: Storing[D], configs: Mapping[str, Mapping[str, object]], making: Making[P]
+        self,
+        store: Storing[D],
+        configs: Mapping[str, Mapping[str, object]],
+        making: Making[P],
+        *,
+        alone: bool = True,
     ) -> None:
-        """Raises: BadConfig with all problems of the first cluster that has any."""
+        """Args:
+        alone: its ids are of no pool.
+        Raises: BadConfig with all problems of the first cluster that has any.
+        """
+        self._alone = alone
         self.standing = Standing.NEW
         self.branches: Mapping[str, Branch[P]] = {
             cluster: Branch(cluster, config) for cluster, config in configs.items()
@@ -513,6 +522,7 @@ class Session(Generic[D, P]):
             settled=False,
             completing=False,
             notes=True,
+            alone=self._alone,
             former_producer_ids=row.after(token),
             cluster_id=branch.cluster_id,
             transaction_version=branch.producer.transaction_version,

@@ -155,6 +155,7 @@ class DualWriter(Generic[D]):
         *,
         clusters: Mapping[str, Mapping[str, object]] | None = None,
         watch: Watch | None = None,
+        pooled: bool = False,
     ) -> None:
         """Connects to nothing yet.
 
@@ -163,12 +164,13 @@ class DualWriter(Generic[D]):
             clusters: instead of it, such settings for each of several clusters, by names of your own. Each
                 needs a transactional id of its own.
             watch: told of every step; for tests that end the process at one.
+            pooled: the id is one of a pool, which recovers what a larger one of its name has left.
         Raises: BadConfig with all problems; ValueError.
         """
         if (producer_config is None) == (clusters is None):
             raise ValueError("either producer_config or clusters")
         configs = clusters if producer_config is None else {ONLY: producer_config}
-        self._session: Session[D, Producer] = Session(store, configs or {}, _MAKING)
+        self._session: Session[D, Producer] = Session(store, configs or {}, _MAKING, alone=not pooled)
         self._driver = Driver(watch)
 
     def recover(self, *, accept_torn: bool = False) -> Report:
