@@ -15,7 +15,9 @@ from sqlalchemy import make_url, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from tallystick.dualwrite import AsyncSqlStore, NotYours, aio
+from tallystick.dualwrite.stores.base import OffsetMoved
 from tallystick.dualwrite.stores.sql_async import AsyncSqlTransaction
+from tallystick.kernel.ids import TopicPartition
 from tallystick.testing import EmbeddedBroker, eventually
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
@@ -175,3 +177,27 @@ def test_records_of_a_savepoint_that_is_rolled_back_do_not_go_out(
 def _refuse_bad(what: str) -> None:
     if what == "bad":
         raise ValueError(what)
+
+
+def test_consumed_offsets_do_not_move_where_the_rows_are_gone(shop: Shop) -> None:
+    """[DW-4, DW-11] They would be committed by themselves, and the records never read again."""
+
+    async def story() -> None:
+        engine = create_async_engine(shop.url)
+        store = AsyncSqlStore(engine)
+        await store.create()
+        at = TopicPartition(shop.topic, 0)
+        for before, after in ((None, 5), (5, 9)):
+            opened = await store.begin()
+            await (await _driver(opened)).execute("ROLLBACK")
+            with pytest.raises(NotYours, match="ended inside"):
+                await opened.move_offsets("g", {at: OffsetMoved(before=before, after=after)})
+            await opened.rollback()
+            assert await store.read_offsets("g") == ({} if before is None else {at: before})
+            if before is None:
+                opened = await store.begin()
+                await opened.move_offsets("g", {at: OffsetMoved(before=before, after=after)})
+                await opened.commit()
+        await engine.dispose()
+
+    asyncio.run(story())
