@@ -16,6 +16,7 @@ from typing import Final, Self
 
 from tallystick.client.batching import Run, time_at
 from tallystick.client.errors import ClientError, TimedOut
+from tallystick.client.forking import forked, this_process
 from tallystick.kernel.errors import Effect
 from tallystick.kernel.ids import Offset, TimestampMs
 from tallystick.kernel.value import frozen
@@ -70,6 +71,7 @@ class Outcome:
     """
 
     __slots__ = (
+        "_process",
         "_watchers",
         "base_offset",
         "error",
@@ -94,9 +96,15 @@ class Outcome:
         # The outcomes of the pieces it was divided into, and where in it each begins.
         self.parts: list[tuple[int, Outcome]] = []
         self._watchers: deque[tuple[DeliveryCallback, int]] = deque()
+        self._process = this_process()
 
     def watch(self, callback: DeliveryCallback, ticket: int) -> None:
-        """Call back when settled; at once, in this thread, if it is."""
+        """Call back when settled; at once, in this thread, if it is.
+
+        Raises: IllegalState where it will never be: in a child that was forked off before [CLI-61].
+        """
+        if self._process is not this_process() and not self.settled:
+            raise forked("waiting for a record's delivery")
         self._watchers.append((callback, ticket))
         if self.settled:
             self._tell()

@@ -9,6 +9,7 @@ from typing import Generic, Self, TypeVar
 
 from tallystick.dualwrite.aio_writer import DualWriter, Transaction
 from tallystick.dualwrite.errors import Halted, NotRecovered, Torn
+from tallystick.dualwrite.forks import Home
 from tallystick.dualwrite.pool import WAIT_S, beyond, first_of, ids_of, is_a_pools, none_free, say_taken
 from tallystick.dualwrite.recovery import Recovered, Report
 from tallystick.dualwrite.stores.base import AsyncStore, AsyncStoreTransaction
@@ -39,6 +40,7 @@ class WriterPool(Generic[D]):
         self._writers: list[DualWriter[D]] = []
         self._free: asyncio.LifoQueue[DualWriter[D]] = asyncio.LifoQueue()
         self._recovered = False
+        self._home = Home()
 
     def _writer(self, transactional_id: str) -> DualWriter[D]:
         config = {**self._config, "transactional.id": transactional_id}
@@ -46,6 +48,7 @@ class WriterPool(Generic[D]):
 
     async def recover(self, *, accept_torn: bool = False) -> Report:
         """Recover every id, those of a larger pool before this one included."""
+        self._home.enter(f"{self._config['transactional.id']}: this pool")
         self._writers = self._writers or [self._writer(each) for each in self._ids]
         found: list[Recovered] = []
         contradictions: list[Torn | Halted] = []
@@ -73,6 +76,7 @@ class WriterPool(Generic[D]):
     @asynccontextmanager
     async def writer(self, wait_s: float | None = None) -> AsyncIterator[DualWriter[D]]:
         """A writer for this caller alone. Raises: NoFreeId after `wait_s`; NotRecovered."""
+        self._home.check(f"{self._config['transactional.id']}: this pool")
         if not self._recovered:
             raise NotRecovered("the pool has not been recovered: call recover() first")
         limit_s = self._wait_s if wait_s is None else wait_s
@@ -83,7 +87,7 @@ class WriterPool(Generic[D]):
             say_taken(self._config["transactional.id"], taken[-1:], exc)
             raise
         finally:
-            for writer in taken:
+            for writer in taken if not self._home.is_elsewhere else ():
                 self._free.put_nowait(writer)
 
     async def _take(self, taken: list[DualWriter[D]], limit_s: float) -> DualWriter[D]:

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from types import TracebackType
 from typing import Final, Generic, Self, TypeVar, cast
@@ -17,13 +17,14 @@ from tallystick.dualwrite.driving import AsyncDriver, Step, Watch
 from tallystick.dualwrite.errors import Halted, Outcome, Torn, WriteInDoubt
 from tallystick.dualwrite.offsets import SentOffsets
 from tallystick.dualwrite.recovery import Report
-from tallystick.dualwrite.session import Making, Session, Standing
+from tallystick.dualwrite.session import Making, Session
 from tallystick.dualwrite.stores.base import AsyncStore, AsyncStoreTransaction
 from tallystick.dualwrite.transaction import (
     Block,
     Half,
     Savepoint,
     flush_rows_async,
+    left_if_forked,
     note_sent,
     one_of,
     savepoint_of,
@@ -106,8 +107,10 @@ class Transaction(Half[D]):
     async def savepoint(self) -> AsyncIterator[Savepoint]:
         """A savepoint of the database; its `send`, not awaited, goes out when it is released."""
         part = Savepoint(self.send, self.send_batch)
-        async with savepoint_of(self.database):
-            yield part
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(savepoint_of(self.database))
+            with left_if_forked(self.home, stack):
+                yield part
         for send in part.kept:
             await cast("Awaitable[object]", send())
 
@@ -160,6 +163,7 @@ class DualWriter(Generic[D]):
             txn = Transaction(database, producers, driver, session.offsets)
             try:
                 yield txn
+                txn.check_process()
                 await flush_rows_async(database)
             except BaseException as exc:
                 txn.end()
@@ -201,7 +205,7 @@ class DualWriter(Generic[D]):
     @property
     def ready(self) -> bool:
         """Can a transaction begin?"""
-        return self._session.standing is Standing.READY
+        return self._session.ready
 
     @property
     def modes(self) -> Mapping[str, Mode | None]:

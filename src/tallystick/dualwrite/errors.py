@@ -4,7 +4,7 @@
       Fenced            another writer has claimed the id: neither half was committed
       NotRecovered      recover() comes first; nothing was begun
       TooLate           the block took too long for its mode: neither half was committed
-      NotYours          a call inside the block would have ended a half that the writer owns
+      NotYours          a half that the writer owns was ended, or would have been; or a fork's child uses it
       UnsafeStore       the database would lose what it acknowledged; nothing was begun
       BadStore          the table, path or family is missing or of another version
       BadRow            the row of an id is not what this library writes

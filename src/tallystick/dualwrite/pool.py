@@ -11,6 +11,7 @@ from typing import Final, Generic, Self, TypeVar
 from tallystick.client.errors import BrokerRefused
 from tallystick.client.errors import Fenced as FencedInKafka
 from tallystick.dualwrite.errors import Fenced, Halted, NoFreeId, NotRecovered, Torn
+from tallystick.dualwrite.forks import Home
 from tallystick.dualwrite.model import StoredState
 from tallystick.dualwrite.recovery import Recovered, Report
 from tallystick.dualwrite.stores.base import Store, StoreTransaction
@@ -125,6 +126,7 @@ class WriterPool(Generic[D]):
         self._writers = [self._writer(each) for each in ids_of(producer_config, size)]
         self._free: LifoQueue[DualWriter[D]] = LifoQueue()
         self._recovered = False
+        self._home = Home()
 
     def _writer(self, transactional_id: str) -> DualWriter[D]:
         config = {**self._config, "transactional.id": transactional_id}
@@ -136,6 +138,7 @@ class WriterPool(Generic[D]):
         Before the first transaction, and no transaction may be open.
         Raises: as DualWriter.recover. Torn, LogBehind and ForeignCluster when all other ids are recovered.
         """
+        self._home.enter(f"{self._config['transactional.id']}: this pool")
         found: list[Recovered] = []
         contradictions: list[Torn | Halted] = []
         base = self._config["transactional.id"]
@@ -166,6 +169,7 @@ class WriterPool(Generic[D]):
         If that fails, another one is tried, and the next caller tries again.
         Raises: NoFreeId after `wait_s`; NotRecovered; as DualWriter.recover if no other one is free.
         """
+        self._home.check(f"{self._config['transactional.id']}: this pool")
         if not self._recovered:
             raise NotRecovered("the pool has not been recovered: call recover() first")
         limit_s = self._wait_s if wait_s is None else wait_s
@@ -176,7 +180,7 @@ class WriterPool(Generic[D]):
             say_taken(self._config["transactional.id"], taken[-1:], exc)
             raise
         finally:
-            for writer in taken:
+            for writer in taken if not self._home.is_elsewhere else ():
                 self._free.put(writer)
 
     def _take(self, taken: list[DualWriter[D]], limit_s: float) -> DualWriter[D]:

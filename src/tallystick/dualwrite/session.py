@@ -21,7 +21,6 @@ but recovery is legal, which throws the producers away and makes others: there i
 
 import inspect
 import logging
-import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -52,12 +51,12 @@ from tallystick.dualwrite.errors import (
     NotCommitted,
     NotRecovered,
     NotVisible,
-    NotYours,
     Outcome,
     TooLate,
     Torn,
     WriteInDoubt,
 )
+from tallystick.dualwrite.forks import Home, leave_to_parent
 from tallystick.dualwrite.halves import MakeAdmin, MakeProducer, P, Storing, Transacting
 from tallystick.dualwrite.locking import begin_briefly, look_under_lock
 from tallystick.dualwrite.model import NOTHING, StoredState
@@ -80,9 +79,6 @@ _PAUSES_S: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05)
 _DECIDING: Final = frozenset({"PrepareCommit", "PrepareAbort"})
 
 D = TypeVar("D", bound=Transacting)
-
-_LEFT_TO_PARENT: Final[list[object]] = []
-"""Transactions that were open when this process was forked off: to end one would end it for the parent."""
 
 
 class Standing(Enum):
@@ -141,7 +137,7 @@ class Session(Generic[D, P]):
         self._making = making
         self._lock = Lock()
         self._started_at_ms = self._began_ms = 0
-        self._pid = os.getpid()
+        self.home = Home()
         self._block: object = None
         self._database: D | None = None  # begun and not ended, as far as is known
         self._in_doubt: WriteInDoubt | None = None
@@ -154,10 +150,11 @@ class Session(Generic[D, P]):
         return ", ".join([branch.id for branch in self._in_order])
 
     def _enter(self, into: Standing, *allowed: Standing, block: object) -> None:
+        self.check_process()  # first: who holds the lock may not have been copied
         with self._lock:
             if self.standing not in allowed:
                 raise NotRecovered(f"{self.name}: {self._why_not()}")
-            self._pid = os.getpid()
+            self.home.enter(self.name)
             self._block = block
             self.standing = into
 
@@ -168,12 +165,21 @@ class Session(Generic[D, P]):
         """
         if self._block is not block:
             return
-        if self._pid != os.getpid():
+        if self.home.is_elsewhere:
             self.offsets.forget()
             return
         if self.standing in _WITHIN:
             self.standing = Standing.UNSETTLED
         self.offsets.conclude(self._outcome)
+
+    @property
+    def ready(self) -> bool:
+        """Can a transaction begin, in this process?"""
+        return self.standing is Standing.READY and not self.home.is_elsewhere
+
+    def check_process(self) -> None:
+        """Raises: NotYours in a child of the process that uses this writer."""
+        self.home.check(f"{self.name}: this writer")
 
     def _why_not(self) -> str:
         match self.standing:
@@ -260,6 +266,7 @@ class Session(Generic[D, P]):
 
     def look(self) -> Recipe[Report]:
         """What recovery would find, and change nothing: neither claim nor init. It may be old news."""
+        self.home.enter(f"{self.name}: this writer")
         ids = []
         for branch in self._in_order:
             row = yield from do("read", branch.id, partial(self._store.read_state, branch.id))
@@ -420,7 +427,8 @@ class Session(Generic[D, P]):
         Raises: whatever failed before the database's commit, and both are taken back. InDoubt when that, or
             a commit in Kafka, has an unknown outcome: recover() finds out. Torn if the cluster had aborted.
         """
-        self._check_process(txn)
+        if self._is_forked(txn):
+            self.check_process()
         try:
             rows = yield from self._prepare(txn)
         except BaseException as exc:
@@ -476,20 +484,13 @@ class Session(Generic[D, P]):
 
     def _is_forked(self, txn: D) -> bool:
         """Is this a child of the process that began? Then both halves are the parent's [DW-11]."""
-        if self._pid == os.getpid():
+        if not self.home.is_elsewhere:
             return False
-        _LEFT_TO_PARENT.append(txn)  # also no finalizer does
+        leave_to_parent(txn)
         abandon = getattr(txn, "abandon", None)
         if abandon is not None:
             abandon()
         return True
-
-    def _check_process(self, txn: D) -> None:
-        if self._is_forked(txn):
-            raise NotYours(
-                f"{self.name}: the transaction was begun in process {self._pid}, and this is a fork of it, "
-                f"{os.getpid()}: it is the parent's to commit. Make a writer in each process, after the fork"
-            )
 
     def _prepare(self, txn: D) -> "Recipe[Rows[P]]":
         if self.standing is Standing.CLOSED:
@@ -638,8 +639,13 @@ class Session(Generic[D, P]):
     def close(self) -> Recipe[None]:
         """End the clients. What is prepared is left to recovery; what nobody has decided on is aborted.
 
-        Unless that would hide how the transaction before it ended, and it cannot be noted [DW-13].
+        Unless that would hide how the transaction before it ended, and it cannot be noted [DW-13]. In a
+        forked child nothing is ended: all of it is the parent's.
         """
+        if self.home.is_elsewhere:
+            leave_to_parent((self._database, self._store))
+            self.standing = Standing.CLOSED
+            return
         within = self.standing in _WITHIN  # its transaction of the database is open, and would be waited for
         self.standing = Standing.CLOSED
         if not within:

@@ -5,11 +5,13 @@ their types, so that `txn.session` of a writer over SqlStore is a Session to a t
 a store that has none.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 from tallystick.dualwrite.errors import NotYours
+from tallystick.dualwrite.forks import Home, leave_to_parent
 
 D_co = TypeVar("D_co", covariant=True)
 X = TypeVar("X")
@@ -38,6 +40,8 @@ class Half(Generic[D_co]):
     def __init__(self, database: D_co) -> None:
         self._database = database
         self._ended = False
+        self.home = Home()
+        self.home.enter("this transaction")
 
     def end(self) -> None:
         """The block has ended: whatever is kept of it is of no use any more."""
@@ -64,7 +68,12 @@ class Half(Generic[D_co]):
         """What the store gives to work with, whatever it is called there."""
         return self.database.handle
 
+    def check_process(self) -> None:
+        """Raises: NotYours in a child of the process that began it."""
+        self.home.check("this transaction")
+
     def check_open(self) -> None:
+        self.check_process()
         if self._ended:
             raise NotYours("this transaction has ended; begin another with `with writer.transaction()`")
 
@@ -96,6 +105,16 @@ def savepoint_of(database: object) -> Any:
     if begin is None:
         raise NotYours(f"{type(database).__name__} has no savepoints: what is in its transaction stays in it")
     return begin()
+
+
+@contextmanager
+def left_if_forked(home: Home, stack: ExitStack | AsyncExitStack) -> Iterator[None]:
+    """In a forked child what is in `stack` is not ended: its parent's savepoint would be."""
+    try:
+        yield
+    finally:
+        if home.is_elsewhere:
+            leave_to_parent(stack.pop_all())
 
 
 class Leaving(Protocol):

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from types import TracebackType
 from typing import Final, Generic, Self, TypeVar
@@ -18,13 +18,14 @@ from tallystick.dualwrite.driving import Driver, Step, Watch
 from tallystick.dualwrite.errors import Halted, Outcome, Torn, WriteInDoubt
 from tallystick.dualwrite.offsets import SentOffsets
 from tallystick.dualwrite.recovery import Report
-from tallystick.dualwrite.session import Making, Session, Standing
+from tallystick.dualwrite.session import Making, Session
 from tallystick.dualwrite.stores.base import Store, StoreTransaction
 from tallystick.dualwrite.transaction import (
     Block,
     Half,
     Savepoint,
     flush_rows,
+    left_if_forked,
     note_sent,
     one_of,
     savepoint_of,
@@ -120,8 +121,10 @@ class Transaction(Half[D]):
         Raises: NotYours for a store without savepoints.
         """
         part = Savepoint(self.send, self.send_batch)
-        with savepoint_of(self.database):
-            yield part
+        with ExitStack() as stack:
+            stack.enter_context(savepoint_of(self.database))
+            with left_if_forked(self.home, stack):
+                yield part
         for send in part.kept:
             send()
 
@@ -211,6 +214,7 @@ class DualWriter(Generic[D]):
             txn = Transaction(database, producers, driver, session.offsets)
             try:
                 yield txn
+                txn.check_process()
                 flush_rows(database)
             except BaseException as exc:
                 txn.end()
@@ -254,7 +258,7 @@ class DualWriter(Generic[D]):
     @property
     def ready(self) -> bool:
         """Can a transaction begin? If not, recover() comes first, or the writer is in use or closed."""
-        return self._session.standing is Standing.READY
+        return self._session.ready
 
     @property
     def modes(self) -> Mapping[str, Mode | None]:

@@ -233,6 +233,7 @@ class Consumer:
 
     def wakeup(self) -> None:
         """End the wait of `poll`, or of the next one, with WokenUp. From any thread, and a signal handler."""
+        self._thread.check_process("wakeup")
         self._thread.soon(self._on_loop.wakeup)
 
     # ------------------------------------------------------------------------------ commits
@@ -297,6 +298,7 @@ class Consumer:
 
     def _enter(self, doing: str) -> None:
         """This thread's turn, or none at all: positions mean something to one reader only [CLI-64]."""
+        self._thread.check_process(doing)  # first: the thread whose turn it is may not have been copied
         if not self._user.acquire(blocking=False):
             raise IllegalState(f"{doing}: another thread uses this consumer, which is for one at a time")
 

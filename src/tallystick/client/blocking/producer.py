@@ -15,9 +15,10 @@ from tallystick.client.accumulator import NotNow
 from tallystick.client.aio import producer as aio
 from tallystick.client.aio.producer import CLOSE_S, Column, Offsets
 from tallystick.client.arrow_table import shares
-from tallystick.client.blocking.thread import engine_thread, forked
+from tallystick.client.blocking.thread import engine_thread
 from tallystick.client.delivery import BatchDelivery, Delivery, DeliveryCallback
 from tallystick.client.errors import IllegalState
+from tallystick.client.forking import forked
 from tallystick.client.modes import Mode
 from tallystick.client.offsets import GroupMetadata
 from tallystick.client.prepared import PreparedTxnState
@@ -200,10 +201,9 @@ class Producer:
         Waits only after a transaction whose end did not move the producer's epoch.
         Raises: IllegalState unless the producer is ready for one; Fenced.
         """
+        self._thread.check_process("begin_transaction")
         txn = self._on_loop.transactions("begin_transaction")
         self._unheard = None
-        if self._thread.forked:
-            raise forked("begin_transaction")
         if txn.needs_claim:
             self._run(self._on_loop.begin_transaction(), self._txn_s, "begin_transaction")
         else:
@@ -272,6 +272,7 @@ class Producer:
 
         `mode.value` is its name in `tallystick.modes`, `mode.not_promised` what it does not guarantee.
         """
+        self._thread.check_process("mode")
         return self._on_loop.mode
 
     @property
@@ -280,17 +281,20 @@ class Producer:
 
         From 2 on a pair of producer id and epoch names one transaction (KIP-890).
         """
+        self._thread.check_process("transaction_version")
         return self._on_loop.transaction_version
 
     @property
     def needs_claim(self) -> bool:
         """Will `begin_transaction` initialise the id first? That fences others, and ends what is open."""
+        self._thread.check_process("needs_claim")
         return self._on_loop.needs_claim
 
     # ------------------------------------------------------------------------- the whole of it
 
     def metrics(self) -> dict[str, float]:
         """Measurements by Kafka's names, `txn-*-time-ns-total` (nanoseconds) included."""
+        self._thread.check_process("metrics")
         return self._on_loop.metrics()
 
     def close(self, timeout_s: float = CLOSE_S, *, abort: bool = True) -> None:
@@ -324,9 +328,10 @@ class Producer:
 
     def _once(self, ask: Callable[[], Coroutine[object, object, T]], doing: str) -> T:
         """Carry out a call that is not legal twice; after an interrupt return its answer [CLI-67]."""
+        self._thread.check_process(doing)
         if self._unheard is not None:
             former, answer = self._unheard
-            if former == doing and not self._thread.forked:
+            if former == doing:
                 return cast(T, answer)
             if doing in _ENDS and former in _ENDS:
                 raise IllegalState(

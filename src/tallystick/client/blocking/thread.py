@@ -4,9 +4,10 @@
 
 Life. It is made when it is first needed, never by an import. A fork copies the memory and not the threads:
 the child makes an engine thread of its own when it needs one, and whatever was opened before the fork is
-*left behind* in it. Such a client refuses every call there; it is not opened again, for it would write under
-its parent's producer id, send what the parent sends as well, and share sockets with it [CLI-61]. At the
-interpreter's exit clients that are still open are closed, all of them within EXIT_S, and the thread ends.
+*left behind* in it. Such a client refuses every call there, those that waited at the fork included; it is not
+opened again, for it would write under its parent's producer id, send what the parent sends as well, and share
+sockets with it [CLI-61]. At the interpreter's exit clients that are still open are closed, all of them within
+EXIT_S, and the thread ends.
 
 Waiting. Every wait has a limit [CLI-2]. Most coroutines have a limit of their own with a better name; the
 one given here is the last resort. A wait that is interrupted (Ctrl-C) cancels what it waited for, so that
@@ -21,6 +22,7 @@ A call from the engine thread would wait for itself, and is refused [CLI-60].
 import asyncio
 import atexit
 import os
+import select
 import threading
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
@@ -31,6 +33,7 @@ from typing import Final, Generic, Protocol, TypeVar, cast
 from weakref import WeakSet
 
 from tallystick.client.errors import ClientError, Closed, IllegalState, TimedOut
+from tallystick.client.forking import forked
 from tallystick.kernel.errors import Effect
 
 try:
@@ -61,9 +64,11 @@ class Opened(Protocol):
 class _Call(Generic[T]):
     """A coroutine on the engine thread, and the thread that waits for it."""
 
-    __slots__ = ("ended", "error", "inbox", "result", "task")
+    __slots__ = ("__weakref__", "doing", "ended", "error", "forked", "inbox", "result", "task")
 
-    def __init__(self) -> None:
+    def __init__(self, doing: str) -> None:
+        self.doing = doing
+        self.forked = False
         self.inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self.task: asyncio.Task[None] | None = None
         self.result: T | None = None
@@ -101,10 +106,19 @@ class _Call(Generic[T]):
             self._end()
         self.cancel()
 
-    def outcome(self, doing: str) -> T:
+    def leave_behind(self) -> None:
+        """In a forked child: it goes on in the parent, and what waits for it here waits for nothing."""
+        self.forked = True
+        self.error = forked(self.doing)
+        with suppress(Empty):
+            while True:
+                self.inbox.get_nowait()  # callbacks are the parent's to make
+        self._end()
+
+    def outcome(self) -> T:
         """In the caller's thread, when it has ended."""
         if isinstance(self.error, asyncio.CancelledError):
-            raise Closed(f"{doing}: the engine thread ended")
+            raise Closed(f"{self.doing}: the engine thread ended")
         if self.error is not None:
             raise self.error
         return cast(T, self.result)
@@ -119,6 +133,7 @@ class EngineThread:
     def __init__(self) -> None:
         self.forked = False
         self._clients: WeakSet[Opened] = WeakSet()
+        self._calls: WeakSet[_Call[object]] = WeakSet()
         self._closing: set[asyncio.Task[None]] = set()
         self._ready = threading.Event()
         self._loop: asyncio.AbstractEventLoop
@@ -159,11 +174,11 @@ class EngineThread:
         Raises: what the coroutine raises; IllegalState on the engine thread itself and in a forked child;
             Closed when the thread has ended; TimedOut after `limit_s`, and what was done is unknown.
         """
-        call = _Call[T]()
+        call = _Call[T](doing)
         try:
-            self._begin(call, coroutine, doing)
+            self._begin(call, coroutine)
             self._wait(call, limit_s)
-            return call.outcome(doing)
+            return call.outcome()
         except Empty:
             self._loop.call_soon_threadsafe(call.cancel)
             late = TimedOut("engine thread", int(limit_s * 1000), doing)
@@ -173,7 +188,7 @@ class EngineThread:
                 coroutine.close()
             raise
         except BaseException as exc:
-            if exc is not call.error:
+            if exc is not call.error and not call.forked:
                 self._interrupted(call, coroutine, unheard)
             raise
 
@@ -186,7 +201,12 @@ class EngineThread:
         return self.run(once(), _GRACE_S, doing)
 
     def soon(self, function: Callable[[], object]) -> None:
-        """Call a function on the loop, and do not wait for it; from any thread and any signal handler."""
+        """Call a function on the loop, and do not wait for it; from any thread and any signal handler.
+
+        Does nothing in a forked child: to wake the loop is to write to a descriptor of the parent's.
+        """
+        if self.forked:
+            return
         with suppress(RuntimeError):  # the loop is closed, and all that was on it
             self._loop.call_soon_threadsafe(function)
 
@@ -219,18 +239,31 @@ class EngineThread:
             return
         self._thread.join(max(until - monotonic(), 0.1))
 
-    def leave_behind(self) -> None:
-        """In a forked child: this thread is not here."""
+    def leave_behind(self) -> list[object]:
+        """In a forked child: this thread is not here.
+
+        Returns: what must not be collected here, for its end would be told to the parent's loop.
+        """
         self.forked = True
-        for task in asyncio.all_tasks(self._loop):
+        _separate(self._loop)
+        tasks = asyncio.all_tasks(self._loop)
+        for task in tasks:
             # It goes on in the parent: no complaint when the child ends.
             task._log_destroy_pending = False  # type: ignore[attr-defined]
-        for client in list(self._clients):
+        clients, calls = list(self._clients), list(self._calls)
+        for client in clients:
             client.left_behind()
+        for call in calls:
+            call.leave_behind()
+        return [self, *tasks, *clients, *calls]
 
-    def _check_caller(self, doing: str) -> None:
+    def check_process(self, doing: str) -> None:
+        """Raises: IllegalState in a forked child."""
         if self.forked:
             raise forked(doing)
+
+    def _check_caller(self, doing: str) -> None:
+        self.check_process(doing)
         if threading.get_ident() == self._thread.ident:
             raise IllegalState(
                 f"{doing}: called from a callback on the engine thread, which would wait for itself; "
@@ -244,14 +277,15 @@ class EngineThread:
             errand()
             until += monotonic() - began
 
-    def _begin(self, call: _Call[T], coroutine: Coroutine[object, object, T], doing: str) -> None:
-        self._check_caller(doing)
+    def _begin(self, call: _Call[T], coroutine: Coroutine[object, object, T]) -> None:
+        self._check_caller(call.doing)
+        self._calls.add(cast(_Call[object], call))
         try:
             self._loop.call_soon_threadsafe(call.begin, coroutine)
         except RuntimeError as exc:
             if not self._loop.is_closed():
                 raise
-            raise Closed(f"{doing}: the engine thread has ended") from exc
+            raise Closed(f"{call.doing}: the engine thread has ended") from exc
 
     def _interrupted(
         self,
@@ -269,8 +303,12 @@ class EngineThread:
 
 
 async def hand_back(function: Callable[[], T]) -> T:
-    """In a coroutine under `run`: call a function in the thread that waits, and await what it returns."""
-    loop = asyncio.get_running_loop()
+    """In a coroutine under `run`: call a function in the thread that waits, and await what it returns.
+
+    In a child that the function forks off what it raises leaves `run` at once: no coroutine is there to hear
+    of it.
+    """
+    loop, call = asyncio.get_running_loop(), _CALL.get()
     done = loop.create_future()
     failures: list[BaseException] = []
 
@@ -279,10 +317,13 @@ async def hand_back(function: Callable[[], T]) -> T:
         try:
             result = function()
         except BaseException as exc:  # Ctrl-C as well: `run` raises it
+            if call.forked:
+                raise
             failures.append(exc)
-        loop.call_soon_threadsafe(_settle, done, result)
+        if not call.forked:
+            loop.call_soon_threadsafe(_settle, done, result)
 
-    _CALL.get().inbox.put(errand)
+    call.inbox.put(errand)
     result = await done
     if failures:
         raise failures[0]
@@ -294,9 +335,19 @@ def _settle(done: "asyncio.Future[object]", result: object) -> None:
         done.set_result(result)
 
 
-def forked(doing: str) -> IllegalState:
-    """What a client that was opened before a fork says in the child [CLI-61]."""
-    return IllegalState(f"{doing}: this client was opened before the fork; open one in this process")
+def _separate(loop: asyncio.AbstractEventLoop) -> None:
+    """In a forked child: give the loop an epoll set of its own in place of the one it shares.
+
+    Who closes a socket takes it out of the set first, and a set that two processes share is one: a transport
+    that is collected here would leave the parent waiting for ever for what it is sent.
+    """
+    if loop.is_closed() or not hasattr(select, "epoll"):  # a kqueue is not inherited
+        return
+    asyncios = getattr(getattr(loop, "_selector", None), "fileno", lambda: -1)
+    shared = getattr(loop, "_get_backend_id", asyncios)()  # uvloop's
+    if shared >= 0:
+        with select.epoll() as own:
+            os.dup2(own.fileno(), shared, inheritable=False)
 
 
 # --------------------------------------------------------------------------- the process's own
@@ -318,9 +369,7 @@ def _in_forked_child() -> None:
     global _lock, _current, _parents
     _lock = threading.Lock()
     if _current is not None:
-        # Kept: a loop that is collected takes its descriptors out of the epoll set it shares with the parent.
-        _parents = (_parents, _current)
-        _current.leave_behind()
+        _parents = (_parents, _current.leave_behind())
         _current = None
 
 

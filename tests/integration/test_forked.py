@@ -1,0 +1,49 @@
+"""Forks with a client in every state: the child's calls are refused, the parent's go on undisturbed."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tallystick.testing import EmbeddedBroker
+
+pytestmark = pytest.mark.server
+
+PROGRAM = Path(__file__).parent.parent / "support" / "forking.py"
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[EmbeddedBroker]:
+    settings = {"transaction.two.phase.commit.enable": "true", "group.initial.rebalance.delay.ms": "0"}
+    with EmbeddedBroker(num_partitions=1, config=settings) as running:
+        yield running
+
+
+@pytest.mark.parametrize("kind", ["producer", "transaction", "consumer", "admin", "writer"])
+def test_a_child_uses_nothing_of_its_parents_clients(broker: EmbeddedBroker, kind: str) -> None:
+    """[CLI-61] Neither calls, nor close, nor garbage collection, nor either way to end a process."""
+    assert broker.pid is not None
+    try:
+        done = run(kind, broker.bootstrap_servers, str(broker.pid))
+    finally:
+        os.kill(broker.pid, signal.SIGCONT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout
+    assert done.stderr == ""
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [
+            *(sys.executable, "-W", "error", "-W", "default::DeprecationWarning", str(PROGRAM)),
+            *arguments,
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
