@@ -2,6 +2,7 @@
 
     membership    a group member's phases             group_runner     carries them out
     fetching      positions, what answers mean        fetcher          fetches, holds what came
+                                                      locating         looks for positions
     reading       bytes to records, isolation         offset_requests  asks about offsets, commits them
 
 `poll` is where things happen to the user: callbacks run in it, errors are raised by it, and it returns
@@ -22,11 +23,12 @@ from tallystick.client.arrow import batch_of
 from tallystick.client.assignors import ASSIGNORS
 from tallystick.client.cluster import Cluster
 from tallystick.client.config import ConsumerConfig
-from tallystick.client.consumer_errors import CommitRefused, PositionUnknown, WokenUp
+from tallystick.client.consumer_errors import CommitRefused, WokenUp
 from tallystick.client.errors import BrokerRefused, ClientError, Closed, IllegalState, TimedOut
 from tallystick.client.fetcher import Fetcher
 from tallystick.client.fetching import EARLIEST_MS, LATEST_MS, Position, Seeking, Tracks
 from tallystick.client.group_runner import GroupRunner
+from tallystick.client.locating import Locator
 from tallystick.client.membership import (
     Change,
     GroupSettings,
@@ -66,7 +68,6 @@ _GONE: Final = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOW
 
 INTERNAL: Final = frozenset({"__consumer_offsets", "__transaction_state"})
 _RESETS: Final = {"earliest": Seeking.EARLIEST, "latest": Seeking.LATEST, "none": None}
-_TIMES: Final = {Seeking.EARLIEST: EARLIEST_MS, Seeking.LATEST: LATEST_MS}
 
 Offsets = Mapping[TopicPartition, OffsetAndMetadata | int]
 
@@ -108,10 +109,12 @@ class ConsumerEngine:
         self._offsets = OffsetRequests(self._cluster, config.isolation_level)
         self._fetcher = Fetcher(config, self._cluster, self._tracks, self._news.set)
         self._group = self._make_group()
+        self._locator = Locator(
+            self._offsets, self._tracks, config.group_id, partial(self._limit, None), self._news.set
+        )
         self._listener: RebalanceListener | None = None
         self._pattern: re.Pattern[str] | None = None
         self._pattern_seen: object = None
-        self._locating: asyncio.Task[None] | None = None
         self._commits: set[asyncio.Task[None]] = set()
         self._commit_order = asyncio.Lock()
         self._commit_due_ms = 0
@@ -286,7 +289,7 @@ class ConsumerEngine:
             self._raise_if_woken()
             await self._take_part()
             self._auto_commit()
-            self._locate()
+            self._locator.look()
             taken = take()
             if taken or self._fetcher.passed_hidden:
                 return taken
@@ -389,52 +392,6 @@ class ConsumerEngine:
 
     # --------------------------------------------------------------------------- positions
 
-    def _locate(self) -> None:
-        """Look for the positions that are unknown, in the background; raise what that met before."""
-        task = self._locating
-        if task is not None and task.done():
-            self._locating = None
-            task.result()
-        if self._locating is None and any(self._tracks.sought(where) for where in Seeking):
-            self._locating = asyncio.get_running_loop().create_task(self._look_up())
-            self._locating.add_done_callback(lambda done: self._news.set())
-
-    async def _look_up(self) -> None:
-        """One round: committed offsets, then the ends of logs for those that have none."""
-        deadline = self._limit(None)
-        try:
-            asked = self._tracks.sought(Seeking.COMMITTED)
-            if asked:
-                committed: Mapping[TopicPartition, OffsetAndMetadata | None] = {}
-                if self._group is not None:
-                    group_id = self._group.settings.group_id
-                    committed = await self._offsets.of_group(group_id, asked, deadline)
-                self._place(asked, {at: _place_of(found) for at, found in committed.items()})
-            for where, time in _TIMES.items():
-                asked = self._tracks.sought(where)
-                if asked:
-                    await self._offsets.of_logs(
-                        dict.fromkeys(asked, time), deadline, partial(self._place_told, asked)
-                    )
-        except TimedOut as exc:
-            # An open transaction may hold back a group's offsets for as long as it is open.
-            _log.warning("positions are still unknown: %s", exc)
-
-    def _place_told(
-        self,
-        asked: Mapping[TopicPartition, int],
-        told: Mapping[TopicPartition, OffsetAndTimestamp | None],
-    ) -> None:
-        self._place({at: asked[at] for at in told if at in asked}, {at: _place_of(told[at]) for at in told})
-        self._news.set()
-
-    def _place(
-        self, asked: Mapping[TopicPartition, int], places: Mapping[TopicPartition, Position | None]
-    ) -> None:
-        for at, serial in asked.items():
-            if not self._tracks.found(at, serial, places.get(at)):
-                raise PositionUnknown(at.topic, at.partition, "no offset is committed")
-
     async def position(self, partition: TopicPartition, timeout_ms: int | None = None) -> int:
         """The offset of the next record that `poll` would return. Raises: TimedOut, PositionUnknown."""
         (at,) = self._of_mine([partition])
@@ -443,7 +400,7 @@ class ConsumerEngine:
             if track.position is not None:
                 return track.position.offset
             self._news.clear()
-            self._locate()
+            self._locator.look()
             try:
                 async with asyncio.timeout(limit.left_ms(self._cluster.now_ms()) / 1000):
                     await self._news.wait()
@@ -622,8 +579,9 @@ class ConsumerEngine:
             self._closed = True
             if self._group is not None:
                 self._group.cancel()
-            for task in (*self._commits, *([self._locating] if self._locating is not None else [])):
+            for task in self._commits:
                 task.cancel()
+            self._locator.cancel()
             self._fetcher.close()
             await self._cluster.close()
 
@@ -684,10 +642,6 @@ def _with_metadata(offsets: Offsets) -> dict[TopicPartition, OffsetAndMetadata]:
     return {
         at: OffsetAndMetadata(given) if isinstance(given, int) else given for at, given in offsets.items()
     }
-
-
-def _place_of(found: OffsetAndMetadata | OffsetAndTimestamp | None) -> Position | None:
-    return None if found is None else _place(found)
 
 
 def _place(found: OffsetAndMetadata | OffsetAndTimestamp) -> Position:

@@ -218,6 +218,13 @@ class Tracks:
         self.go_back(partition, Position(min(end_offset, track.position.offset), epoch))
         return True
 
+    def seeks(self, partition: TopicPartition, serial: int, where: Seeking) -> bool:
+        """Is the position that was asked for under this serial still to be found?"""
+        track = self._tracks.get(partition)
+        return (
+            track is not None and track.serial == serial and track.position is None and track.seeking is where
+        )
+
     def sought(self, where: Seeking) -> dict[TopicPartition, int]:
         """Partitions without a position, by where it is to come from, with the serial of the question."""
         return {

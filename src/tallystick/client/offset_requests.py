@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from tallystick.client.cluster import Cluster
-from tallystick.client.errors import BrokerRefused
+from tallystick.client.errors import ClientError
 from tallystick.client.offsets import (
     COMMIT_VERSION_MAX,
     FETCH_VERSION_MAX,
@@ -14,7 +14,7 @@ from tallystick.client.offsets import (
     OffsetAndTimestamp,
     commit_refusals,
     commit_request,
-    committed_of,
+    committed_and_refused,
     committed_request,
     list_request,
     listed_of,
@@ -30,6 +30,15 @@ GROUP_LANE: Final = "group"
 """The connection for what a group's coordinator holds back or must hear in time."""
 
 
+def _always(_: TopicPartition) -> bool:
+    return True
+
+
+def _repeats(failure: BaseException) -> bool:
+    """Is it worth another attempt? What is not comes first: no attempt would help."""
+    return isinstance(failure, ClientError) and failure.remedy.repeats
+
+
 class OffsetRequests:
     """For one reader: what it may see depends on its isolation level."""
 
@@ -42,15 +51,41 @@ class OffsetRequests:
         times: Mapping[TopicPartition, int],
         deadline: Deadline,
         tell: Callable[[Mapping[TopicPartition, OffsetAndTimestamp | None]], None] | None = None,
+        wanted: Callable[[TopicPartition], bool] = _always,
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
         """Where logs have the first record of a time (or EARLIEST_MS, LATEST_MS); None for nowhere.
 
-        Leaders are asked side by side; those that answered are not asked again.
+        Leaders are asked side by side; those that answered are not asked again, and none waits for another.
 
         Args:
             tell: called with every answer as it comes: a partition that is gone keeps nobody waiting.
+            wanted: whether an answer for a partition is still of use; it is not asked for otherwise.
         Raises: BrokerRefused, TimedOut.
         """
+        shares: dict[int | None, dict[TopicPartition, int]] = {}
+        for at, time in times.items():
+            shares.setdefault(self._cluster.image.leader(at), {})[at] = time
+        found: dict[TopicPartition, OffsetAndTimestamp | None] = {}
+        searches = [
+            asyncio.create_task(self._of_share(share, deadline, tell, wanted)) for share in shares.values()
+        ]
+        try:
+            for search in asyncio.as_completed(searches):
+                found |= await search
+        finally:
+            for task in searches:
+                task.cancel()
+            await asyncio.gather(*searches, return_exceptions=True)
+        return found
+
+    async def _of_share(
+        self,
+        times: Mapping[TopicPartition, int],
+        deadline: Deadline,
+        tell: Callable[[Mapping[TopicPartition, OffsetAndTimestamp | None]], None] | None,
+        wanted: Callable[[TopicPartition], bool],
+    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
+        """`of_logs` for partitions of one leader, or of those that are not known."""
         found: dict[TopicPartition, OffsetAndTimestamp | None] = {}
 
         async def ask(node: int, there: dict[TopicPartition, int]) -> None:
@@ -60,41 +95,64 @@ class OffsetRequests:
             found.update(told)
             if tell is not None:
                 tell(told)
-            if errors:
-                raise next(iter(errors.values()))
+            for refusal in sorted(errors.values(), key=_repeats):
+                raise refusal
 
         async def attempt() -> None:
+            left = [at for at in times if at not in found and wanted(at)]
+            led = await asyncio.gather(*map(self._cluster.node_for, left), return_exceptions=True)
             nodes: dict[int, dict[TopicPartition, int]] = {}
             failures: list[BaseException | None] = []
-            for at, time in times.items():
-                if at not in found:
-                    try:
-                        nodes.setdefault(await self._cluster.node_for(at), {})[at] = time
-                    except BrokerRefused as exc:
-                        failures.append(exc)
+            for at, node in zip(left, led, strict=True):
+                if isinstance(node, BaseException):
+                    failures.append(node)
+                else:
+                    nodes.setdefault(node, {})[at] = times[at]
             asks = [ask(node, there) for node, there in nodes.items()]
             failures += await asyncio.gather(*asks, return_exceptions=True)
-            for failure in failures:
-                if failure is not None:
-                    raise failure
+            for failure in sorted(filter(None, failures), key=_repeats):
+                raise failure
 
         await self._cluster.retrying("ListOffsets", ", ".join(map(str, times)), attempt, deadline)
         return found
 
     async def of_group(
-        self, group_id: str, partitions: Iterable[TopicPartition], deadline: Deadline
+        self,
+        group_id: str,
+        partitions: Iterable[TopicPartition],
+        deadline: Deadline,
+        tell: Callable[[Mapping[TopicPartition, OffsetAndMetadata | None]], None] | None = None,
+        wanted: Callable[[TopicPartition], bool] = _always,
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
-        """What a group has committed; None for nothing. Raises: BrokerRefused, TimedOut."""
-        request = committed_request(group_id, partitions, require_stable=self.isolation == 1)
+        """What a group has committed; None for nothing.
 
-        async def attempt() -> dict[TopicPartition, OffsetAndMetadata | None]:
+        Args:
+            tell: called with every answer: an offset that a transaction holds back keeps no other.
+            wanted: as for `of_logs`.
+        Raises: BrokerRefused, TimedOut.
+        """
+        named = tuple(partitions)
+        found: dict[TopicPartition, OffsetAndMetadata | None] = {}
+
+        async def attempt() -> None:
+            left = [at for at in named if at not in found and wanted(at)]
+            if not left:
+                return
+            request = committed_request(group_id, left, require_stable=self.isolation == 1)
             node = await self._cluster.coordinator("group", group_id)
             answer = await self._cluster.send(
                 node, request, OffsetFetchResponse, max_version=FETCH_VERSION_MAX
             )
-            return committed_of(answer, group_id)
+            committed, errors = committed_and_refused(answer, group_id)
+            told = {at: committed.get(at) for at in left if at not in errors}
+            found.update(told)
+            if tell is not None:
+                tell(told)
+            for refusal in sorted(errors.values(), key=_repeats):
+                raise refusal
 
-        return await self._cluster.retrying("OffsetFetch", group_id, attempt, deadline)
+        await self._cluster.retrying("OffsetFetch", group_id, attempt, deadline)
+        return found
 
     async def commit(
         self, group: GroupMetadata, offsets: Mapping[TopicPartition, OffsetAndMetadata], deadline: Deadline

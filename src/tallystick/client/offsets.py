@@ -120,22 +120,34 @@ def committed_of(
 
     Raises: BrokerRefused for the first code there is: UNSTABLE_OFFSET_COMMIT says to ask again.
     """
+    found, errors = committed_and_refused(answer, group_id)
+    for refusal in errors.values():
+        raise refusal
+    return found
+
+
+def committed_and_refused(
+    answer: OffsetFetchResponse, group_id: str
+) -> tuple[dict[TopicPartition, OffsetAndMetadata | None], dict[TopicPartition, BrokerRefused]]:
+    """What a group has committed, None for nothing; and the partitions that were refused.
+
+    Raises: BrokerRefused where that is the group itself.
+    """
     if answer.error_code:
         raise refused("OffsetFetch", group_id, answer.error_code)
     found: dict[TopicPartition, OffsetAndMetadata | None] = {}
+    errors: dict[TopicPartition, BrokerRefused] = {}
     for topic in answer.topics:
         for told in topic.partitions:
-            if told.error_code:
-                raise refused(
-                    "OffsetFetch", group_id, told.error_code, f"{topic.name}-{told.partition_index}"
-                )
+            at = TopicPartition(topic.name, told.partition_index)
             offset, epoch = told.committed_offset, told.committed_leader_epoch
-            found[TopicPartition(topic.name, told.partition_index)] = (
-                OffsetAndMetadata(offset, epoch if epoch >= 0 else None, told.metadata or "")
-                if offset >= 0
-                else None
-            )
-    return found
+            if told.error_code:
+                errors[at] = refused("OffsetFetch", group_id, told.error_code, str(at))
+            elif offset < 0:
+                found[at] = None
+            else:
+                found[at] = OffsetAndMetadata(offset, epoch if epoch >= 0 else None, told.metadata or "")
+    return found, errors
 
 
 def list_request(
