@@ -432,6 +432,10 @@ class Cluster:
             raise type(found)(*found.args) from found
         return found
 
+    def known_coordinator(self, kind: CoordinatorKind, key: str) -> int | None:
+        """The same, if it need not be looked up."""
+        return self._coordinators.known(kind, key)
+
     def forget_coordinator(self, kind: CoordinatorKind, key: str) -> None:
         """Look it up again next time."""
         self._coordinators.forget((kind, key))

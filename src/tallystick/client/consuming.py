@@ -64,6 +64,7 @@ ARROW_ROWS: Final = 65_536
 
 _LAST_COMMIT_SHARE: Final = 1 / 3
 """Of the session: the longest that the last commit of a partition may take."""
+_CLOSING: Final = "the consumer is being closed"
 _GONE: Final = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID})
 
 INTERNAL: Final = frozenset({"__consumer_offsets", "__transaction_state"})
@@ -543,6 +544,12 @@ class ConsumerEngine:
         except ClientError as exc:
             _log.warning("positions are given up uncommitted: %s", exc)
 
+    def _commit_unheard(self, group: GroupRunner) -> None:
+        """The last commit, without time to hear what became of it."""
+        offsets = self._still_there(self._tracks.assigned)
+        if offsets and (group.member.phase is Phase.OUT or group.member.generation is not None):
+            self._offsets.commit_unheard(group.metadata(), offsets)
+
     async def committed(
         self, partitions: Iterable[TopicPartition], timeout_ms: int | None = None
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
@@ -559,8 +566,9 @@ class ConsumerEngine:
     async def close(self, timeout_ms: int = 30_000) -> None:
         """Commit if that is automatic, leave the group, end the connections; again is harmless.
 
-        Takes `timeout_ms` at most. Callbacks run, and what they raise is raised when all is closed. Cancelled
-        it says no more to the group, and all is closed as well.
+        Takes `timeout_ms` at most; with 0 the commit and the notice to the group are sent, and no answer is
+        awaited, as Kafka's consumer does it. Callbacks run, and what they raise is raised when all is closed.
+        Cancelled it says no more to the group, and all is closed as well.
         """
         if self._closing:
             return
@@ -569,12 +577,14 @@ class ConsumerEngine:
         self._news.set()
         try:
             async with asyncio.timeout(timeout_ms / 1000):
-                if self._group is not None and self._config.enable_auto_commit:
+                if self._group is not None and self._config.enable_auto_commit and not timeout_ms:
+                    self._commit_unheard(self._group)
+                elif self._group is not None and self._config.enable_auto_commit:
                     # Half of the time is for leaving, without which the others wait for the session's end.
                     await self._commit_at_the_end(self._group, self._tracks.assigned, timeout_ms // 2)
-                await self._leave("the consumer is being closed")
+                await self._leave(_CLOSING, at_once=not timeout_ms)
         except TimeoutError:
-            _log.warning("closed without a word to the group: %d ms were over", timeout_ms)
+            _log.warning("closed before the group has confirmed it: %d ms were over", timeout_ms)
         finally:
             self._closed = True
             if self._group is not None:
@@ -585,7 +595,7 @@ class ConsumerEngine:
             self._fetcher.close()
             await self._cluster.close()
 
-    async def _leave(self, reason: str) -> None:
+    async def _leave(self, reason: str, *, at_once: bool = False) -> None:
         group = self._group
         if group is None or group.member.phase is Phase.OUT:
             return
@@ -593,7 +603,10 @@ class ConsumerEngine:
         try:
             await self._tell(change)
         finally:
-            await group.stop(member, reason)
+            if at_once:
+                group.stop_now(member, reason)
+            else:
+                await group.stop(member, reason)
 
     # ------------------------------------------------------------------------------ questions
 

@@ -111,7 +111,7 @@ class GroupRunner:
 
     async def stop(self, member: Member, reason: str) -> None:
         """Take no further part; leave the group, as far as one attempt reaches. `member`: from `leave`."""
-        request = leave_request(self.member, self.settings, reason)
+        request, lane = leave_request(self.member, self.settings, reason), self._free_lane
         self.cancel()
         self.error = None
         self.adopt(member)
@@ -119,9 +119,27 @@ class GroupRunner:
             return
         try:
             node = await self._cluster.coordinator("group", self.settings.group_id)
-            await self._cluster.send(node, request, LeaveGroupResponse, lane=GROUP_LANE)
+            await self._cluster.send(node, request, LeaveGroupResponse, lane=lane)
         except ClientError as exc:
             _log.info("group %s: left without a word: %s", self.settings.group_id, exc)
+
+    def stop_now(self, member: Member, reason: str) -> None:
+        """`stop` without waiting: the request is on its way if the coordinator is known. `member`: as there.
+
+        Source: Kafka AbstractCoordinator.close, which sends LeaveGroup whatever time there is.
+        """
+        request, lane = leave_request(self.member, self.settings, reason), self._free_lane
+        node = self._cluster.known_coordinator("group", self.settings.group_id)
+        self.cancel()
+        self.adopt(member)
+        if request is not None and node is not None:
+            answer = self._cluster.submit(node, request, lane=lane)
+            answer.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    @property
+    def _free_lane(self) -> str:
+        """A broker answers a connection's requests in turn, and a JoinGroup when every member has come."""
+        return "" if self.member.phase in (Phase.JOINING, Phase.SYNCING) else GROUP_LANE
 
     def cancel(self) -> None:
         """Stop here and now."""

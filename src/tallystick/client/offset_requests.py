@@ -154,6 +154,17 @@ class OffsetRequests:
         await self._cluster.retrying("OffsetFetch", group_id, attempt, deadline)
         return found
 
+    def commit_unheard(
+        self, group: GroupMetadata, offsets: Mapping[TopicPartition, OffsetAndMetadata]
+    ) -> None:
+        """Send a commit if the coordinator is known, and wait for nothing."""
+        node = self._cluster.known_coordinator("group", group.group_id)
+        if node is not None:
+            answer = self._cluster.submit(
+                node, commit_request(group, offsets), max_version=COMMIT_VERSION_MAX, lane=GROUP_LANE
+            )
+            answer.add_done_callback(lambda done: done.cancelled() or done.exception())
+
     async def commit(
         self, group: GroupMetadata, offsets: Mapping[TopicPartition, OffsetAndMetadata], deadline: Deadline
     ) -> None:
