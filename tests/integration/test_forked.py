@@ -13,7 +13,7 @@ from tallystick.testing import EmbeddedBroker
 
 pytestmark = pytest.mark.server
 
-PROGRAM = Path(__file__).parent.parent / "support" / "forking.py"
+SUPPORT = Path(__file__).parent.parent / "support"
 
 
 @pytest.fixture(scope="module")
@@ -27,8 +27,9 @@ def broker() -> Iterator[EmbeddedBroker]:
 def test_a_child_uses_nothing_of_its_parents_clients(broker: EmbeddedBroker, kind: str) -> None:
     """[CLI-61] Neither calls, nor close, nor garbage collection, nor either way to end a process."""
     assert broker.pid is not None
+    program = "forking_writers.py" if kind == "writer" else "forking.py"
     try:
-        done = run(kind, broker.bootstrap_servers, str(broker.pid))
+        done = run(program, kind, broker.bootstrap_servers, str(broker.pid))
     finally:
         os.kill(broker.pid, signal.SIGCONT)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -36,10 +37,10 @@ def test_a_child_uses_nothing_of_its_parents_clients(broker: EmbeddedBroker, kin
     assert done.stderr == ""
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [
-            *(sys.executable, "-W", "error", "-W", "default::DeprecationWarning", str(PROGRAM)),
+            *(sys.executable, "-W", "error", "-W", "default::DeprecationWarning", str(SUPPORT / program)),
             *arguments,
         ],
         capture_output=True,

@@ -10,21 +10,14 @@ The parent goes on with what it was about, and looks whether it came to what it 
 import gc
 import inspect
 import os
-import shutil
 import signal
 import sys
-import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from sqlalchemy import Engine, create_engine, event, text
-from sqlalchemy.pool import NullPool
-
 from tallystick import Admin, Consumer, PreparedTxnState, Producer, RebalanceListener, TopicPartition, errors
-from tallystick.dualwrite import DualWriter, NotYours, SqlStore, WriterPool
-from tallystick.dualwrite.stores.sql import SqlTransaction
 from tallystick.testing import eventually
 
 CHILD_S = 20
@@ -594,203 +587,14 @@ def admin_waiting() -> None:
         waiting.ends()
 
 
-# ------------------------------------------------------------------------------- dual writers
-
-
-@contextmanager
-def database() -> Iterator[Engine]:
-    folder = tempfile.mkdtemp()
-    engine = create_engine(f"sqlite:///{folder}/rows.db", poolclass=NullPool)
-    with engine.begin() as connection:
-        connection.execute(text("CREATE TABLE paid (what VARCHAR(50))"))
-    SqlStore(engine).create()
-    try:
-        yield engine
-    finally:
-        if os.getpid() == PARENT:
-            shutil.rmtree(folder)
-
-
-def writer_of(engine: Engine) -> DualWriter[SqlTransaction]:
-    config = {
-        "bootstrap.servers": SERVERS,
-        "transactional.id": TOPIC,
-        "transaction.two.phase.commit.enable": True,
-    }
-    return DualWriter(SqlStore(engine), config)
-
-
-def pay(writer: DualWriter[SqlTransaction], what: str) -> None:
-    with writer.transaction() as txn:
-        txn.connection.execute(text("INSERT INTO paid VALUES (:what)"), {"what": what})
-        txn.send(TOPIC, what.encode())
-
-
-def both_have(engine: Engine, *wanted: str) -> None:
-    with engine.connect() as connection:
-        rows = list(connection.execute(text("SELECT what FROM paid")).scalars())
-    assert rows == list(wanted), rows
-    eventually(lambda: written() == [what.encode() for what in wanted])
-
-
-def writer_refuses(writer: DualWriter[SqlTransaction]) -> None:
-    def enter() -> None:
-        with writer.transaction():
-            pass
-
-    for call in (enter, lambda: writer.run(lambda _: None), writer.recover, writer.look):
-        refused(call, NotYours)
-    assert not writer.ready
-    writer.close()
-    writer.close()
-    repr(writer)
-
-
-@state
-def writer_new() -> None:
-    """A writer that nobody has used is the child's as well as the parent's."""
-    with database() as engine:
-        writer = writer_of(engine)
-
-        def check() -> None:
-            writer.recover()
-            pay(writer, f"child {os.getpid()}")
-            writer.close()
-
-        fork(check)
-        with writer:
-            writer.recover()
-            pay(writer, "a")
-        assert len(written()) == 3
-
-
-@state
-def writer_looked() -> None:
-    with database() as engine, writer_of(engine) as writer:
-        writer.look()
-        fork(lambda: writer_refuses(writer))
-        writer.recover()
-        pay(writer, "a")
-        both_have(engine, "a")
-
-
-@state
-def writer_ready() -> None:
-    with database() as engine, writer_of(engine) as writer:
-        writer.recover()
-        pay(writer, "a")
-        fork(lambda: writer_refuses(writer))
-        pay(writer, "b")
-        both_have(engine, "a", "b")
-
-
-@state
-def writer_in_a_transaction() -> None:
-    """Neither what is called in the block, nor how the child leaves it, ends anything of the parent's."""
-    with database() as engine, writer_of(engine) as writer:
-        writer.recover()
-        with writer.transaction() as txn:
-            txn.connection.execute(text("INSERT INTO paid VALUES ('a')"))
-            txn.send(TOPIC, b"a").result(30)
-
-            def check() -> None:
-                refused(lambda: txn.send(TOPIC, b"child"), NotYours)
-                refused(lambda: txn.send_batch(TOPIC, [b"child"]), NotYours)
-                with consumer() as own:
-                    refused(lambda: txn.send_offsets(own), NotYours)
-                for name in ("database", "connection", "session"):
-                    refused(lambda: getattr(txn, name), NotYours)
-                writer_refuses(writer)
-
-            fork(check)
-            txn.send(TOPIC, b"b")
-            txn.connection.execute(text("INSERT INTO paid VALUES ('b')"))
-        both_have(engine, "a", "b")
-
-
-@state
-def writer_with_rows_in_memory() -> None:
-    """The child leaves the block without an error: it flushes nothing over the parent's connection."""
-    with database() as engine, writer_of(engine) as writer:
-        writer.recover()
-        flushed: list[int] = []
-        try:
-            with writer.transaction() as txn:
-                txn.send(TOPIC, b"a")
-                txn.connection.execute(text("INSERT INTO paid VALUES ('a')"))
-                event.listen(txn.session, "before_commit", lambda _: flushed.append(os.getpid()))
-                event.listen(txn.session, "before_flush", lambda *_: flushed.append(os.getpid()))
-                child = os.fork()
-        except NotYours:
-            os._exit(7 if os.getpid() not in flushed else 8)
-        if child == 0:
-            os._exit(9)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-        both_have(engine, "a")
-
-
-@state
-def writer_in_a_savepoint() -> None:
-    with database() as engine, writer_of(engine) as writer:
-        writer.recover()
-        with writer.transaction() as txn, txn.savepoint() as part:
-            txn.connection.execute(text("INSERT INTO paid VALUES ('a')"))
-            part.send(TOPIC, b"a")
-            fork(lambda: writer_refuses(writer))
-        both_have(engine, "a")
-
-
-@state
-def writer_recovering() -> None:
-    with database() as engine, writer_of(engine) as writer:
-        with broker_halted():
-            waiting = Waiting(writer.recover)
-            fork(lambda: writer_refuses(writer))
-        waiting.ends()
-        pay(writer, "a")
-        both_have(engine, "a")
-
-
-@state
-def writer_preparing() -> None:
-    with database() as engine, writer_of(engine) as writer:
-        writer.recover()
-        pay(writer, "a")
-        with broker_halted():
-            waiting = Waiting(lambda: pay(writer, "b"))
-            fork(lambda: writer_refuses(writer))
-        waiting.ends()
-        both_have(engine, "a", "b")
-
-
-@state
-def writer_pool() -> None:
-    with database() as engine:
-        config = {"bootstrap.servers": SERVERS, "transactional.id": TOPIC}
-        config |= {"transaction.two.phase.commit.enable": "true"}
-        with WriterPool(SqlStore(engine), config, size=1) as pool:
-            pool.recover()
-
-            def enter() -> None:
-                with pool.transaction():
-                    pass
-
-            def check() -> None:
-                for call in (enter, lambda: pool.run(lambda _: None), pool.recover):
-                    refused(call, NotYours)
-                pool.close()
-
-            fork(check)
-            with pool.transaction() as txn:
-                fork(check)
-                txn.connection.execute(text("INSERT INTO paid VALUES ('a')"))
-                txn.send(TOPIC, b"a")
-            both_have(engine, "a")
-
-
-if __name__ == "__main__":
+def main() -> None:
+    global TOPIC, AT
     for name, run in STATES.items():
         if name.startswith(KIND):
             TOPIC, AT = name, TopicPartition(name, 0)
             print(name, flush=True)
             run()
+
+
+if __name__ == "__main__":
+    main()
