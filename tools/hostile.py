@@ -10,7 +10,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -19,8 +19,8 @@ from uuid import UUID
 import psutil
 
 from tallystick.broker.handlers import HANDLERS
-from tallystick.kernel.limits import REQUEST_BYTES_MAX
-from tallystick.protocol import encode
+from tallystick.kernel.limits import ARRAY_ELEMENTS_MAX, REQUEST_BYTES_MAX
+from tallystick.protocol import DecodeError, decode_prefix, encode
 from tallystick.protocol.apis import ApiKey, ApiSpec
 from tallystick.protocol.messages.headers import RequestHeader
 from tallystick.protocol.messages.offset_commit import (
@@ -133,26 +133,68 @@ def _zero(f: FieldSpec) -> Any:
     )
 
 
-def attacks(
-    entries: int, bytes_max: int = REQUEST_BYTES_MAX, names: Collection[str] = ()
-) -> Iterator[tuple[ApiSpec, Shape, int, bytes]]:
-    """API, shape, version and bytes of each request; fewer entries where they would be too many bytes.
+@dataclass(frozen=True)
+class Attack:
+    """One request to send."""
+
+    spec: ApiSpec
+    shape: Shape
+    version: int
+    entries: int
+    body: bytes
+
+
+def attacks(entries_max: int = ARRAY_ELEMENTS_MAX, names: Collection[str] = ()) -> Iterator[Attack]:
+    """The largest legal request of each shape, of each API that has a list; what is the same as another once.
 
     Args:
+        entries_max: no request has more entries.
         names: of these APIs alone; of all by default.
     """
     for key in sorted(HANDLERS):
         spec = HANDLERS[key].spec
         if names and spec.name not in names:
             continue
-        version = spec.max_version
+        version, samples = spec.max_version, set()
         for shape in SHAPES:
             sample = request_of(spec, version, shape, 10)
-            if sample is None:
+            if sample is None or encode(sample, version) in samples:
                 continue
-            each = len(encode(sample, version)) // 10 + 4
-            count = max(1, min(entries, bytes_max // each))
-            yield spec, shape, version, encode(request_of(spec, version, shape, count), version)
+            samples.add(encode(sample, version))
+            count = min(entries_max, legal_entries(spec, version, shape))
+            yield Attack(
+                spec, shape, version, count, encode(request_of(spec, version, shape, count), version)
+            )
+
+
+def legal_entries(spec: ApiSpec, version: int, shape: Shape) -> int:
+    """How many entries the largest request of a shape has that the broker decodes."""
+    # What an entry costs is the same for each: bytes on the wire, apart from its number, and memory.
+    few, more = 100, 200
+    bodies = [encode(request_of(spec, version, shape, count), version) for count in (few, more)]
+    costs = [_memory_needed(spec, version, body) for body in bodies]
+    each = (costs[1] - costs[0]) / (more - few)
+    most = min(
+        ARRAY_ELEMENTS_MAX,
+        few + int((REQUEST_BYTES_MAX - costs[0]) / each),
+        REQUEST_BYTES_MAX // (len(bodies[1]) // more + 4),
+    )
+    # A Produce counts what it names, a Fetch each once.
+    counted = spec.key == ApiKey.PRODUCE or (spec.key == ApiKey.FETCH and shape.distinct)
+    return min(most, int(SETTINGS["max.partitions"])) if counted else most
+
+
+def _memory_needed(spec: ApiSpec, version: int, body: bytes) -> int:
+    """The least `room` that a request is decoded in."""
+    low, high = 0, REQUEST_BYTES_MAX
+    while low < high:
+        middle = (low + high) // 2
+        try:
+            decode_prefix(spec.request, body, version, room=middle)
+            high = middle
+        except DecodeError:
+            low = middle + 1
+    return low
 
 
 def frame(spec: ApiSpec, version: int, body: bytes, correlation_id: int) -> bytes:
@@ -256,6 +298,7 @@ class Outcome:
 
     api: str
     shape: Shape
+    entries: int
     request_bytes: int
     answer: int | str
     p99_ms: float
@@ -263,12 +306,11 @@ class Outcome:
     rss_mib: float
 
 
-def attack(
-    broker: EmbeddedBroker, entries: int, seconds: float, names: Collection[str] = ()
-) -> Iterator[Outcome]:
+def attack(broker: EmbeddedBroker, made: Iterable[Attack], seconds: float) -> Iterator[Outcome]:
     """Send every request, each for so long; the other client must have been answered every time."""
     address, process = broker.bootstrap_servers, psutil.Process(broker.pid)
-    for spec, shape, version, body in attacks(entries, names=names):
+    for each in made:
+        spec, shape, data = each.spec, each.shape, frame(each.spec, each.version, each.body, 7)
         victim = Victim(address)
         victim.start()
         answer: int | str = "closed"
@@ -277,7 +319,7 @@ def attack(
         while True:
             try:
                 with connect(address) as connection:
-                    answer = exchange(connection, frame(spec, version, body, 7))
+                    answer = exchange(connection, data)
             except (EOFError, ConnectionError):
                 answer = "closed"
             except TimeoutError:
@@ -290,20 +332,20 @@ def attack(
             raise RuntimeError(f"{spec.name}, {shape}: the other client was not served") from victim.failure
         waits = sorted(victim.waits_ms) or [0.0]
         p99 = waits[min(len(waits) - 1, len(waits) * 99 // 100)]
-        yield Outcome(spec.name, shape, len(body), answer, p99, waits[-1], rss / (1 << 20))
+        yield Outcome(spec.name, shape, each.entries, len(each.body), answer, p99, waits[-1], rss / (1 << 20))
 
 
 def table(outcomes: list[Outcome]) -> str:
     """The outcomes as a Markdown table, the longest waits first."""
     rows = [
-        "| API | shape | request, KB | answer, KB | p99 of the other, ms | worst, ms | broker's RSS, MiB |",
-        "|---|---|---|---|---|---|---|",
+        "| API | shape | entries | request, KB | answer, KB | p99 of the other, ms | worst, ms | RSS, MiB |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for o in sorted(outcomes, key=lambda o: -o.p99_ms):
         answer = f"{o.answer / 1000:.0f}" if isinstance(o.answer, int) else o.answer
         rows.append(
-            f"| {o.api} | {o.shape} | {o.request_bytes / 1000:.0f} | {answer} | {o.p99_ms:.0f} | "
-            f"{o.worst_ms:.0f} | {o.rss_mib:.0f} |"
+            f"| {o.api} | {o.shape} | {o.entries} | {o.request_bytes / 1000:.0f} | {answer} "
+            f"| {o.p99_ms:.0f} | {o.worst_ms:.0f} | {o.rss_mib:.0f} |"
         )
     return "\n".join(rows)
 
@@ -325,7 +367,7 @@ def prepare(broker: EmbeddedBroker) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--entries", type=int, default=60_000)
+    parser.add_argument("--entries", type=int, default=ARRAY_ELEMENTS_MAX, help="no request has more")
     parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--api", action="append", default=[], help="only this one; may be given again")
     parser.add_argument("--write", action="store_true", help=f"write the table into {DOCUMENT.name}")
@@ -335,7 +377,7 @@ def main() -> None:
     outcomes = []
     with EmbeddedBroker(config=SETTINGS) as broker:
         prepare(broker)
-        for outcome in attack(broker, chosen.entries, chosen.seconds, chosen.api):
+        for outcome in attack(broker, attacks(chosen.entries, chosen.api), chosen.seconds):
             outcomes.append(outcome)
             print(table([outcome]).splitlines()[-1], flush=True)
     if chosen.write:

@@ -32,7 +32,7 @@ ATTACKS = list(hostile.attacks(ENTRIES))
 
 
 def test_every_api_is_attacked_but_those_without_a_list() -> None:
-    attacked = {spec.name for spec, _, _, _ in ATTACKS}
+    attacked = {attack.spec.name for attack in ATTACKS}
     without = {entry.spec.name for entry in HANDLERS.values()} - attacked
     assert {"Produce", "Fetch", "Metadata", "OffsetFetch", "CreateTopics", "WriteTxnMarkers"} <= attacked
     assert {"Heartbeat", "EndTxn", "InitProducerId", "DescribeCluster"} <= without
@@ -45,13 +45,15 @@ def served(broker: EmbeddedBroker) -> None:
             assert hostile.exchange(connection, data) > 0
 
 
-@pytest.mark.parametrize("number", range(len(ATTACKS)), ids=lambda n: f"{ATTACKS[n][0].name}-{ATTACKS[n][1]}")
+@pytest.mark.parametrize(
+    "number", range(len(ATTACKS)), ids=lambda n: f"{ATTACKS[n].spec.name}-{ATTACKS[n].shape}"
+)
 def test_another_client_is_served_beside_the_request_and_after_it(
     number: int, broker: EmbeddedBroker
 ) -> None:
-    spec, _, version, body = ATTACKS[number]
+    attack = ATTACKS[number]
     with hostile.connect(broker.bootstrap_servers) as connection:
-        connection.sendall(hostile.frame(spec, version, body, 7))
+        connection.sendall(hostile.frame(attack.spec, attack.version, attack.body, 7))
         served(broker)
         try:
             answer = hostile.receive(connection)
@@ -59,4 +61,4 @@ def test_another_client_is_served_beside_the_request_and_after_it(
             answer = 0
     served(broker)
     assert broker.running
-    assert answer <= ANSWER_PER_BYTE * len(body) + WHAT_THERE_IS
+    assert answer <= ANSWER_PER_BYTE * len(attack.body) + WHAT_THERE_IS

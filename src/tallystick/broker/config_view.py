@@ -207,6 +207,19 @@ def _apply_change(changed: dict[str, str], made: Setting, change: Change) -> str
     return None
 
 
+async def alterations(rows: Iterable[tuple[int, str, Iterable[Change]]]) -> list[Alteration]:
+    """What is asked for each resource, of type, name and changes; others have the loop in between."""
+    pacer, asked = Pacer(), list[Alteration]()
+    for kind, name, changes in rows:
+        await pacer.step()
+        listed = []
+        for change in changes:
+            listed.append(change)
+            await pacer.step()
+        asked.append(Alteration(kind, name, tuple(listed)))
+    return asked
+
+
 async def alter(
     broker: Broker, asked: Sequence[Alteration], *, replace: bool, validate_only: bool
 ) -> list[Reject | None]:

@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 from tallystick.broker.broker import Broker
 from tallystick.broker.config import BrokerConfig
 from tallystick.broker.context import RequestContext
-from tallystick.broker.listing import Listed
+from tallystick.broker.listing import Sliced
 from tallystick.broker.server import Alone, Answer, Buffer, CloseConnection, Peer
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import INT32_MAX
@@ -61,7 +61,7 @@ class HandlerEntry:
 def message(api: ApiKey, handle: Handler[Q], *, pipelined: bool = False) -> HandlerEntry:
     """A handler of values: decoding the request and encoding the response are done here.
 
-    `handle` returns the response, a `Listed`, or an awaitable of one of them.
+    `handle` returns the response, a `Sliced`, or an awaitable of one of them.
     """
     spec = API[api]
     request: type[Q] = spec.request
@@ -75,11 +75,9 @@ def message(api: ApiKey, handle: Handler[Q], *, pipelined: bool = False) -> Hand
         response = handle(broker, value, context)
         if isawaitable(response):
             return _encoded(response, context.api_version)
-        if isinstance(response, Listed):
-            if not response.is_short:
-                return _in_slices(response, context.api_version)
-            response = response.whole()
-        return list(encode_parts(response, context.api_version))
+        if isinstance(response, Sliced) and not response.is_short:
+            return _in_slices(response, context.api_version)
+        return _at_once(response, context.api_version)
 
     # What is decoded beside the loop must not be overtaken by a smaller one behind it.
     return HandlerEntry(spec, run, QUICK_BYTES if pipelined else 0)
@@ -108,19 +106,25 @@ async def _run_beside(
     response = handle(broker, value, context)
     if isawaitable(response):
         response = await response
-    if isinstance(response, Listed):
+    if isinstance(response, Sliced):
         return await _in_slices(response, version)
     return list(await asyncio.to_thread(encode_parts, response, version))
 
 
 async def _encoded(response: Awaitable[object], version: int) -> Body:
     ready = await response
-    if isinstance(ready, Listed):
+    if isinstance(ready, Sliced) and not ready.is_short:
         return await _in_slices(ready, version)
-    return list(encode_parts(ready, version))
+    return _at_once(ready, version)
 
 
-async def _in_slices(listed: Listed, version: int) -> Body:
+def _at_once(response: object, version: int) -> Body:
+    if isinstance(response, Sliced):
+        response = response.whole()
+    return list(encode_parts(response, version))
+
+
+async def _in_slices(listed: Sliced, version: int) -> Body:
     parts: list[Buffer] = []
     for part in listed.slices(version):
         parts.append(part)

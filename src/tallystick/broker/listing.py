@@ -3,11 +3,13 @@
 An answer with a thousand topics takes long to make, and as objects it takes twenty times the memory of its
 bytes. So the handler hands over what makes an entry, each is encoded as soon as it is made, and the
 dispatcher lets others have the loop in between [SRV-3]. The bytes are those of the whole answer encoded at
-once: only the count in front of the list differs from an answer with one entry.
+once: only the count in front of the list differs from an answer with one entry. Where a topic of the answer
+has a long list of partitions, the same is done within its entry.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, Final, TypeVar
 
 from tallystick.kernel.limits import KIB
@@ -55,12 +57,83 @@ class Listed:
             if not number:
                 start = _entry_start(empty, one)
                 piece += _head(one, start, len(self.items))
-            piece += one[start : len(one) - len(empty) + start]
+            piece += _between(one, empty, start)
             entries += 1
             if entries == SLICE_ENTRIES or len(piece) >= SLICE_BYTES:
                 yield bytes(piece)
                 piece, entries = bytearray(), 0
         yield bytes(piece) + empty[start if self.items else 0 :]
+
+
+@frozen
+class ListedByTopic:
+    """An answer with a list of topics in it, each of them with a list of partitions.
+
+    make     the whole answer with these topics
+    topic    the entry for one of them, with these partitions
+    wanted   what to answer of each topic, each once
+    answer   the entry for a partition; others may have changed things since the one before
+    """
+
+    make: Callable[[tuple[Any, ...]], object]
+    topic: Callable[[Any, tuple[Any, ...]], object]
+    wanted: Mapping[Any, Collection[Any]]
+    answer: Callable[[Any, Any], object]
+
+    @property
+    def is_short(self) -> bool:
+        """Whether it is worth no pause."""
+        if len(self.wanted) > SLICE_ENTRIES:
+            return False
+        return sum(map(len, self.wanted.values())) <= SLICE_ENTRIES
+
+    def whole(self) -> object:
+        """The answer in one piece."""
+        return self.make(tuple(self._entry(key, parts) for key, parts in self.wanted.items()))
+
+    def _entry(self, key: Any, parts: Iterable[Any]) -> object:
+        return self.topic(key, tuple(self.answer(key, part) for part in parts))
+
+    def slices(self, version: int) -> Iterator[bytes]:
+        """The encoded answer piece by piece; others may run between two."""
+        empty = encode(self.make(()), version)
+        if not self.wanted:
+            yield empty
+            return
+        first = encode(self.make((self.topic(next(iter(self.wanted)), ()),)), version)
+        start = _entry_start(empty, first)
+        yield _head(first, start, len(self.wanted))
+        few: list[object] = []
+        rows = 0
+        for key, parts in self.wanted.items():
+            if few and rows + len(parts) >= SLICE_ENTRIES:
+                yield _between(encode(self.make(tuple(few)), version), empty, start)
+                few, rows = [], 0
+            if len(parts) < SLICE_ENTRIES:
+                few.append(self._entry(key, parts))
+                rows += 1 + len(parts)
+            else:
+                yield from self._long_entry(key, parts, version, (empty, start))
+        if few:
+            yield _between(encode(self.make(tuple(few)), version), empty, start)
+        yield empty[start:]
+
+    def _long_entry(
+        self, key: Any, parts: Collection[Any], version: int, around: tuple[bytes, int]
+    ) -> Iterator[bytes]:
+        """A topic of very many partitions. `around`: the answer without topics, and where they begin."""
+        left = iter(parts)
+        hollow = encode(self.make((self.topic(key, ()),)), version)
+        single = encode(self.make((self._entry(key, islice(left, 1)),)), version)
+        start = _entry_start(hollow, single)
+        yield _head(single, start, len(parts))[around[1] :] + _between(single, hollow, start)
+        while some := tuple(islice(left, SLICE_ENTRIES)):
+            yield _between(encode(self.make((self._entry(key, some),)), version), hollow, start)
+        yield _between(hollow, *around)[start - around[1] :]
+
+
+# What is made and encoded in slices where it is long.
+Sliced = Listed | ListedByTopic
 
 
 class Pacer:
@@ -114,6 +187,11 @@ def _entry_start(empty: bytes, one: bytes) -> int:
     while empty[at] == one[at]:
         at += 1
     return at + 1
+
+
+def _between(encoded: bytes, empty: bytes, start: int) -> bytes:
+    """The entries alone, of an answer with a few of them. `empty`: the one without."""
+    return encoded[start : len(encoded) - len(empty) + start]
 
 
 def _head(one: bytes, start: int, count: int) -> bytes:

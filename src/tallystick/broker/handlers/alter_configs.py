@@ -1,9 +1,11 @@
 """AlterConfigs: replace all settings of a resource. Deprecated by Kafka for IncrementalAlterConfigs."""
 
 from tallystick.broker.broker import Broker
-from tallystick.broker.config_view import Alteration, Change, Operation, alter
+from tallystick.broker.config_view import Alteration, Change, Operation, alter, alterations
 from tallystick.broker.context import RequestContext
+from tallystick.broker.listing import Listed
 from tallystick.kernel.codes import ErrorCode
+from tallystick.kernel.errors import Reject
 from tallystick.protocol.messages.alter_configs import (
     AlterConfigsRequest,
     AlterConfigsResourceResponse,
@@ -11,26 +13,27 @@ from tallystick.protocol.messages.alter_configs import (
 )
 
 
-async def handle(
-    broker: Broker, request: AlterConfigsRequest, context: RequestContext
-) -> AlterConfigsResponse:
-    asked = [
-        Alteration(
+async def handle(broker: Broker, request: AlterConfigsRequest, context: RequestContext) -> Listed:
+    asked = await alterations(
+        (
             resource.resource_type,
             resource.resource_name,
-            tuple(Change(config.name, Operation.SET, config.value) for config in resource.configs),
+            (Change(config.name, Operation.SET, config.value) for config in resource.configs),
         )
         for resource in request.resources
-    ]
+    )
     outcomes = await alter(broker, asked, replace=True, validate_only=request.validate_only)
-    return AlterConfigsResponse(
-        responses=tuple(
-            AlterConfigsResourceResponse(
-                error_code=ErrorCode.NONE if refused is None else refused.code,
-                error_message=None if refused is None else refused.reason,
-                resource_type=each.kind,
-                resource_name=each.name,
-            )
-            for each, refused in zip(asked, outcomes, strict=True)
-        )
+    return Listed(
+        lambda responses: AlterConfigsResponse(responses=responses),
+        tuple(zip(asked, outcomes, strict=True)),
+        lambda outcome: _answer(*outcome),
+    )
+
+
+def _answer(asked: Alteration, refused: Reject | None) -> AlterConfigsResourceResponse:
+    return AlterConfigsResourceResponse(
+        error_code=ErrorCode.NONE if refused is None else refused.code,
+        error_message=None if refused is None else refused.reason,
+        resource_type=asked.kind,
+        resource_name=asked.name,
     )

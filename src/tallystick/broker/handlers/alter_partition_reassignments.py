@@ -5,6 +5,8 @@ Tools that balance a cluster send the whole assignment, most of it unchanged. Wh
 
 from tallystick.broker.broker import Broker
 from tallystick.broker.context import RequestContext
+from tallystick.broker.handlers.distinct import merged
+from tallystick.broker.listing import ListedByTopic
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.protocol.messages.alter_partition_reassignments import (
@@ -16,18 +18,16 @@ from tallystick.protocol.messages.alter_partition_reassignments import (
 )
 
 
-def handle(
+async def handle(
     broker: Broker, request: AlterPartitionReassignmentsRequest, context: RequestContext
-) -> AlterPartitionReassignmentsResponse:
-    return AlterPartitionReassignmentsResponse(
-        allow_replication_factor_change=request.allow_replication_factor_change,
-        responses=tuple(
-            ReassignableTopicResponse(
-                name=topic.name,
-                partitions=tuple(_reassign(broker, topic.name, each) for each in topic.partitions),
-            )
-            for topic in request.topics
+) -> ListedByTopic:
+    return ListedByTopic(
+        lambda responses: AlterPartitionReassignmentsResponse(
+            allow_replication_factor_change=request.allow_replication_factor_change, responses=responses
         ),
+        lambda name, partitions: ReassignableTopicResponse(name=name, partitions=partitions),
+        await merged(((each.name, each.partitions) for each in request.topics), lambda p: p.partition_index),
+        lambda name, wanted: _reassign(broker, name, wanted),
     )
 
 

@@ -1,9 +1,11 @@
 """AlterReplicaLogDirs: there is one data directory, and every log is in it already."""
 
+from collections.abc import ItemsView
 from pathlib import Path
 
 from tallystick.broker.broker import Broker
 from tallystick.broker.context import RequestContext
+from tallystick.broker.listing import ListedByTopic, Pacer
 from tallystick.kernel.codes import ErrorCode
 from tallystick.protocol.messages.alter_replica_log_dirs import (
     AlterReplicaLogDirPartitionResult,
@@ -13,29 +15,29 @@ from tallystick.protocol.messages.alter_replica_log_dirs import (
 )
 
 
-def handle(
+async def handle(
     broker: Broker, request: AlterReplicaLogDirsRequest, context: RequestContext
-) -> AlterReplicaLogDirsResponse:
+) -> ListedByTopic:
     # The path as DescribeLogDirs shows it, or in full.
     here = {broker.data_dir, broker.data_dir.absolute()}
     codes: dict[str, dict[int, ErrorCode]] = {}
+    answers: dict[str, ItemsView[int, ErrorCode]] = {}
+    pacer = Pacer()
     for directory in request.dirs:
+        await pacer.step()
         known = Path(directory.path) in here
         for topic in directory.topics:
+            await pacer.step()
             of_topic = codes.setdefault(topic.name, {})
+            answers[topic.name] = of_topic.items()
             for index in topic.partitions:
+                await pacer.step()
                 of_topic[index] = _code(broker, topic.name, index, known)
-    return AlterReplicaLogDirsResponse(
-        results=tuple(
-            AlterReplicaLogDirTopicResult(
-                topic_name=name,
-                partitions=tuple(
-                    AlterReplicaLogDirPartitionResult(partition_index=index, error_code=code)
-                    for index, code in of_topic.items()
-                ),
-            )
-            for name, of_topic in codes.items()
-        )
+    return ListedByTopic(
+        lambda results: AlterReplicaLogDirsResponse(results=results),
+        lambda name, partitions: AlterReplicaLogDirTopicResult(topic_name=name, partitions=partitions),
+        answers,
+        lambda _, answer: AlterReplicaLogDirPartitionResult(partition_index=answer[0], error_code=answer[1]),
     )
 
 

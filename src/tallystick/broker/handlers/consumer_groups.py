@@ -11,6 +11,8 @@ from typing import Final
 
 from tallystick.broker.broker import Broker
 from tallystick.broker.context import RequestContext
+from tallystick.broker.handlers.distinct import distinct
+from tallystick.broker.listing import Listed
 from tallystick.kernel.codes import ErrorCode
 from tallystick.protocol.messages.consumer_group_describe import (
     ConsumerGroupDescribeRequest,
@@ -35,20 +37,17 @@ def heartbeat(
     )
 
 
-def describe(
-    broker: Broker, request: ConsumerGroupDescribeRequest, context: RequestContext
-) -> ConsumerGroupDescribeResponse:
-    return ConsumerGroupDescribeResponse(
-        groups=tuple(
-            DescribedGroup(
-                error_code=ErrorCode.UNSUPPORTED_VERSION,
-                error_message=WHY,
-                group_id=group_id,
-                group_state="",
-                group_epoch=0,
-                assignment_epoch=0,
-                assignor_name="",
-            )
-            for group_id in request.group_ids
-        )
+def describe(broker: Broker, request: ConsumerGroupDescribeRequest, context: RequestContext) -> Listed:
+    return Listed(
+        lambda groups: ConsumerGroupDescribeResponse(groups=groups),
+        distinct(request.group_ids),
+        lambda group_id: DescribedGroup(
+            error_code=ErrorCode.UNSUPPORTED_VERSION,
+            error_message=WHY,
+            group_id=group_id,
+            group_state="",
+            group_epoch=0,
+            assignment_epoch=0,
+            assignor_name="",
+        ),
     )

@@ -4,6 +4,7 @@ from collections import Counter
 
 from tallystick.broker.broker import Broker
 from tallystick.broker.context import RequestContext
+from tallystick.broker.listing import Pacer
 from tallystick.broker.topics import GROUP_OFFSETS, TRANSACTION_STATE
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
@@ -18,9 +19,10 @@ from tallystick.protocol.messages.create_partitions import (
 async def handle(
     broker: Broker, request: CreatePartitionsRequest, context: RequestContext
 ) -> CreatePartitionsResponse:
-    results = []
+    pacer, results = Pacer(), list[CreatePartitionsTopicResult]()
     asked = Counter(topic.name for topic in request.topics)
     for topic in {topic.name: topic for topic in request.topics}.values():
+        await pacer.step()
         if asked[topic.name] > 1:
             refused: Reject | None = Reject(
                 ErrorCode.INVALID_REQUEST, f"topic {topic.name!r} is asked for twice"

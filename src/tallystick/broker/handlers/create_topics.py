@@ -5,6 +5,7 @@ from collections import Counter
 from tallystick.broker.broker import Broker
 from tallystick.broker.config_view import new_topic_settings
 from tallystick.broker.context import RequestContext
+from tallystick.broker.listing import Pacer
 from tallystick.broker.metadata import Topic
 from tallystick.broker.topics import INTERNAL, NewTopic
 from tallystick.kernel.codes import ErrorCode
@@ -23,8 +24,9 @@ async def handle(
     broker: Broker, request: CreateTopicsRequest, context: RequestContext
 ) -> CreateTopicsResponse:
     counts = Counter(topic.name for topic in request.topics)
-    results = []
+    pacer, results = Pacer(), list[CreatableTopicResult]()
     for topic in {topic.name: topic for topic in request.topics}.values():
+        await pacer.step()
         if counts[topic.name] > 1:
             twice = Reject(ErrorCode.INVALID_REQUEST, f"topic {topic.name!r} is in the request twice")
             results.append(_refused(topic, twice))

@@ -25,7 +25,9 @@ HIGH_WATERMARK: Final = -1
 async def handle(
     broker: Broker, request: DeleteRecordsRequest, context: RequestContext
 ) -> DeleteRecordsResponse:
-    named = merged(((topic.name, topic.partitions) for topic in request.topics), lambda p: p.partition_index)
+    named = await merged(
+        ((topic.name, topic.partitions) for topic in request.topics), lambda p: p.partition_index
+    )
     results = await partitions_in_slices(named, lambda name, wanted: _delete(broker, name, wanted))
     return DeleteRecordsResponse(
         topics=tuple(DeleteRecordsTopicResult(name=name, partitions=parts) for name, parts in results.items())

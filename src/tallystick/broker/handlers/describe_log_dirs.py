@@ -1,12 +1,12 @@
 """DescribeLogDirs: what partitions take up in the data directory."""
 
-import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping
 
 from tallystick.broker.broker import Broker
 from tallystick.broker.context import RequestContext
 from tallystick.broker.handlers.distinct import itself, merged
-from tallystick.broker.listing import SLICE_ENTRIES
+from tallystick.broker.listing import ListedByTopic, Pacer
+from tallystick.broker.partition import Partition
 from tallystick.protocol.messages.describe_log_dirs import (
     DescribeLogDirsPartition,
     DescribeLogDirsRequest,
@@ -16,31 +16,43 @@ from tallystick.protocol.messages.describe_log_dirs import (
 )
 
 
-async def handle(
-    broker: Broker, request: DescribeLogDirsRequest, context: RequestContext
-) -> DescribeLogDirsResponse:
-    wanted: Sequence[tuple[str, Sequence[int]]]
+async def handle(broker: Broker, request: DescribeLogDirsRequest, context: RequestContext) -> ListedByTopic:
+    wanted: Mapping[str, Collection[int]]
     if request.topics is None:
-        wanted = [(topic.name, range(topic.partitions)) for topic in broker.topics]
+        wanted = {topic.name: range(topic.partitions) for topic in broker.topics}
     else:
-        named = ((topic.topic, topic.partitions) for topic in request.topics)
-        wanted = list(merged(named, itself).items())
-    topics = []
-    for number, (name, indexes) in enumerate(wanted, 1):
-        if number % SLICE_ENTRIES == 0:
-            await asyncio.sleep(0)  # others first
-        found = [(index, broker.topics.partition(name, index)) for index in indexes]
-        partitions = tuple(
-            DescribeLogDirsPartition(
-                partition_index=index, partition_size=known.log.size_bytes, offset_lag=0, is_future_key=False
-            )
-            for index, known in found
-            if known is not None
-        )
-        if partitions:
-            topics.append(DescribeLogDirsTopic(name=name, partitions=partitions))
+        wanted = await merged(((topic.topic, topic.partitions) for topic in request.topics), itself)
     total_bytes, usable_bytes = broker.files.volume_bytes()
-    result = DescribeLogDirsResult(
-        log_dir=str(broker.data_dir), topics=tuple(topics), total_bytes=total_bytes, usable_bytes=usable_bytes
+
+    def answer(topics: tuple[DescribeLogDirsTopic, ...]) -> DescribeLogDirsResponse:
+        result = DescribeLogDirsResult(
+            log_dir=str(broker.data_dir), topics=topics, total_bytes=total_bytes, usable_bytes=usable_bytes
+        )
+        return DescribeLogDirsResponse(results=(result,))
+
+    return ListedByTopic(
+        answer,
+        lambda name, partitions: DescribeLogDirsTopic(name=name, partitions=partitions),
+        await _found(broker, wanted),
+        lambda _, found: DescribeLogDirsPartition(
+            partition_index=found[0],
+            partition_size=found[1].log.size_bytes,
+            offset_lag=0,
+            is_future_key=False,
+        ),
     )
-    return DescribeLogDirsResponse(results=(result,))
+
+
+async def _found(
+    broker: Broker, wanted: Mapping[str, Collection[int]]
+) -> dict[str, list[tuple[int, Partition]]]:
+    """The partitions that are there, by topic; what is not there is left out."""
+    pacer, found = Pacer(), dict[str, list[tuple[int, Partition]]]()
+    for name, indexes in wanted.items():
+        await pacer.step()
+        for index in indexes:
+            await pacer.step()
+            partition = broker.topics.partition(name, index)
+            if partition is not None:
+                found.setdefault(name, []).append((index, partition))
+    return found

@@ -5,7 +5,7 @@ from tallystick.broker.acl import Operation
 from tallystick.broker.broker import Broker
 from tallystick.broker.context import RequestContext
 from tallystick.broker.handlers.distinct import itself, merged
-from tallystick.broker.listing import partitions_in_slices
+from tallystick.broker.listing import ListedByTopic
 from tallystick.broker.topics import check_name
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
@@ -19,19 +19,20 @@ from tallystick.protocol.messages.describe_producers import (
 from tallystick.storage import producers
 
 
-async def handle(
-    broker: Broker, request: DescribeProducersRequest, context: RequestContext
-) -> DescribeProducersResponse:
-    wanted = merged(((topic.name, topic.partition_indexes) for topic in request.topics), itself)
-    refused = {name: _refusal(broker, name, context) for name in wanted}
+async def handle(broker: Broker, request: DescribeProducersRequest, context: RequestContext) -> ListedByTopic:
+    refused: dict[str, Reject | None] = {}
 
     def describe(name: str, index: int) -> PartitionResponse:
+        if name not in refused:
+            refused[name] = _refusal(broker, name, context)
         why = refused[name]
         return _describe(broker, name, index) if why is None else _refused(index, why)
 
-    found = await partitions_in_slices(wanted, describe)
-    return DescribeProducersResponse(
-        topics=tuple(TopicResponse(name=name, partitions=parts) for name, parts in found.items())
+    return ListedByTopic(
+        lambda topics: DescribeProducersResponse(topics=topics),
+        lambda name, partitions: TopicResponse(name=name, partitions=partitions),
+        await merged(((topic.name, topic.partition_indexes) for topic in request.topics), itself),
+        describe,
     )
 
 

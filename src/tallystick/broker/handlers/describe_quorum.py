@@ -7,6 +7,8 @@ from typing import Final
 
 from tallystick.broker.broker import Broker
 from tallystick.broker.context import RequestContext
+from tallystick.broker.handlers.distinct import merged
+from tallystick.broker.listing import ListedByTopic
 from tallystick.kernel.codes import ErrorCode
 from tallystick.protocol.messages.describe_quorum import (
     CLUSTER_METADATA,
@@ -22,20 +24,16 @@ from tallystick.protocol.messages.describe_quorum import (
 _LISTENER: Final = "PLAINTEXT"
 
 
-def handle(broker: Broker, request: DescribeQuorumRequest, context: RequestContext) -> DescribeQuorumResponse:
+async def handle(broker: Broker, request: DescribeQuorumRequest, context: RequestContext) -> ListedByTopic:
     host, port = broker.address.host, broker.address.port
     listener = DescribeQuorumListener(name=_LISTENER, host=host, port=port)
-    return DescribeQuorumResponse(
-        topics=tuple(
-            DescribeQuorumTopic(
-                topic_name=topic.topic_name,
-                partitions=tuple(
-                    _describe(broker, topic.topic_name, each.partition_index) for each in topic.partitions
-                ),
-            )
-            for topic in request.topics
-        ),
-        nodes=(DescribeQuorumNode(node_id=broker.config.node_id, listeners=(listener,)),),
+    nodes = (DescribeQuorumNode(node_id=broker.config.node_id, listeners=(listener,)),)
+    named = ((topic.topic_name, topic.partitions) for topic in request.topics)
+    return ListedByTopic(
+        lambda topics: DescribeQuorumResponse(topics=topics, nodes=nodes),
+        lambda name, partitions: DescribeQuorumTopic(topic_name=name, partitions=partitions),
+        await merged(named, lambda partition: partition.partition_index),
+        lambda name, partition: _describe(broker, name, partition.partition_index),
     )
 
 

@@ -4,8 +4,10 @@ An answer is as long as what there is and what was asked for, not as long as a c
 a request says different things about one partition the last one counts, as in the maps Kafka reads it into.
 """
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, ValuesView
 from typing import TypeVar
+
+from tallystick.broker.listing import Pacer
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
@@ -16,12 +18,26 @@ def distinct(names: Iterable[K]) -> tuple[K, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def merged(rows: Iterable[tuple[K, Iterable[T]]], key: Callable[[T], Hashable]) -> dict[K, tuple[T, ...]]:
-    """What is asked of each topic, in the order of the request: topics once, each `key` of a topic once."""
+async def merged(
+    rows: Iterable[tuple[K, Iterable[T]]], key: Callable[[T], Hashable]
+) -> dict[K, ValuesView[T]]:
+    """What is asked of each topic, in the order of the request: topics once, each `key` of a topic once.
+
+    Others have the loop in between where it is much.
+    """
+    pacer = Pacer()
     topics: dict[K, dict[Hashable, T]] = {}
+    asked: dict[K, ValuesView[T]] = {}
     for topic, wanted in rows:
-        topics.setdefault(topic, {}).update((key(each), each) for each in wanted)
-    return {topic: tuple(parts.values()) for topic, parts in topics.items()}
+        await pacer.step()
+        parts = topics.get(topic)
+        if parts is None:
+            parts = topics[topic] = {}
+            asked[topic] = parts.values()
+        for each in wanted:
+            parts[key(each)] = each
+            await pacer.step()
+    return asked
 
 
 def itself(index: T) -> T:

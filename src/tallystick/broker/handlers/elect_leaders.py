@@ -4,6 +4,8 @@ from typing import Final
 
 from tallystick.broker.broker import Broker
 from tallystick.broker.context import RequestContext
+from tallystick.broker.handlers.distinct import itself, merged
+from tallystick.broker.listing import ListedByTopic
 from tallystick.kernel.codes import ErrorCode
 from tallystick.protocol.messages.elect_leaders import (
     ElectLeadersRequest,
@@ -16,24 +18,22 @@ _PREFERRED, _UNCLEAN = 0, 1
 _NOT_NEEDED: Final = "the broker leads the partition; it has the only replica"
 
 
-def handle(broker: Broker, request: ElectLeadersRequest, context: RequestContext) -> ElectLeadersResponse:
+async def handle(
+    broker: Broker, request: ElectLeadersRequest, context: RequestContext
+) -> ElectLeadersResponse | ListedByTopic:
     kind, wanted = request.election_type, request.topic_partitions
     known = kind in (_PREFERRED, _UNCLEAN)
     code = ErrorCode.NONE if known or wanted == () else ErrorCode.INVALID_REQUEST
     if wanted is None:
         # Asked about all, Kafka lists every topic, with those partitions that did need an election: none.
-        results = tuple(ReplicaElectionResult(topic=name) for name in broker.topics.names() if known)
-    else:
-        results = tuple(
-            ReplicaElectionResult(
-                topic=topic.topic,
-                partition_result=tuple(
-                    _elect(broker, topic.topic, index, kind) for index in topic.partitions
-                ),
-            )
-            for topic in wanted
-        )
-    return ElectLeadersResponse(error_code=code, replica_election_results=results)
+        every = tuple(ReplicaElectionResult(topic=name) for name in broker.topics.names() if known)
+        return ElectLeadersResponse(error_code=code, replica_election_results=every)
+    return ListedByTopic(
+        lambda results: ElectLeadersResponse(error_code=code, replica_election_results=results),
+        lambda name, elected: ReplicaElectionResult(topic=name, partition_result=elected),
+        await merged(((topic.topic, topic.partitions) for topic in wanted), itself),
+        lambda name, index: _elect(broker, name, index, kind),
+    )
 
 
 def _elect(broker: Broker, topic: str, index: int, kind: int) -> PartitionResult:

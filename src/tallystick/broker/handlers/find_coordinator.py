@@ -6,7 +6,7 @@ from tallystick.broker.acl import Operation, group, transactional_id
 from tallystick.broker.broker import Broker
 from tallystick.broker.context import RequestContext
 from tallystick.broker.handlers.distinct import distinct
-from tallystick.broker.listing import Listed
+from tallystick.broker.listing import Listed, Pacer
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.protocol.messages.find_coordinator import (
@@ -34,18 +34,19 @@ async def handle(
 ) -> FindCoordinatorResponse | Listed:
     batched = context.api_version >= 4
     keys = distinct(request.coordinator_keys) if batched else (request.key,)
-    refusals = {key: _refusal(broker, context, request.key_type, key) for key in keys}
-    if None in refusals.values():
-        # Made on demand, and not for somebody who may not use it.
-        unready = await _prepare(broker, request.key_type)
-        refusals = {key: refused or unready for key, refused in refusals.items()}
+    pacer, refusals = Pacer(), dict[str, Reject | None]()
+    for key in keys:
+        await pacer.step()
+        refusals[key] = _refusal(broker, context, request.key_type, key)
+    # Made on demand, and not for somebody who may not use it.
+    unready = await _prepare(broker, request.key_type) if None in refusals.values() else None
     if batched:
         return Listed(
             lambda found: FindCoordinatorResponse(coordinators=found),
             keys,
-            lambda key: _coordinator(broker, key, refusals[key]),
+            lambda key: _coordinator(broker, key, refusals[key] or unready),
         )
-    only = _coordinator(broker, request.key, refusals[request.key])
+    only = _coordinator(broker, request.key, refusals[request.key] or unready)
     return FindCoordinatorResponse(
         error_code=only.error_code,
         error_message=only.error_message,

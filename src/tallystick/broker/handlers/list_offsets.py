@@ -1,13 +1,13 @@
 """ListOffsets: the offset of a time, of the beginning, of the end."""
 
-from collections import Counter
+from collections.abc import Iterable
 from typing import Final
 
 from tallystick.broker.broker import Broker
 from tallystick.broker.context import RequestContext
 from tallystick.broker.fetching import Isolation, check_leader_epoch, readable_end
 from tallystick.broker.handlers.distinct import merged
-from tallystick.broker.listing import partitions_in_slices
+from tallystick.broker.listing import ListedByTopic, Pacer
 from tallystick.broker.partition import Partition
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
@@ -17,6 +17,7 @@ from tallystick.protocol.messages.list_offsets import (
     ListOffsetsPartitionResponse,
     ListOffsetsRequest,
     ListOffsetsResponse,
+    ListOffsetsTopic,
     ListOffsetsTopicResponse,
 )
 from tallystick.protocol.records import RecordsError
@@ -33,20 +34,36 @@ EARLIEST_PENDING_UPLOAD: Final = -6
 _SINCE: Final = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST_PENDING_UPLOAD: 11}
 
 
-async def handle(broker: Broker, request: ListOffsetsRequest, context: RequestContext) -> ListOffsetsResponse:
+async def handle(broker: Broker, request: ListOffsetsRequest, context: RequestContext) -> ListedByTopic:
     isolation = Isolation(request.isolation_level == 1)
-    asked = Counter((topic.name, p.partition_index) for topic in request.topics for p in topic.partitions)
-    named = merged(((topic.name, topic.partitions) for topic in request.topics), lambda p: p.partition_index)
+    twice = await _asked_twice(request.topics)
+    named = await merged(
+        ((topic.name, topic.partitions) for topic in request.topics), lambda p: p.partition_index
+    )
 
     def answer(name: str, wanted: ListOffsetsPartition) -> ListOffsetsPartitionResponse:
-        if asked[name, wanted.partition_index] > 1:
+        if (name, wanted.partition_index) in twice:
             return _refused(wanted.partition_index, ErrorCode.INVALID_REQUEST)
         return _answer(broker, name, wanted, isolation, context.api_version)
 
-    found = await partitions_in_slices(named, answer)
-    return ListOffsetsResponse(
-        topics=tuple(ListOffsetsTopicResponse(name=name, partitions=parts) for name, parts in found.items())
+    return ListedByTopic(
+        lambda topics: ListOffsetsResponse(topics=topics),
+        lambda name, partitions: ListOffsetsTopicResponse(name=name, partitions=partitions),
+        named,
+        answer,
     )
+
+
+async def _asked_twice(topics: Iterable[ListOffsetsTopic]) -> set[tuple[str, int]]:
+    """Partitions that a request names more than once."""
+    pacer, once, twice = Pacer(), set[tuple[str, int]](), set[tuple[str, int]]()
+    for topic in topics:
+        await pacer.step()
+        for partition in topic.partitions:
+            await pacer.step()
+            place = (topic.name, partition.partition_index)
+            (twice if place in once else once).add(place)
+    return twice
 
 
 def _answer(

@@ -5,10 +5,12 @@ from tallystick.broker.context import RequestContext
 from tallystick.broker.group.commands import DeleteOffsets, PerPartition
 from tallystick.broker.handlers.distinct import merged
 from tallystick.broker.handlers.group_wire import code_of, log_who_holds
+from tallystick.broker.listing import ListedByTopic, Pacer
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import GroupId, TopicPartition
 from tallystick.protocol.messages.offset_delete import (
     OffsetDeleteRequest,
+    OffsetDeleteRequestPartition,
     OffsetDeleteResponse,
     OffsetDeleteResponsePartition,
     OffsetDeleteResponseTopic,
@@ -17,40 +19,36 @@ from tallystick.protocol.messages.offset_delete import (
 
 async def handle(
     broker: Broker, request: OffsetDeleteRequest, context: RequestContext
-) -> OffsetDeleteResponse:
+) -> OffsetDeleteResponse | ListedByTopic:
     if not request.group_id:
         return OffsetDeleteResponse(error_code=ErrorCode.INVALID_GROUP_ID)
-    named = merged(((topic.name, topic.partitions) for topic in request.topics), lambda p: p.partition_index)
-    asked = [
-        TopicPartition(topic, partition.partition_index)
-        for topic, partitions in named.items()
-        for partition in partitions
-    ]
-    known = tuple(p for p in asked if broker.topics.partition(p.topic, p.partition) is not None)
+    named = await merged(
+        ((topic.name, topic.partitions) for topic in request.topics), lambda p: p.partition_index
+    )
+    pacer, known = Pacer(), list[TopicPartition]()
+    for topic, partitions in named.items():
+        for partition in partitions:
+            await pacer.step()
+            if broker.topics.partition(topic, partition.partition_index) is not None:
+                known.append(TopicPartition(topic, partition.partition_index))
     group_id = GroupId(request.group_id)
-    command = DeleteOffsets(partitions=known, discards_pending=broker.config.delete_open_transactions)
+    command = DeleteOffsets(partitions=tuple(known), discards_pending=broker.config.delete_open_transactions)
     answer = await broker.groups.execute(group_id, command)
     if not isinstance(answer, PerPartition):
         return OffsetDeleteResponse(error_code=code_of(answer))
     if ErrorCode.POLICY_VIOLATION in answer.refused.values():
         log_who_holds(broker, group_id, "OffsetDelete")
         broker.metrics.deletions_refused.add()
-    missing = dict.fromkeys(set(asked) - set(known), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-    codes = {**missing, **answer.refused}
-    return OffsetDeleteResponse(
-        topics=tuple(
-            OffsetDeleteResponseTopic(
-                name=topic,
-                partitions=tuple(
-                    OffsetDeleteResponsePartition(
-                        partition_index=partition.partition_index,
-                        error_code=codes.get(
-                            TopicPartition(topic, partition.partition_index), ErrorCode.NONE
-                        ),
-                    )
-                    for partition in partitions
-                ),
-            )
-            for topic, partitions in named.items()
-        )
+    codes: dict[TopicPartition, int] = {**dict.fromkeys(known, ErrorCode.NONE), **answer.refused}
+
+    def row(topic: str, partition: OffsetDeleteRequestPartition) -> OffsetDeleteResponsePartition:
+        index = partition.partition_index
+        code = codes.get(TopicPartition(topic, index), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        return OffsetDeleteResponsePartition(partition_index=index, error_code=code)
+
+    return ListedByTopic(
+        lambda topics: OffsetDeleteResponse(topics=topics),
+        lambda name, rows: OffsetDeleteResponseTopic(name=name, partitions=rows),
+        named,
+        row,
     )

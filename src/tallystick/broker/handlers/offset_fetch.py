@@ -9,7 +9,7 @@ from tallystick.broker.group.model import Group
 from tallystick.broker.group.queries import committed, fetch_offset
 from tallystick.broker.handlers.distinct import itself, merged
 from tallystick.broker.handlers.group_wire import NO_EPOCH, NO_OFFSET, find_topic
-from tallystick.broker.listing import in_slices
+from tallystick.broker.listing import Pacer, in_slices
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import GroupId, TopicPartition
@@ -51,17 +51,23 @@ class _Read:
             metadata=found.metadata,
         )
 
-    def asked(self, topics: Iterable[OffsetFetchRequestTopic]) -> Iterable[OffsetFetchResponseTopic]:
-        for asked_name, asked_id, indexes in _topics(topics):
+    async def asked(self, topics: Iterable[OffsetFetchRequestTopic]) -> tuple[OffsetFetchResponseTopic, ...]:
+        named = await merged(
+            (((topic.name, topic.topic_id), topic.partition_indexes) for topic in topics), itself
+        )
+        pacer, answered = Pacer(), list[OffsetFetchResponseTopic]()
+        for (asked_name, asked_id), indexes in named.items():
+            await pacer.step()
             found = find_topic(self.broker.topics, asked_name, asked_id, by_id=self.by_id)
             if self.by_id and isinstance(found, ErrorCode):
-                rows = tuple(no_offset(index, found) for index in indexes)
+                rows = await _paced((no_offset(index, found) for index in indexes), pacer)
             else:
                 # An offset may outlive its topic's metadata by a moment, and is asked for by name.
                 known = None if isinstance(found, ErrorCode) else found
                 name, topic_id = (known.name, known.topic_id) if known else (asked_name, None)
-                rows = tuple(self.partition(name, topic_id, index) for index in indexes)
-            yield OffsetFetchResponseTopic(name=asked_name, topic_id=asked_id, partitions=rows)
+                rows = await _paced((self.partition(name, topic_id, index) for index in indexes), pacer)
+            answered.append(OffsetFetchResponseTopic(name=asked_name, topic_id=asked_id, partitions=rows))
+        return tuple(answered)
 
     def all(self) -> Iterable[OffsetFetchResponseTopic]:
         by_topic: dict[str, list[int]] = {}
@@ -105,11 +111,14 @@ def _distinct(groups: Iterable[OffsetFetchRequestGroup]) -> Iterable[OffsetFetch
     return {group.group_id: group for group in groups}.values()
 
 
-def _topics(
-    topics: Iterable[OffsetFetchRequestTopic],
-) -> Iterable[tuple[str, UUID, tuple[int, ...]]]:
-    named = merged((((topic.name, topic.topic_id), topic.partition_indexes) for topic in topics), itself)
-    return ((name, topic_id, indexes) for (name, topic_id), indexes in named.items())
+async def _paced(
+    rows: Iterable[OffsetFetchResponsePartition], pacer: Pacer
+) -> tuple[OffsetFetchResponsePartition, ...]:
+    made = []
+    for row in rows:
+        made.append(row)
+        await pacer.step()
+    return tuple(made)
 
 
 async def _group(
@@ -122,5 +131,5 @@ async def _group(
     if isinstance(group, Reject):
         return OffsetFetchResponseGroup(group_id=group_id, error_code=group.code)
     read = _Read(broker, group, stable, context.api_version >= 10)
-    topics = read.all() if wanted.topics is None else read.asked(wanted.topics)
-    return OffsetFetchResponseGroup(group_id=group_id, topics=await in_slices(topics))
+    topics = await (in_slices(read.all()) if wanted.topics is None else read.asked(wanted.topics))
+    return OffsetFetchResponseGroup(group_id=group_id, topics=topics)

@@ -4,7 +4,7 @@ from tallystick.broker.broker import Broker
 from tallystick.broker.context import RequestContext
 from tallystick.broker.fetching import check_leader_epoch
 from tallystick.broker.handlers.distinct import merged
-from tallystick.broker.listing import partitions_in_slices
+from tallystick.broker.listing import ListedByTopic
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import LeaderEpoch
 from tallystick.protocol.messages.offset_for_leader_epoch import (
@@ -18,14 +18,12 @@ from tallystick.protocol.messages.offset_for_leader_epoch import (
 
 async def handle(
     broker: Broker, request: OffsetForLeaderEpochRequest, context: RequestContext
-) -> OffsetForLeaderEpochResponse:
-    named = merged(((topic.topic, topic.partitions) for topic in request.topics), lambda p: p.partition)
-
-    found = await partitions_in_slices(named, lambda name, wanted: _answer(broker, name, wanted))
-    return OffsetForLeaderEpochResponse(
-        topics=tuple(
-            OffsetForLeaderTopicResult(topic=name, partitions=parts) for name, parts in found.items()
-        )
+) -> ListedByTopic:
+    return ListedByTopic(
+        lambda topics: OffsetForLeaderEpochResponse(topics=topics),
+        lambda name, partitions: OffsetForLeaderTopicResult(topic=name, partitions=partitions),
+        await merged(((topic.topic, topic.partitions) for topic in request.topics), lambda p: p.partition),
+        lambda name, wanted: _answer(broker, name, wanted),
     )
 
 

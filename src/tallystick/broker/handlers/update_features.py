@@ -1,9 +1,11 @@
 """UpdateFeatures: raise or lower the finalized level of a feature; all that are asked for, or none."""
 
+from itertools import islice
+
 from tallystick.broker.acl import CLUSTER, Operation
 from tallystick.broker.broker import Broker
 from tallystick.broker.context import RequestContext
-from tallystick.broker.features import FeatureUpdate, UpgradeType
+from tallystick.broker.features import SUPPORTED, FeatureUpdate, UpgradeType
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.protocol.messages.update_features import (
@@ -26,15 +28,27 @@ async def handle(
     if context.api_version >= 2:
         return UpdateFeaturesResponse()
     return UpdateFeaturesResponse(
-        results=tuple(UpdatableFeatureResult(feature=update.feature) for update in request.feature_updates)
+        results=tuple(UpdatableFeatureResult(feature=name) for name in _by_name(request))
     )
 
 
 async def _refusal(broker: Broker, request: UpdateFeaturesRequest, context: RequestContext) -> Reject | None:
     if not broker.authorizer.allows(context, Operation.ALTER, CLUSTER):
         return NOT_ALLOWED
-    updates = [_update(update, context.api_version) for update in request.feature_updates]
+    named = _by_name(request)
+    if len(named) > len(SUPPORTED):
+        # One of them at least is refused, and with it all: what is behind it is not looked at.
+        named = dict(islice(named.items(), len(SUPPORTED) + 1))
+    updates = [_update(update, context.api_version) for update in named.values()]
     return await broker.features.update(updates, validate_only=request.validate_only)
+
+
+def _by_name(request: UpdateFeaturesRequest) -> dict[str, FeatureUpdateKey]:
+    """As in the map Kafka reads the request into the last one of a feature counts.
+
+    Source: QuorumController.updateFeatures.
+    """
+    return {update.feature: update for update in request.feature_updates}
 
 
 def _update(update: FeatureUpdateKey, version: int) -> FeatureUpdate:
