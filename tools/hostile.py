@@ -170,7 +170,7 @@ def attacks(entries_max: int = ARRAY_ELEMENTS_MAX, names: Collection[str] = ()) 
 def legal_entries(spec: ApiSpec, version: int, shape: Shape) -> int:
     """How many entries the largest request of a shape has that the broker decodes."""
     # What an entry costs is the same for each: bytes on the wire, apart from its number, and memory.
-    few, more = 100, 200
+    few, more = 20, 40
     bodies = [encode(request_of(spec, version, shape, count), version) for count in (few, more)]
     costs = [_memory_needed(spec, version, body) for body in bodies]
     each = (costs[1] - costs[0]) / (more - few)

@@ -9,15 +9,27 @@ from tests.support.memory_broker import MemoryBroker, memory_broker, on_a_loop
 
 from tallystick.broker.handlers import fetch
 from tallystick.kernel.codes import ErrorCode
+from tallystick.protocol.messages.alter_partition_reassignments import (
+    AlterPartitionReassignmentsRequest,
+    ReassignablePartition,
+    ReassignableTopic,
+)
+from tallystick.protocol.messages.consumer_group_describe import ConsumerGroupDescribeRequest
 from tallystick.protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
 from tallystick.protocol.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
 from tallystick.protocol.messages.describe_groups import DescribeGroupsRequest
 from tallystick.protocol.messages.describe_log_dirs import DescribableLogDirTopic, DescribeLogDirsRequest
 from tallystick.protocol.messages.describe_producers import DescribeProducersRequest
 from tallystick.protocol.messages.describe_producers import TopicRequest as ProducersOf
+from tallystick.protocol.messages.describe_quorum import (
+    DescribeQuorumRequest,
+    DescribeQuorumRequestPartition,
+)
+from tallystick.protocol.messages.describe_quorum import DescribeQuorumRequestTopic as QuorumOf
 from tallystick.protocol.messages.describe_topic_partitions import Cursor, DescribeTopicPartitionsRequest
 from tallystick.protocol.messages.describe_topic_partitions import TopicRequest as PartitionsOf
 from tallystick.protocol.messages.describe_transactions import DescribeTransactionsRequest
+from tallystick.protocol.messages.elect_leaders import ElectLeadersRequest, TopicPartitions
 from tallystick.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from tallystick.protocol.messages.find_coordinator import FindCoordinatorRequest
 from tallystick.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
@@ -75,6 +87,10 @@ def repeated(times: int) -> list[tuple[Any, int]]:
         (OffsetForLeaderEpochRequest(topics=_epochs(times)), 4),
         (OffsetDeleteRequest(group_id="g", topics=_offsets(times)), 0),
         (DeleteTopicsRequest(topics=_gone(times), timeout_ms=1000), 6),
+        (ElectLeadersRequest(election_type=0, topic_partitions=_elections(times), timeout_ms=1000), 2),
+        (DescribeQuorumRequest(topics=_quorums(times)), 2),
+        (AlterPartitionReassignmentsRequest(topics=_assignments(times), timeout_ms=1000), 1),
+        (ConsumerGroupDescribeRequest(group_ids=("g",) * times, include_authorized_operations=False), 1),
     ]
 
 
@@ -98,6 +114,20 @@ def _epochs(times: int) -> tuple[OffsetForLeaderTopic, ...]:
 def _offsets(times: int) -> tuple[OffsetDeleteRequestTopic, ...]:
     partition = OffsetDeleteRequestPartition(partition_index=0)
     return (OffsetDeleteRequestTopic(name="t", partitions=(partition,) * times),) * times
+
+
+def _elections(times: int) -> tuple[TopicPartitions, ...]:
+    return (TopicPartitions(topic="t", partitions=(0,) * times),) * times
+
+
+def _quorums(times: int) -> tuple[QuorumOf, ...]:
+    partition = DescribeQuorumRequestPartition(partition_index=0)
+    return (QuorumOf(topic_name="t", partitions=(partition,) * times),) * times
+
+
+def _assignments(times: int) -> tuple[ReassignableTopic, ...]:
+    partition = ReassignablePartition(partition_index=0, replicas=(1,))
+    return (ReassignableTopic(name="t", partitions=(partition,) * times),) * times
 
 
 @pytest.mark.parametrize("api", range(len(repeated(1))))

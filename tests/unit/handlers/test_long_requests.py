@@ -2,35 +2,45 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
+from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.support.memory_broker import MemoryBroker, memory_broker, on_a_loop
-from tools.hostile import Shape, request_of
+from tools.hostile import Shape, legal_entries, request_of
 
 from tallystick.broker.config import TOPIC_SETTINGS
 from tallystick.broker.config_view import Change, Operation, _malformed, apply_changes
 from tallystick.broker.context import RequestContext
+from tallystick.broker.dispatch import QUICK_BYTES
+from tallystick.broker.features import SUPPORTED, TRANSACTION_VERSION
 from tallystick.broker.handlers import (
     HANDLERS,
     add_partitions_to_txn,
     alter_configs,
+    create_partitions,
+    create_topics,
     delete_groups,
     delete_records,
     delete_topics,
+    find_coordinator,
     incremental_alter_configs,
     offset_commit,
+    offset_fetch,
     produce,
     txn_offset_commit,
+    update_features,
     write_txn_markers,
 )
 from tallystick.broker.handlers.committing import ROWS_AT_ONCE, Commit
 from tallystick.broker.listing import SLICE_ENTRIES
 from tallystick.broker.server import Alone, CloseConnection
 from tallystick.kernel.codes import ErrorCode
-from tallystick.kernel.limits import REASON_LENGTH_MAX
+from tallystick.kernel.limits import REASON_LENGTH_MAX, REQUEST_BYTES_MAX
 from tallystick.kernel.settings import BadConfig
-from tallystick.protocol import DecodeError, encode
+from tallystick.protocol import DecodeError, decode_prefix, encode
 from tallystick.protocol.apis import ApiKey
 from tallystick.protocol.messages.add_partitions_to_txn import (
     AddPartitionsToTxnRequest,
@@ -41,6 +51,7 @@ from tallystick.protocol.messages.offset_commit import (
     OffsetCommitRequestPartition,
     OffsetCommitRequestTopic,
 )
+from tallystick.protocol.messages.update_features import FeatureUpdateKey, UpdateFeaturesRequest
 from tallystick.protocol.primitives import NIL
 
 ENTRIES = 2 * ROWS_AT_ONCE
@@ -77,7 +88,13 @@ LONG = [
     (ApiKey.DELETE_GROUPS, delete_groups, OUTER),
     (ApiKey.DELETE_RECORDS, delete_records, INNER),
     (ApiKey.ALTER_CONFIGS, alter_configs, OUTER),
+    (ApiKey.ALTER_CONFIGS, alter_configs, INNER),
     (ApiKey.INCREMENTAL_ALTER_CONFIGS, incremental_alter_configs, OUTER),
+    (ApiKey.INCREMENTAL_ALTER_CONFIGS, incremental_alter_configs, INNER),
+    (ApiKey.FIND_COORDINATOR, find_coordinator, OUTER),
+    (ApiKey.CREATE_PARTITIONS, create_partitions, OUTER),
+    (ApiKey.CREATE_TOPICS, create_topics, OUTER),
+    (ApiKey.OFFSET_FETCH, offset_fetch, INNER),
 ]
 
 
@@ -89,6 +106,101 @@ async def test_others_have_the_loop_between_a_few_entries(api: ApiKey, handler: 
         request = request_of(spec, spec.max_version, shape, ENTRIES)
         answer = handler.handle(memory.broker, request, context(api, spec.max_version))
         assert await turns_of(answer) >= (ENTRIES - ROWS_AT_ONCE) // SLICE_ENTRIES
+
+
+# What is named is reduced and looked up in slices, and answered in slices, too.
+ANSWERED_IN_SLICES = [
+    ApiKey.LIST_OFFSETS,
+    ApiKey.OFFSET_FOR_LEADER_EPOCH,
+    ApiKey.DESCRIBE_PRODUCERS,
+    ApiKey.ALTER_REPLICA_LOG_DIRS,
+    ApiKey.ELECT_LEADERS,
+    ApiKey.DESCRIBE_QUORUM,
+]
+PARTITIONS_ANSWERED = [
+    *product(ANSWERED_IN_SLICES, (INNER, OUTER)),
+    (ApiKey.ALTER_PARTITION_REASSIGNMENTS, OUTER),  # its inner lists are replicas of one partition
+]
+
+
+@pytest.mark.parametrize(("api", "shape"), PARTITIONS_ANSWERED, ids=lambda v: getattr(v, "name", str(v)))
+@on_a_loop
+async def test_others_have_the_loop_while_partitions_are_looked_up_and_answered(
+    api: ApiKey, shape: Shape
+) -> None:
+    """[SRV-3] The request is decoded on the loop, so that no turn is one of waiting for a thread."""
+    async with memory_broker() as memory:
+        spec, few = HANDLERS[api].spec, 40 * SLICE_ENTRIES
+        version = spec.max_version
+        body = encode(request_of(spec, version, shape, few), version)
+        assert len(body) <= QUICK_BYTES
+        answer = HANDLERS[api].run(memory.broker, memoryview(body), context(api, version))
+        assert await turns_of(answer) >= 2 * few // SLICE_ENTRIES
+
+
+@pytest.mark.parametrize("shape", [INNER, OUTER], ids=str)
+@pytest.mark.parametrize("api", [ApiKey.OFFSET_DELETE, ApiKey.DESCRIBE_LOG_DIRS], ids=lambda api: api.name)
+@on_a_loop
+async def test_others_have_the_loop_while_partitions_that_are_not_there_are_looked_up(
+    api: ApiKey, shape: Shape, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "data").mkdir()  # DescribeLogDirs asks the machine about its volume
+    monkeypatch.chdir(tmp_path)
+    async with memory_broker() as memory:
+        spec, few = HANDLERS[api].spec, 40 * SLICE_ENTRIES
+        version = spec.max_version
+        body = encode(request_of(spec, version, shape, few), version)
+        assert len(body) <= QUICK_BYTES
+        answer = HANDLERS[api].run(memory.broker, memoryview(body), context(api, version))
+        assert await turns_of(answer) >= 2 * few // SLICE_ENTRIES
+
+
+class LookedAt:
+    """An update of a feature that counts how many of its kind are looked into."""
+
+    count = 0
+
+    def __init__(self, feature: str) -> None:
+        self.feature, self.upgrade_type, self.allow_downgrade = feature, 1, False
+
+    @property
+    def max_version_level(self) -> int:
+        LookedAt.count += 1
+        return 2
+
+
+@on_a_loop
+async def test_of_very_many_features_those_behind_an_unknown_one_are_not_looked_into() -> None:
+    async with memory_broker() as memory:
+        updates: Any = tuple(LookedAt(f"f{n}") for n in range(1_000))
+        request = UpdateFeaturesRequest(timeout_ms=1_000, feature_updates=updates)
+        answer = await update_features.handle(memory.broker, request, context(ApiKey.UPDATE_FEATURES, 2))
+        assert answer.error_code == ErrorCode.INVALID_UPDATE_VERSION
+        assert "f0" in (answer.error_message or "")
+        assert LookedAt.count <= len(SUPPORTED) + 1
+
+
+@pytest.mark.parametrize(("levels", "code"), [((9, 2), ErrorCode.NONE), ((2, 9), 95)])
+@on_a_loop
+async def test_the_last_update_of_a_feature_counts(levels: tuple[int, int], code: int) -> None:
+    """As in the map that Kafka's controller reads the updates into."""
+    async with memory_broker() as memory:
+        updates = tuple(
+            FeatureUpdateKey(feature=TRANSACTION_VERSION, max_version_level=level) for level in levels
+        )
+        answer = await memory.ask(UpdateFeaturesRequest(timeout_ms=1_000, feature_updates=updates), 1)
+        assert answer.error_code == code
+        assert [result.feature for result in answer.results] == ([] if code else [TRANSACTION_VERSION])
+
+
+def test_the_largest_legal_request_is_decoded_and_one_with_another_entry_is_not() -> None:
+    spec = HANDLERS[ApiKey.CREATE_TOPICS].spec
+    version = spec.max_version
+    most = legal_entries(spec, version, OUTER)
+    for entries, is_legal in ((most, True), (most + 1, False)):
+        body = encode(request_of(spec, version, OUTER, entries), version)
+        with nullcontext() if is_legal else pytest.raises(DecodeError):
+            decode_prefix(spec.request, body, version, room=REQUEST_BYTES_MAX)
 
 
 def rows(*topics: tuple[str, int]) -> tuple[OffsetCommitRequestTopic, ...]:
