@@ -27,6 +27,8 @@ from tallystick.broker.handlers import (
     delete_topics,
     find_coordinator,
     incremental_alter_configs,
+    join_group,
+    leave_group,
     offset_commit,
     offset_fetch,
     produce,
@@ -95,6 +97,9 @@ LONG = [
     (ApiKey.CREATE_PARTITIONS, create_partitions, OUTER),
     (ApiKey.CREATE_TOPICS, create_topics, OUTER),
     (ApiKey.OFFSET_FETCH, offset_fetch, INNER),
+    (ApiKey.OFFSET_FETCH, offset_fetch, OUTER),
+    (ApiKey.JOIN_GROUP, join_group, OUTER),
+    (ApiKey.LEAVE_GROUP, leave_group, OUTER),
 ]
 
 

@@ -6,7 +6,7 @@ from tallystick.broker.broker import Broker
 from tallystick.broker.context import RequestContext
 from tallystick.broker.handlers.distinct import merged
 from tallystick.broker.handlers.open_transactions import refuse_deletion
-from tallystick.broker.listing import partitions_in_slices
+from tallystick.broker.listing import ListedByTopic, partitions_in_slices
 from tallystick.broker.topics import INTERNAL
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import Offset
@@ -22,15 +22,16 @@ from tallystick.storage.fs import StorageFailure
 HIGH_WATERMARK: Final = -1
 
 
-async def handle(
-    broker: Broker, request: DeleteRecordsRequest, context: RequestContext
-) -> DeleteRecordsResponse:
+async def handle(broker: Broker, request: DeleteRecordsRequest, context: RequestContext) -> ListedByTopic:
     named = await merged(
         ((topic.name, topic.partitions) for topic in request.topics), lambda p: p.partition_index
     )
     results = await partitions_in_slices(named, lambda name, wanted: _delete(broker, name, wanted))
-    return DeleteRecordsResponse(
-        topics=tuple(DeleteRecordsTopicResult(name=name, partitions=parts) for name, parts in results.items())
+    return ListedByTopic(
+        lambda topics: DeleteRecordsResponse(topics=topics),
+        lambda name, partitions: DeleteRecordsTopicResult(name=name, partitions=partitions),
+        results,
+        lambda _, result: result,
     )
 
 

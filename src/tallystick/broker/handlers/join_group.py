@@ -5,6 +5,7 @@ from tallystick.broker.context import RequestContext
 from tallystick.broker.group.commands import Join, Joined, MemberIdRequired
 from tallystick.broker.group.model import ProtocolChoice
 from tallystick.broker.handlers.group_wire import instance_id_of, member_id_of
+from tallystick.broker.listing import in_slices
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import GroupId
@@ -29,7 +30,7 @@ async def handle(broker: Broker, request: JoinGroupRequest, context: RequestCont
         # KIP-62: version 0 has one timeout for both.
         rebalance_timeout_ms=request.session_timeout_ms if version == 0 else request.rebalance_timeout_ms,
         protocol_type=request.protocol_type,
-        protocols=tuple(ProtocolChoice(offer.name, offer.metadata) for offer in request.protocols),
+        protocols=await in_slices(ProtocolChoice(offer.name, offer.metadata) for offer in request.protocols),
         requires_known_member_id=version >= 4,
         supports_skip_assignment=version >= 9,
         reason=request.reason,

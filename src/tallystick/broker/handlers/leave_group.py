@@ -4,6 +4,7 @@ from tallystick.broker.broker import Broker
 from tallystick.broker.context import RequestContext
 from tallystick.broker.group.commands import Leave, LeavingMember, Left
 from tallystick.broker.handlers.group_wire import code_of, instance_id_of, member_id_of
+from tallystick.broker.listing import in_slices
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import GroupId, MemberId
 from tallystick.protocol.messages.leave_group import (
@@ -20,7 +21,7 @@ async def handle(broker: Broker, request: LeaveGroupRequest, context: RequestCon
     leaving = (
         (LeavingMember(member_id=MemberId(request.member_id)),)
         if single
-        else tuple(
+        else await in_slices(
             LeavingMember(
                 member_id=member_id_of(member.member_id),
                 instance_id=instance_id_of(member.group_instance_id),
@@ -36,7 +37,7 @@ async def handle(broker: Broker, request: LeaveGroupRequest, context: RequestCon
     if single:
         return LeaveGroupResponse(error_code=codes[0])
     return LeaveGroupResponse(
-        members=tuple(
+        members=await in_slices(
             MemberResponse(
                 member_id=member.member_id, group_instance_id=member.group_instance_id, error_code=code
             )

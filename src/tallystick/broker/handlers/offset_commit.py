@@ -7,6 +7,7 @@ from tallystick.broker.context import RequestContext
 from tallystick.broker.group.commands import CommitOffsets, OffsetToCommit
 from tallystick.broker.handlers.committing import Commit
 from tallystick.broker.handlers.group_wire import instance_id_of, member_id_of
+from tallystick.broker.listing import in_slices
 from tallystick.kernel.ids import GroupId, TopicPartition
 from tallystick.protocol.messages.offset_commit import (
     OffsetCommitRequest,
@@ -33,7 +34,7 @@ async def handle(
         lambda index, code: OffsetCommitResponsePartition(partition_index=index, error_code=code),
     )
     return OffsetCommitResponse(
-        topics=tuple(
+        topics=await in_slices(
             OffsetCommitResponseTopic(name=topic.name, topic_id=topic.topic_id, partitions=partitions)
             for topic, partitions in zip(request.topics, answers, strict=True)
         )

@@ -51,11 +51,13 @@ class _Read:
             metadata=found.metadata,
         )
 
-    async def asked(self, topics: Iterable[OffsetFetchRequestTopic]) -> tuple[OffsetFetchResponseTopic, ...]:
+    async def asked(
+        self, topics: Iterable[OffsetFetchRequestTopic], pacer: Pacer
+    ) -> tuple[OffsetFetchResponseTopic, ...]:
         named = await merged(
             (((topic.name, topic.topic_id), topic.partition_indexes) for topic in topics), itself
         )
-        pacer, answered = Pacer(), list[OffsetFetchResponseTopic]()
+        answered = list[OffsetFetchResponseTopic]()
         for (asked_name, asked_id), indexes in named.items():
             await pacer.step()
             found = find_topic(self.broker.topics, asked_name, asked_id, by_id=self.by_id)
@@ -89,11 +91,15 @@ def no_offset(index: int, code: int) -> OffsetFetchResponsePartition:
 
 
 async def handle(broker: Broker, request: OffsetFetchRequest, context: RequestContext) -> OffsetFetchResponse:
+    pacer = Pacer()
     if context.api_version >= 8:
-        groups = [await _group(broker, wanted, request, context) for wanted in _distinct(request.groups)]
+        groups = []
+        for asked in _distinct(request.groups):
+            await pacer.step()
+            groups.append(await _group(broker, asked, request, context, pacer))
         return OffsetFetchResponse(groups=tuple(groups))
     wanted = OffsetFetchRequestGroup(group_id=request.group_id, topics=request.topics)
-    group = await _group(broker, wanted, request, context)
+    group = await _group(broker, wanted, request, context, pacer)
     topics = group.topics
     if group.error_code and context.api_version < 2:
         # Version 1 has no error for the group, so each partition gets it.
@@ -122,7 +128,11 @@ async def _paced(
 
 
 async def _group(
-    broker: Broker, wanted: OffsetFetchRequestGroup, request: OffsetFetchRequest, context: RequestContext
+    broker: Broker,
+    wanted: OffsetFetchRequestGroup,
+    request: OffsetFetchRequest,
+    context: RequestContext,
+    pacer: Pacer,
 ) -> OffsetFetchResponseGroup:
     group_id = GroupId(wanted.group_id)
     # A stable read sees every commit that was accepted before it (KIP-447).
@@ -131,5 +141,5 @@ async def _group(
     if isinstance(group, Reject):
         return OffsetFetchResponseGroup(group_id=group_id, error_code=group.code)
     read = _Read(broker, group, stable, context.api_version >= 10)
-    topics = await (in_slices(read.all()) if wanted.topics is None else read.asked(wanted.topics))
+    topics = await (in_slices(read.all()) if wanted.topics is None else read.asked(wanted.topics, pacer))
     return OffsetFetchResponseGroup(group_id=group_id, topics=topics)

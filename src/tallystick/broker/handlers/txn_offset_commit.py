@@ -16,6 +16,7 @@ from tallystick.broker.group.codec import header_of
 from tallystick.broker.group.commands import Answer, CommitTxnOffsets, OffsetToCommit
 from tallystick.broker.handlers.committing import Commit, Place
 from tallystick.broker.handlers.group_wire import instance_id_of, member_id_of
+from tallystick.broker.listing import in_slices
 from tallystick.broker.topics import GROUP_OFFSETS
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
@@ -135,7 +136,7 @@ async def _response(
         lambda index, code: TxnOffsetCommitResponsePartition(partition_index=index, error_code=code),
     )
     return TxnOffsetCommitResponse(
-        topics=tuple(
+        topics=await in_slices(
             TxnOffsetCommitResponseTopic(name=asked.name, topic_id=asked.topic_id, partitions=partitions)
             for asked, partitions in zip(request.topics, answers, strict=True)
         )
