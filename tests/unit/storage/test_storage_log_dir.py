@@ -10,6 +10,7 @@ import pytest
 
 from tallystick.kernel.ids import LeaderEpoch, Offset, TopicPartition
 from tallystick.protocol.records import BatchMeta, Record, encode_batch
+from tallystick.storage import log_dir
 from tallystick.storage.fs import RealFileSystem, StorageFailure
 from tallystick.storage.group_commit import HELPED_FROM, GroupCommit
 from tallystick.storage.log import AppendResult, Log, LogConfig
@@ -47,8 +48,9 @@ def test_two_processes_never_share_a_directory(tmp_path: object) -> None:
 def test_a_new_cluster_id_never_looks_like_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kafka's tools take a word that begins with a dash for an option."""
     dashed, plain = UUID(int=0b111110 << 122), UUID(int=1)
-    made = iter([dashed, plain, plain])
-    monkeypatch.setattr("tallystick.storage.log_dir.uuid4", lambda: next(made))
+    made = iter([dashed, plain])
+    assert log_dir.random_id(lambda: next(made)) == plain
+    monkeypatch.setattr(log_dir, "random_id", lambda: plain)
     assert (
         LogDir.open(MemoryFileSystem(), "d", DirectoryOptions()).meta.cluster_id == "AAAAAAAAAAAAAAAAAAAAAQ"
     )
