@@ -390,7 +390,7 @@ class Accumulator:
     def _roll(self, queue: PartitionQueue, full: Batch) -> None:
         """Seal a full batch and open the next, unless another thread did."""
         with self._lock:
-            if queue.open is not full:
+            if queue.open is not full or full.sealed:
                 return
             if self.buffered >= self.limits.buffer_bytes:
                 raise NotNow(queue.tp.topic, full=True)
@@ -407,6 +407,22 @@ class Accumulator:
             self._queued(queue, batch)
         if queue.topic.stuck == queue.tp.partition:
             self._stick(queue.topic)
+
+    def _close_queue(self, queue: PartitionQueue) -> None:
+        """Seal what is open, and leave a batch that is sealed from its beginning to a sender that has the queue
+        in hand.
+
+        Order: the mark first [CLI-24]. A record that is stored before it has opened its batch, which is seen.
+        """
+        batch = queue.open
+        batch.sealed = True
+        closed = Batch(queue.tp, self._room)
+        closed.sealed = True
+        queue.open = closed
+        if batch.opened_ms >= 0:
+            batch.seal(self._room)
+            if batch.count:
+                self._queued(queue, batch)
 
     def _add_sealed(self, queues: TopicQueues, where: int | None, rows: Rows, size: int) -> Outcome:
         queue = queues.partitions[queues.stuck if where is None else where]
@@ -466,9 +482,7 @@ class Accumulator:
                 queues.stuck = 0
                 self._sticky.pop(topic, None)
             for queue in gone:
-                if queue.open.opened_ms >= 0:
-                    self._seal_open(queue)
-                queue.open.sealed = True
+                self._close_queue(queue)
                 waiting += queue.sealed
                 queue.sealed.clear()
                 self.active.pop(queue, None)
@@ -541,8 +555,8 @@ class Accumulator:
             self._sticky.clear()
             for queues in self._topics.values():
                 for queue in queues.partitions:
-                    if queue.open.opened_ms >= 0 or queue.tp.partition == queues.stuck:
-                        self._seal_open(queue)
+                    # Also one that is not open yet: a sender may be about to open it, past the gate.
+                    self._seal_open(queue)
 
     def open_gate(self) -> None:
         """Take records again."""
