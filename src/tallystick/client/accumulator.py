@@ -409,8 +409,7 @@ class Accumulator:
             self._stick(queue.topic)
 
     def _close_queue(self, queue: PartitionQueue) -> None:
-        """Seal what is open, and leave a batch that is sealed from its beginning to a sender that has the queue
-        in hand.
+        """Seal what is open, and leave a batch that takes nothing to a sender that has the queue in hand.
 
         Order: the mark first [CLI-24]. A record that is stored before it has opened its batch, which is seen.
         """

@@ -1,4 +1,4 @@
-"""A sender and the engine in the accumulator at once, in every order of their lines: no record is lost [CLI-24].
+"""A sender and the engine in the accumulator at once, in every order of their lines [CLI-24].
 
 The sender stops at one of its lines until the engine has come to one of its own; then it goes on until it is
 done, or waits for the lock that the engine holds.
