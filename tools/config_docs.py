@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from tallystick.broker.config import BROKER_SETTINGS, RENAMED, TOPIC_SETTINGS
-from tallystick.broker.kafka_names import NO_EFFECT, REFUSED, REFUSED_PREFIXES
-from tallystick.broker.topic_config import ONLY_DEFAULTS
+from tallystick.broker.config.broker_config import BROKER_SETTINGS, RENAMED, TOPIC_SETTINGS
+from tallystick.broker.config.kafka_names import NO_EFFECT, REFUSED, REFUSED_PREFIXES
+from tallystick.broker.config.topic_config import ONLY_DEFAULTS
 from tallystick.client import kafka_names as client_names
 from tallystick.client.config import CLIENT_SETTINGS, ROLE_SETTINGS
 from tallystick.kernel.settings import Setting

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from tallystick.spark.option_table import OPTIONS, Option, Side, Standing
+from tallystick.spark.options.option_table import OPTIONS, Option, Side, Standing
 
 GUIDE: Final = Path(__file__).parents[1] / "docs" / "spark.md"
 _BEGIN: Final = "<!-- options: python -m tools.spark_options -->\n"

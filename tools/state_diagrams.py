@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from tallystick.broker.txn.model import PREVIOUS_STATES, TxnState
+from tallystick.broker.txn.machine.model import PREVIOUS_STATES, TxnState
 
 PAGE: Final = Path(__file__).parents[1] / "docs" / "concepts" / "in-doubt.md"
 _BEGIN: Final = "<!-- diagram: python -m tools.state_diagrams -->\n"

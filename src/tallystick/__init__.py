@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from tallystick.admin.client import Admin
     from tallystick.client.blocking.consumer import Consumer, RebalanceListener
     from tallystick.client.blocking.producer import Producer
-    from tallystick.client.delivery import BatchDelivery, BatchMetadata, Delivery, RecordMetadata
-    from tallystick.client.modes import Mode
+    from tallystick.client.consumer.decode import ConsumerRecord
     from tallystick.client.offsets import GroupMetadata, OffsetAndMetadata, OffsetAndTimestamp
-    from tallystick.client.prepared import PreparedTxnState
-    from tallystick.client.reading import ConsumerRecord
-    from tallystick.client.transactions import Completion
+    from tallystick.client.producer.delivery import BatchDelivery, BatchMetadata, Delivery, RecordMetadata
+    from tallystick.client.transactions.engine import Completion
+    from tallystick.client.transactions.modes import Mode
+    from tallystick.client.transactions.prepared import PreparedTxnState
     from tallystick.kernel.ids import TopicPartition
 
 __version__ = "0.1.0"
@@ -51,20 +51,20 @@ if not TYPE_CHECKING:
         __name__,
         {
             "Admin": "tallystick.admin.client:Admin",
-            "BatchDelivery": "tallystick.client.delivery:BatchDelivery",
-            "BatchMetadata": "tallystick.client.delivery:BatchMetadata",
-            "Completion": "tallystick.client.transactions:Completion",
+            "BatchDelivery": "tallystick.client.producer.delivery:BatchDelivery",
+            "BatchMetadata": "tallystick.client.producer.delivery:BatchMetadata",
+            "Completion": "tallystick.client.transactions.engine:Completion",
             "Consumer": "tallystick.client.blocking.consumer:Consumer",
-            "ConsumerRecord": "tallystick.client.reading:ConsumerRecord",
-            "Delivery": "tallystick.client.delivery:Delivery",
+            "ConsumerRecord": "tallystick.client.consumer.decode:ConsumerRecord",
+            "Delivery": "tallystick.client.producer.delivery:Delivery",
             "GroupMetadata": "tallystick.client.offsets:GroupMetadata",
-            "Mode": "tallystick.client.modes:Mode",
+            "Mode": "tallystick.client.transactions.modes:Mode",
             "OffsetAndMetadata": "tallystick.client.offsets:OffsetAndMetadata",
             "OffsetAndTimestamp": "tallystick.client.offsets:OffsetAndTimestamp",
-            "PreparedTxnState": "tallystick.client.prepared:PreparedTxnState",
+            "PreparedTxnState": "tallystick.client.transactions.prepared:PreparedTxnState",
             "Producer": "tallystick.client.blocking.producer:Producer",
             "RebalanceListener": "tallystick.client.blocking.consumer:RebalanceListener",
-            "RecordMetadata": "tallystick.client.delivery:RecordMetadata",
+            "RecordMetadata": "tallystick.client.producer.delivery:RecordMetadata",
             "TopicPartition": "tallystick.kernel.ids:TopicPartition",
             "aio": "tallystick.aio",
             "errors": "tallystick.errors",

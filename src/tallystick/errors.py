@@ -8,7 +8,7 @@
 All are TallystickErrors and survive pickling. `effect` says what may have happened in the cluster.
 """
 
-from tallystick.client.consumer_errors import CommitRefused, PositionUnknown, RecordUnreadable, WokenUp
+from tallystick.client.consumer.errors import CommitRefused, PositionUnknown, RecordUnreadable, WokenUp
 from tallystick.client.errors import (
     AbortRequired,
     BadAnswer,
@@ -28,7 +28,7 @@ from tallystick.client.errors import (
     UnknownTopic,
     Unreachable,
 )
-from tallystick.client.prepared import BadPreparedTxnState
+from tallystick.client.transactions.prepared import BadPreparedTxnState
 from tallystick.kernel.errors import Effect, InDoubt, Remedy, TallystickError
 from tallystick.kernel.settings import BadConfig
 

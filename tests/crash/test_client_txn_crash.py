@@ -11,7 +11,7 @@ from other_system import OtherSystem, dual_write, recover
 from plain_flow import producer
 from raw_producer import committed_values, make_topic
 
-from tallystick.client.modes import Mode
+from tallystick.client.transactions.modes import Mode
 from tallystick.protocol.messages.end_txn import EndTxnRequest
 from tallystick.testing import EmbeddedBroker, eventually
 

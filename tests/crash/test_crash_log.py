@@ -29,7 +29,7 @@ from tallystick.protocol.records import (
 from tallystick.storage.fs import FileSystem, RealFileSystem
 from tallystick.storage.log import AppendOrigin, AppendResult, Log, LogConfig
 from tallystick.storage.log_dir import DirectoryOptions, LogDir
-from tallystick.storage.trimming import delete_records_before
+from tallystick.storage.log_start import delete_records_before
 from tallystick.testing.memory_fs import Keep, MemoryFileSystem, PowerLost
 from tallystick.testing.recorded_calls import RecordingSyscalls, play_back
 

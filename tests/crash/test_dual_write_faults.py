@@ -21,7 +21,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 
 from tallystick.dualwrite import DualWriter, Fenced, Finding, NotRecovered, Report, SqlStore
-from tallystick.dualwrite.driving import Step
+from tallystick.dualwrite.drivers import Step
 from tallystick.dualwrite.stores.sql import SqlTransaction
 from tallystick.errors import InDoubt, TallystickError
 from tallystick.testing import EmbeddedBroker, eventually

@@ -16,7 +16,6 @@ from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import LeaderEpoch, TopicPartition
 from tallystick.protocol.records import BatchMeta, Record, decode_records, encode_batch, iter_headers
 from tallystick.storage.fs import OutOfDescriptors
-from tallystick.storage.loading import Ended, create_log, open_log
 from tallystick.storage.log import (
     AppendResult,
     Log,
@@ -26,6 +25,7 @@ from tallystick.storage.log import (
     StorageFailure,
     Unlimited,
 )
+from tallystick.storage.log_loader import Ended, create_log, open_log
 from tallystick.storage.segment_file import Residents
 from tallystick.testing.memory_fs import MemoryFileSystem, PowerLost, every_choice
 

@@ -13,7 +13,7 @@ from spark_torture import Fault
 from spark_torture_lives import BareTorture, Torture
 from tools import apache_kafka
 
-from tallystick.spark.recovery import resolve
+from tallystick.spark.sink.recovery import resolve
 from tallystick.testing import eventually
 
 LONG = os.environ.get("TALLYSTICK_LONG") == "1"

@@ -11,7 +11,7 @@ import pytest
 from compacted import DIRECTORY, Compacted
 
 from tallystick.kernel.ids import Identity, ProducerEpoch, ProducerId
-from tallystick.storage.cleaner import CleanedGroup, clean
+from tallystick.storage.compaction.cleaner import CleanedGroup, clean
 from tallystick.storage.fs import make_directory
 from tallystick.storage.segment import file_name
 from tallystick.testing.memory_fs import Keep, MemoryFileSystem, PowerLost

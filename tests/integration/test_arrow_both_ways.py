@@ -7,7 +7,7 @@ import pytest
 from codecs_of_records import EXTENSION, codec
 
 from tallystick import Consumer, Producer, TopicPartition, aio
-from tallystick.client.partitioner import partition_of
+from tallystick.client.producer.partitioner import partition_of
 from tallystick.testing import EmbeddedBroker
 
 pa = pytest.importorskip("pyarrow", reason="the extra `arrow` is not installed")

@@ -8,10 +8,10 @@ from typing import TypeVar
 
 import pytest
 
-from tallystick.broker.config import BrokerConfig
-from tallystick.broker.metadata import MetadataStore, MetadataUnusable, ProducerIds, Topic
-from tallystick.broker.topics import NewTopic, Topics
-from tallystick.broker.worker import Worker
+from tallystick.broker.config.broker_config import BrokerConfig
+from tallystick.broker.metadata.store import MetadataStore, MetadataUnusable, ProducerIds, Topic
+from tallystick.broker.metadata.worker import Worker
+from tallystick.broker.partitions.topics import NewTopic, Topics
 from tallystick.storage.log_dir import random_id
 
 T = TypeVar("T")

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tallystick.broker.config import BrokerConfig
-from tallystick.broker.server import FIRST_BUFFER_BYTES, Answer, CloseConnection, Peer, Server
+from tallystick.broker.config.broker_config import BrokerConfig
+from tallystick.broker.server.server import FIRST_BUFFER_BYTES, Answer, CloseConnection, Peer, Server
 from tallystick.kernel.ids import INT32_MAX
 
 pytestmark = pytest.mark.server

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from tallystick.broker.cleaning import Cleaning, CleaningConfig, NoRoom
+from tallystick.broker.partitions.log_cleaner import Cleaning, CleaningConfig, NoRoom
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import INT64_MAX, LeaderEpoch, TopicPartition
 from tallystick.protocol.records import BatchMeta, Record, decode_records, encode_batch, iter_headers
+from tallystick.storage.compaction.swap import Swap
 from tallystick.storage.fs import RealFileSystem
-from tallystick.storage.loading import create_log
 from tallystick.storage.log import Log, LogConfig, LogHooks, Unlimited
+from tallystick.storage.log_loader import create_log
 from tallystick.storage.segment_file import Residents
-from tallystick.storage.swap import Swap
 from tallystick.testing import FakeClock
 
 pytestmark = pytest.mark.server

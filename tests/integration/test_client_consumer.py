@@ -13,11 +13,11 @@ from confluent_kafka import TopicPartition as TheirPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
 from tallystick.client.config import ConsumerConfig
-from tallystick.client.consumer_errors import CommitRefused, PositionUnknown, WokenUp
-from tallystick.client.consuming import ConsumerEngine, RebalanceListener
+from tallystick.client.consumer.decode import ConsumerRecord
+from tallystick.client.consumer.engine import ConsumerEngine, RebalanceListener
+from tallystick.client.consumer.errors import CommitRefused, PositionUnknown, WokenUp
 from tallystick.client.errors import BrokerRefused, Closed, IllegalState, TimedOut
 from tallystick.client.offsets import OffsetAndMetadata
-from tallystick.client.reading import ConsumerRecord
 from tallystick.kernel.ids import TopicPartition
 from tallystick.testing import EmbeddedBroker
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 from tests.support.scripted_broker import ScriptedBroker, Seen
 
-from tallystick.client.cluster import Cluster
 from tallystick.client.config import ClientConfig
 from tallystick.client.errors import BadAnswer, ConnectionLost, TimedOut, Unreachable, refused
+from tallystick.client.net.cluster import Cluster
 from tallystick.kernel.errors import Effect
 from tallystick.kernel.ids import TopicPartition
 from tallystick.protocol.apis import ApiKey

@@ -14,8 +14,8 @@ from other_system import OtherSystem, dual_write, recover
 from plain_flow import producer
 from raw_producer import committed_values, make_topic, rewrite
 
-from tallystick.broker.txn.model import TxnEntry
-from tallystick.client.transactions import Completion
+from tallystick.broker.txn.machine.model import TxnEntry
+from tallystick.client.transactions.engine import Completion
 from tallystick.kernel.ids import Identity, ProducerEpoch
 from tallystick.kernel.limits import EPOCH_MAX
 from tallystick.kernel.value import replace

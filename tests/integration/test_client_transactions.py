@@ -15,11 +15,11 @@ from tallystick.client.errors import (
     InvalidTxnState,
     NotAuthorized,
 )
-from tallystick.client.modes import Mode
 from tallystick.client.offsets import GroupMetadata, OffsetAndMetadata
-from tallystick.client.prepared import PreparedTxnState
-from tallystick.client.transactions import Completion
-from tallystick.client.txn_producer import State
+from tallystick.client.transactions.engine import Completion
+from tallystick.client.transactions.modes import Mode
+from tallystick.client.transactions.prepared import PreparedTxnState
+from tallystick.client.transactions.state import State
 from tallystick.kernel.ids import Identity, TopicPartition
 from tallystick.protocol.messages.init_producer_id import InitProducerIdRequest
 from tallystick.testing import EmbeddedBroker, eventually

@@ -11,13 +11,13 @@ from failing_cluster import FailingCluster, FaultPlan
 from raw_producer import committed_values, make_topic
 from raw_wire import RawConnection
 
-from tallystick.client.accumulator import NotNow
 from tallystick.client.config import ProducerConfig
-from tallystick.client.delivery import Delivery
 from tallystick.client.errors import AbortRequired, ClientError, IllegalState, TimedOut
-from tallystick.client.producing import ProducerEngine
-from tallystick.client.transactions import Completion, TransactionManager
-from tallystick.client.txn_producer import State
+from tallystick.client.producer.accumulator import NotNow
+from tallystick.client.producer.delivery import Delivery
+from tallystick.client.producer.engine import ProducerEngine
+from tallystick.client.transactions.engine import Completion, TransactionManager
+from tallystick.client.transactions.state import State
 from tallystick.kernel.errors import InDoubt
 from tallystick.protocol.messages.end_txn import EndTxnRequest
 from tallystick.protocol.messages.update_features import (

@@ -10,8 +10,8 @@ import pytest
 from tallystick import Admin, TopicPartition
 from tallystick.admin import NewTopic
 from tallystick.client.config import ConsumerConfig
-from tallystick.client.consuming import ConsumerEngine, RebalanceListener
-from tallystick.client.membership import Phase
+from tallystick.client.consumer.engine import ConsumerEngine, RebalanceListener
+from tallystick.client.consumer.membership import Phase
 from tallystick.protocol.messages.join_group import JoinGroupRequest
 from tallystick.protocol.messages.sync_group import SyncGroupRequest
 from tallystick.testing import EmbeddedBroker

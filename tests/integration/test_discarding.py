@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from tallystick.broker.config import BrokerConfig
-from tallystick.broker.files import DataDirectory
-from tallystick.broker.metadata import MetadataStore, Topic
+from tallystick.broker.config.broker_config import BrokerConfig
+from tallystick.broker.metadata.store import MetadataStore, Topic
+from tallystick.broker.partitions.data_directory import DataDirectory
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import LeaderEpoch
 from tallystick.protocol.records import BatchMeta, Record, encode_batch
 from tallystick.storage import fs
 from tallystick.storage.log import Log
 from tallystick.storage.log_dir import random_id
-from tallystick.storage.trimming import delete_oldest_segments
+from tallystick.storage.log_start import delete_oldest_segments
 from tallystick.testing import FakeClock
 
 pytestmark = pytest.mark.server

@@ -13,7 +13,7 @@ from sqlalchemy import create_engine
 from sqlalchemy.pool import NullPool
 
 from tallystick.dualwrite import DatabaseBehind, DualWriter, Fenced, SqlStore
-from tallystick.dualwrite.driving import Step
+from tallystick.dualwrite.drivers import Step
 from tallystick.dualwrite.stores.sql import SqlTransaction
 from tallystick.errors import TallystickError
 from tallystick.kernel.value import replace

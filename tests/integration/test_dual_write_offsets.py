@@ -15,7 +15,7 @@ from sqlalchemy.pool import NullPool
 import tallystick
 from tallystick import Consumer, Producer
 from tallystick.dualwrite import AsyncSqlStore, DualWriter, SqlStore, WriteInDoubt, aio
-from tallystick.dualwrite.driving import Step
+from tallystick.dualwrite.drivers import Step
 from tallystick.kernel.ids import TopicPartition
 from tallystick.testing import EmbeddedBroker
 

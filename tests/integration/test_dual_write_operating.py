@@ -32,7 +32,7 @@ from tallystick.dualwrite import (
     aio,
     consume_into,
 )
-from tallystick.dualwrite.driving import Step
+from tallystick.dualwrite.drivers import Step
 from tallystick.dualwrite.stores.sql_async import AsyncSqlStore, AsyncSqlTransaction
 from tallystick.errors import TallystickError
 from tallystick.testing import EmbeddedBroker, eventually

@@ -9,9 +9,9 @@ from dual_world import Crash, Crashed, MakeWorld, World, worlds
 from sqlalchemy import create_engine
 from sqlalchemy.pool import NullPool
 
-from tallystick.client.txn_producer import State
+from tallystick.client.transactions.state import State
 from tallystick.dualwrite import DualWriter, Fenced, SqlStore
-from tallystick.dualwrite.driving import Step
+from tallystick.dualwrite.drivers import Step
 from tallystick.dualwrite.stores.sql import SqlTransaction
 from tallystick.errors import InDoubt, TallystickError
 from tallystick.kernel.value import replace

@@ -12,7 +12,7 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
 
-from tallystick.client.prepared import PreparedTxnState
+from tallystick.client.transactions.prepared import PreparedTxnState
 from tallystick.dualwrite import BadRow, BadStore, CommitUnknown, SqlStore, UnsafeStore
 from tallystick.dualwrite.model import StoredState
 from tallystick.dualwrite.stores.durability import RISKS, Risk, allowed_of

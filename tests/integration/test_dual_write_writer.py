@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
 
 from tallystick import Admin
-from tallystick.client.modes import Mode
+from tallystick.client.transactions.modes import Mode
 from tallystick.dualwrite import (
     CommitUnknown,
     DualWriter,

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tallystick.broker.config import BrokerConfig, Endpoint
-from tallystick.broker.measures import FAMILIES
-from tallystick.broker.metrics_server import CONNECTIONS_MAX, REQUEST_BYTES_MAX, MetricsServer
+from tallystick.broker.config.broker_config import BrokerConfig, Endpoint
+from tallystick.broker.metrics.broker_metrics import FAMILIES
+from tallystick.broker.metrics.http import CONNECTIONS_MAX, REQUEST_BYTES_MAX, MetricsServer
+from tallystick.broker.partitions.topics import NewTopic
 from tallystick.broker.serve import Service
-from tallystick.broker.topics import NewTopic
 from tallystick.kernel.settings import BadConfig
 
 pytestmark = pytest.mark.server

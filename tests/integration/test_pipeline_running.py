@@ -27,11 +27,11 @@ from tallystick.pipeline.definition import (
     TopicSink,
     Transform,
 )
-from tallystick.spark.attempt import attempt
-from tallystick.spark.committable import Batch
-from tallystick.spark.deciding import NewCheckpoint
-from tallystick.spark.sink_options import SinkOptions
-from tallystick.spark.station import Station
+from tallystick.spark.options.sink_options import SinkOptions
+from tallystick.spark.protocol.committable import Batch
+from tallystick.spark.protocol.decide import NewCheckpoint
+from tallystick.spark.sink.attempt import attempt
+from tallystick.spark.sink.context import Station
 from tallystick.testing import EmbeddedBroker, eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.server]

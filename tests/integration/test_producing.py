@@ -13,12 +13,12 @@ from confluent_kafka import TopicPartition as RdTopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from tools.broker_process import free_port
 
-from tallystick.client.accumulator import NotNow
-from tallystick.client.cluster import Cluster
 from tallystick.client.config import ProducerConfig
-from tallystick.client.delivery import Delivery
 from tallystick.client.errors import BrokerRefused, ClientError, Closed, TimedOut, TooLarge
-from tallystick.client.producing import ProducerEngine
+from tallystick.client.net.cluster import Cluster
+from tallystick.client.producer.accumulator import NotNow
+from tallystick.client.producer.delivery import Delivery
+from tallystick.client.producer.engine import ProducerEngine
 from tallystick.kernel.errors import Effect
 from tallystick.testing import EmbeddedBroker
 

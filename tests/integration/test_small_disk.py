@@ -12,8 +12,8 @@ from tallystick.kernel.ids import LeaderEpoch, TopicPartition
 from tallystick.kernel.limits import MIB
 from tallystick.protocol.records import BatchMeta, Record, encode_batch
 from tallystick.storage.fs import RealFileSystem
-from tallystick.storage.loading import create_log
 from tallystick.storage.log import Log, LogConfig, LogFull, LogHooks
+from tallystick.storage.log_loader import create_log
 from tallystick.storage.reserve import RESERVE_FILE, Reserve
 from tallystick.storage.segment_file import Residents
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tallystick.spark.class_archive import NoArchive, class_archive, make_class_archive, options_for
-from tallystick.spark.java import java_home
+from tallystick.spark.runtime.java import java_home
 
 SPARK = """
 import sys

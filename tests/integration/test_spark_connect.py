@@ -7,7 +7,7 @@ import pytest
 
 from tallystick import Admin, Producer
 from tallystick.admin.topics import NewTopic
-from tallystick.spark.java import java_home
+from tallystick.spark.runtime.java import java_home
 from tallystick.testing import EmbeddedBroker
 
 pytestmark = [pytest.mark.slow, pytest.mark.server]

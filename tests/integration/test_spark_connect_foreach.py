@@ -11,7 +11,7 @@ from reading import committed_records
 
 from tallystick import Admin
 from tallystick.admin.topics import NewTopic
-from tallystick.spark.java import java_home
+from tallystick.spark.runtime.java import java_home
 from tallystick.testing import EmbeddedBroker
 
 pytestmark = [pytest.mark.slow, pytest.mark.server, pytest.mark.timeout(600)]

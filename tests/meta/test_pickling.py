@@ -13,7 +13,7 @@ import tallystick
 # How to make one of each class whose constructor wants something.
 EXAMPLES: dict[str, tuple[object, ...]] = {}
 
-NOT_IMPORTED = ("__main__", "tallystick.storage.cleaner_worker")
+NOT_IMPORTED = ("__main__", "tallystick.storage.compaction.cleaner_worker")
 
 
 def own_exceptions() -> Iterator[type[Exception]]:

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from txn_pair import PureClient, coordinator
 from txn_words import MAX, Txn, ident
 
-from tallystick.broker.txn.model import Outcome
-from tallystick.client.prepared import PreparedTxnState
-from tallystick.client.txn_producer import Call, Refused, State
+from tallystick.broker.txn.machine.model import Outcome
+from tallystick.client.transactions.prepared import PreparedTxnState
+from tallystick.client.transactions.state import Call, Refused, State
 from tallystick.kernel.ids import Identity
 
 MOVES = st.lists(

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from txn_words import TWO_PHASE
 
-from tallystick.broker.group.commands import (
+from tallystick.broker.group.machine.commands import (
     CommitOffsets,
     CommitTxnOffsets,
     Join,
@@ -14,9 +14,9 @@ from tallystick.broker.group.commands import (
     Sync,
     Synced,
 )
-from tallystick.broker.group.model import GroupConfig, InstanceId, ProtocolChoice
-from tallystick.broker.txn.commands import AddPartitions, EndTxn, Initialised, InitProducerId
-from tallystick.broker.txn.model import Outcome
+from tallystick.broker.group.machine.model import GroupConfig, InstanceId, ProtocolChoice
+from tallystick.broker.txn.machine.commands import AddPartitions, EndTxn, Initialised, InitProducerId
+from tallystick.broker.txn.machine.model import Outcome
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import (

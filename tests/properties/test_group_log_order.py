@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 from tests.support.groups import MemoryPartition, World
 
 from tallystick.broker.group.codec import decode_batches
-from tallystick.broker.group.commands import (
+from tallystick.broker.group.machine.commands import (
     CommitOffsets,
     CommitTxnOffsets,
     DeleteGroup,
     DeleteOffsets,
     OffsetToCommit,
 )
-from tallystick.broker.group.table import GroupTable
+from tallystick.broker.group.machine.table import GroupTable
 from tallystick.kernel.ids import GroupId, Identity, Offset, ProducerEpoch, ProducerId, TopicPartition
 from tallystick.protocol.records import ControlType, Marker, encode_marker
 from tallystick.storage.log import NO_GUARD

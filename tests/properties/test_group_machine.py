@@ -7,9 +7,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from tallystick.broker.group.apply import apply
 from tallystick.broker.group.codec import decode_batches
-from tallystick.broker.group.commands import (
+from tallystick.broker.group.machine.apply import apply
+from tallystick.broker.group.machine.commands import (
     Command,
     CommitOffsets,
     CommitTxnOffsets,
@@ -26,15 +26,15 @@ from tallystick.broker.group.commands import (
     OffsetToCommit,
     Sync,
 )
-from tallystick.broker.group.events import (
+from tallystick.broker.group.machine.events import (
     GroupRemoved,
     GroupStored,
     OffsetsCommitted,
     OffsetsDeleted,
     TransactionEnded,
 )
-from tallystick.broker.group.expiry import deadlines, due
-from tallystick.broker.group.model import (
+from tallystick.broker.group.machine.expiry import deadlines, due
+from tallystick.broker.group.machine.model import (
     CommittedOffset,
     Generation,
     Group,

@@ -7,10 +7,10 @@ from codecs_of_records import EXTENSION, codec
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tallystick.client.arrow import arrow_batch, batch_of, read_arrow, take_piece
-from tallystick.client.batching import Columns, by_partition
-from tallystick.client.partitioner import murmur2
-from tallystick.client.reading import ConsumerRecord, Fetched
+from tallystick.client.consumer.arrow import arrow_batch, batch_of, read_arrow, take_piece
+from tallystick.client.consumer.decode import ConsumerRecord, Fetched
+from tallystick.client.producer.batches import Columns, by_partition
+from tallystick.client.producer.partitioner import murmur2
 from tallystick.kernel.ids import TopicPartition
 from tallystick.kernel.limits import HEADERS_PER_RECORD_MAX
 from tallystick.protocol.records import (

@@ -17,11 +17,11 @@ from tests.support.toy_cluster import Scheduler, ToyCluster, ToyLog, ToyParticip
 from tallystick.client.errors import ClientError
 from tallystick.kernel.clock import Clock
 from tallystick.kernel.errors import InDoubt
-from tallystick.spark.committable import Batch, Lease, Participant, Tally, Vote
-from tallystick.spark.coordinator import Coordinator
-from tallystick.spark.deciding import Beginning, Course, NewCheckpoint, course
-from tallystick.spark.sink_errors import CheckpointsDiffer, PrefixTaken, SinkError, UnknownCheckpoint
-from tallystick.spark.worker_ids import WorkerIds
+from tallystick.spark.protocol.committable import Batch, Lease, Participant, Tally, Vote
+from tallystick.spark.protocol.coordinator import Coordinator
+from tallystick.spark.protocol.decide import Beginning, Course, NewCheckpoint, course
+from tallystick.spark.protocol.errors import CheckpointsDiffer, PrefixTaken, SinkError, UnknownCheckpoint
+from tallystick.spark.sink.worker_ids import WorkerIds
 from tallystick.testing import FakeClock
 
 PREFIX = "p"

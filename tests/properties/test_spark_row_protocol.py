@@ -23,15 +23,21 @@ from tests.support.toy_cluster import ToyCluster, ToyParticipants
 
 from tallystick.client.errors import ClientError
 from tallystick.kernel.errors import InDoubt
-from tallystick.spark.committable import Batch, Lease, Noted, Participant, Tally, Vote
-from tallystick.spark.coordinator import Coordinator
-from tallystick.spark.deciding import Course, NewCheckpoint, course
-from tallystick.spark.decision_fold import Known
-from tallystick.spark.decision_row import DecisionRow, RowLog, RowParticipants
-from tallystick.spark.sink_errors import CheckpointsDiffer, DecisionsLost, PrefixTaken, SinkError, VoteLost
-from tallystick.spark.sinks import Moves, to_table
-from tallystick.spark.staging import RowsRefused, Staged
-from tallystick.spark.worker_ids import WorkerIds
+from tallystick.spark.decisions.row import DecisionRow, RowLog, RowParticipants
+from tallystick.spark.decisions.staging import RowsRefused, Staged
+from tallystick.spark.options.sinks import Moves, to_table
+from tallystick.spark.protocol.committable import Batch, Lease, Noted, Participant, Tally, Vote
+from tallystick.spark.protocol.coordinator import Coordinator
+from tallystick.spark.protocol.decide import Course, NewCheckpoint, course
+from tallystick.spark.protocol.decision_fold import Known
+from tallystick.spark.protocol.errors import (
+    CheckpointsDiffer,
+    DecisionsLost,
+    PrefixTaken,
+    SinkError,
+    VoteLost,
+)
+from tallystick.spark.sink.worker_ids import WorkerIds
 from tallystick.testing import FakeClock
 
 PREFIX = "p"

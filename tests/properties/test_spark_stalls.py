@@ -17,12 +17,12 @@ from tests.support.toy_cluster import ToyCluster, ToyLog, ToyParticipants, run_a
 
 from tallystick.client.errors import ClientError
 from tallystick.kernel.errors import InDoubt
-from tallystick.spark.committable import Batch, Lease, Participant, Tally, Vote, no_vote
-from tallystick.spark.coordinator import Coordinator
-from tallystick.spark.deciding import Course, NewCheckpoint, NewPrefix, course
-from tallystick.spark.sink_errors import SinkError
-from tallystick.spark.transactional_ids import coordinator_id
-from tallystick.spark.worker_ids import WorkerIds
+from tallystick.spark.protocol.committable import Batch, Lease, Participant, Tally, Vote, no_vote
+from tallystick.spark.protocol.coordinator import Coordinator
+from tallystick.spark.protocol.decide import Course, NewCheckpoint, NewPrefix, course
+from tallystick.spark.protocol.errors import SinkError
+from tallystick.spark.protocol.transactional_ids import coordinator_id
+from tallystick.spark.sink.worker_ids import WorkerIds
 from tallystick.testing import FakeClock
 
 PREFIX: Final = "p"

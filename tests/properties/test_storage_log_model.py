@@ -8,10 +8,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import LeaderEpoch, Offset, TopicPartition
 from tallystick.protocol.records import BatchMeta, Codec, Record, decode_records, encode_batch, iter_headers
-from tallystick.storage.loading import Ended, create_log, open_log
 from tallystick.storage.log import AppendResult, Log, LogConfig, LogHooks, Unlimited
+from tallystick.storage.log_loader import Ended, create_log, open_log
+from tallystick.storage.log_start import delete_records_before
 from tallystick.storage.segment_file import Residents
-from tallystick.storage.trimming import delete_records_before
 from tallystick.testing.memory_fs import MemoryFileSystem
 
 NOW = 1_700_000_000_000

@@ -10,9 +10,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from txn_words import MAX, STATES, T, ident, speaker
 
-from tallystick.broker.txn.apply import apply
 from tallystick.broker.txn.codec import decode_batches, encode_batch_of
-from tallystick.broker.txn.commands import (
+from tallystick.broker.txn.machine.apply import apply
+from tallystick.broker.txn.machine.commands import (
     AddImplicitly,
     AddPartitions,
     Command,
@@ -30,8 +30,8 @@ from tallystick.broker.txn.commands import (
     TimeOut,
     VerifyPartitions,
 )
-from tallystick.broker.txn.decide import decide, refuse_while_pending
-from tallystick.broker.txn.model import (
+from tallystick.broker.txn.machine.decide import decide, refuse_while_pending
+from tallystick.broker.txn.machine.model import (
     PREVIOUS_STATES,
     Decided,
     ForcedCause,

@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from txn_words import MAX, T, ident, speaker
 
 from tallystick.broker.txn.codec import decode_batches
-from tallystick.broker.txn.commands import (
+from tallystick.broker.txn.machine.commands import (
     AddImplicitly,
     AddPartitions,
     Answer,
@@ -37,7 +37,7 @@ from tallystick.broker.txn.commands import (
     TimeOut,
     VerifyPartitions,
 )
-from tallystick.broker.txn.model import (
+from tallystick.broker.txn.machine.model import (
     Decided,
     Idle,
     Ongoing,

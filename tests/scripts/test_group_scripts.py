@@ -23,7 +23,7 @@ import pytest
 from transcripts import Runner, rewritten
 
 from tallystick.broker.group.codec import decode_batches
-from tallystick.broker.group.commands import (
+from tallystick.broker.group.machine.commands import (
     Answer,
     CommitOffsets,
     CommitTxnOffsets,
@@ -44,15 +44,15 @@ from tallystick.broker.group.commands import (
     Sync,
     Synced,
 )
-from tallystick.broker.group.events import (
+from tallystick.broker.group.machine.events import (
     GroupRemoved,
     GroupStored,
     OffsetsCommitted,
     OffsetsDeleted,
     TransactionEnded,
 )
-from tallystick.broker.group.model import GroupConfig, InstanceId, ProtocolChoice, Ticket
-from tallystick.broker.group.queries import fetch_offset
+from tallystick.broker.group.machine.model import GroupConfig, InstanceId, ProtocolChoice, Ticket
+from tallystick.broker.group.machine.queries import fetch_offset
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import (
     GroupId,

@@ -20,7 +20,7 @@ import pytest
 from transcripts import Runner, rewritten
 
 from tallystick.broker.txn.codec import decode_batches
-from tallystick.broker.txn.commands import (
+from tallystick.broker.txn.machine.commands import (
     AddImplicitly,
     AddPartitions,
     Answer,
@@ -37,7 +37,7 @@ from tallystick.broker.txn.commands import (
     TxnRecord,
     VerifyPartitions,
 )
-from tallystick.broker.txn.model import Decided, Idle, Ongoing, Outcome, TxnConfig, TxnEntry
+from tallystick.broker.txn.machine.model import Decided, Idle, Ongoing, Outcome, TxnConfig, TxnEntry
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import Identity, ProducerEpoch, ProducerId, TopicPartition, TransactionalId
 from tallystick.testing.transactions import TxnWorld

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tallystick.broker.txn.model import ForcedCause
+from tallystick.broker.txn.machine.model import ForcedCause
 from tallystick.kernel.ids import Identity, ProducerEpoch, ProducerId, TopicPartition
 from tallystick.protocol.apis import ApiKey
 from tallystick.protocol.messages.end_txn import EndTxnRequest, EndTxnResponse

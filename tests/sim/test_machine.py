@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tallystick.broker.broker import Broker
-from tallystick.broker.topics import NewTopic
+from tallystick.broker.partitions.topics import NewTopic
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.testing.memory_fs import UNLIMITED

@@ -19,7 +19,7 @@ from sim_dual_write import (
     Writers,
 )
 
-from tallystick.dualwrite.driving import Recipe, do
+from tallystick.dualwrite.drivers import Recipe, do
 from tallystick.dualwrite.errors import CommitUnknown, NotCommitted
 from tallystick.dualwrite.model import StoredState
 from tallystick.dualwrite.recovery import Finding, Report, Shown

@@ -17,9 +17,9 @@ from txn_words import (
     unchanged,
 )
 
-from tallystick.broker.txn.commands import Ended, Initialised, InitProducerId, Step
-from tallystick.broker.txn.decide import decide
-from tallystick.broker.txn.model import Ongoing, Outcome, TxnConfig
+from tallystick.broker.txn.machine.commands import Ended, Initialised, InitProducerId, Step
+from tallystick.broker.txn.machine.decide import decide
+from tallystick.broker.txn.machine.model import Ongoing, Outcome, TxnConfig
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import Identity
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from tallystick.broker.group.commands import (
+from tallystick.broker.group.machine.commands import (
     DONE,
     CommitOffsets,
     CommitTxnOffsets,
@@ -26,14 +26,14 @@ from tallystick.broker.group.commands import (
     PerPartition,
     Sync,
 )
-from tallystick.broker.group.model import (
+from tallystick.broker.group.machine.model import (
     CommittedOffset,
     GroupConfig,
     GroupState,
     InstanceId,
     ProtocolChoice,
 )
-from tallystick.broker.group.queries import fetch_offset
+from tallystick.broker.group.machine.queries import fetch_offset
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import (

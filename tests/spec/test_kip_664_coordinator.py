@@ -16,8 +16,8 @@ from txn_words import (
     unchanged,
 )
 
-from tallystick.broker.txn.commands import DONE, Ended, MarkersWritten, NoteForcedMarker
-from tallystick.broker.txn.model import Decided, ForcedCause, Ongoing
+from tallystick.broker.txn.machine.commands import DONE, Ended, MarkersWritten, NoteForcedMarker
+from tallystick.broker.txn.machine.model import Decided, ForcedCause, Ongoing
 from tallystick.kernel.ids import Identity, Offset
 
 

@@ -25,7 +25,7 @@ from txn_words import (
     unchanged,
 )
 
-from tallystick.broker.txn.commands import (
+from tallystick.broker.txn.machine.commands import (
     DONE,
     AddImplicitly,
     Answer,
@@ -36,7 +36,7 @@ from tallystick.broker.txn.commands import (
     WhilePending,
     while_pending,
 )
-from tallystick.broker.txn.model import Idle, Ongoing, Outcome, TxnConfig
+from tallystick.broker.txn.machine.model import Idle, Ongoing, Outcome, TxnConfig
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import Identity, Offset
 

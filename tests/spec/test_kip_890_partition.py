@@ -22,8 +22,8 @@ from tests.support.leading import (
 )
 from tests.support.memory_broker import HeldMarkers, memory_disk, on_a_loop
 
-from tallystick.broker.txn.commands import Initialised, InitProducerId, MarkersWritten, TimeOut
-from tallystick.broker.txn.model import Ongoing, Outcome, TxnEntry, TxnState
+from tallystick.broker.txn.machine.commands import Initialised, InitProducerId, MarkersWritten, TimeOut
+from tallystick.broker.txn.machine.model import Ongoing, Outcome, TxnEntry, TxnState
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import Identity, ProducerEpoch, ProducerId

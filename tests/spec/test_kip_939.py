@@ -23,8 +23,8 @@ from txn_words import (
 )
 
 from tallystick.broker.txn.codec import decode_batches, encode_batch_of
-from tallystick.broker.txn.commands import Ended, EntryStored, Initialised
-from tallystick.broker.txn.model import Ongoing, Outcome, TxnConfig
+from tallystick.broker.txn.machine.commands import Ended, EntryStored, Initialised
+from tallystick.broker.txn.machine.model import Ongoing, Outcome, TxnConfig
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import INT32_MAX, Identity, TimestampMs, TransactionalId
 from tallystick.testing.transactions import TxnWorld

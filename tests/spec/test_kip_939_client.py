@@ -7,12 +7,12 @@ import pytest
 from txn_pair import PureClient, coordinator, shown
 from txn_words import MAX, Txn, ident
 
-from tallystick.broker.txn.model import Decided, Idle, Ongoing, Outcome
+from tallystick.broker.txn.machine.model import Decided, Idle, Ongoing, Outcome
 from tallystick.client.config import ProducerConfig
 from tallystick.client.errors import refused
-from tallystick.client.modes import Finding, Mode, Verdict, compare
-from tallystick.client.prepared import PreparedTxnState
-from tallystick.client.txn_producer import Call, Refused, State, TxnProducer
+from tallystick.client.transactions.modes import Finding, Mode, Verdict, compare
+from tallystick.client.transactions.prepared import PreparedTxnState
+from tallystick.client.transactions.state import Call, Refused, State, TxnProducer
 from tallystick.kernel.settings import BadConfig
 
 

@@ -14,8 +14,8 @@ from txn_words import (
 )
 
 from tallystick.broker.txn.codec import decode_record, encode_record
-from tallystick.broker.txn.commands import Ended, EntryStored, NoteForcedMarker
-from tallystick.broker.txn.model import Decided, ForcedCause, Idle, Outcome
+from tallystick.broker.txn.machine.commands import Ended, EntryStored, NoteForcedMarker
+from tallystick.broker.txn.machine.model import Decided, ForcedCause, Idle, Outcome
 from tallystick.kernel.codes import ErrorCode
 from tallystick.protocol import encode
 

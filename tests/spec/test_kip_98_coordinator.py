@@ -22,8 +22,8 @@ from txn_words import (
     unchanged,
 )
 
-from tallystick.broker.txn.apply import apply, check_transition
-from tallystick.broker.txn.commands import (
+from tallystick.broker.txn.machine.apply import apply, check_transition
+from tallystick.broker.txn.machine.commands import (
     DONE,
     WHILE_PENDING,
     AddImplicitly,
@@ -43,9 +43,9 @@ from tallystick.broker.txn.commands import (
     WhilePending,
     while_pending,
 )
-from tallystick.broker.txn.decide import decide, refuse_while_pending
-from tallystick.broker.txn.expiry import expired, timed_out
-from tallystick.broker.txn.model import (
+from tallystick.broker.txn.machine.decide import decide, refuse_while_pending
+from tallystick.broker.txn.machine.expiry import expired, timed_out
+from tallystick.broker.txn.machine.model import (
     PREVIOUS_STATES,
     Decided,
     ForcedCause,

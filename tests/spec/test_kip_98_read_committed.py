@@ -12,8 +12,8 @@ import pytest
 from tests.support.leading import Leader, batch, leader, request, turns
 from tests.support.memory_broker import memory_disk, on_a_loop
 
-from tallystick.broker.topics import TRANSACTION_STATE
-from tallystick.broker.txn.model import Outcome
+from tallystick.broker.partitions.topics import TRANSACTION_STATE
+from tallystick.broker.txn.machine.model import Outcome
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import Identity, TransactionalId
 from tallystick.protocol.messages.fetch import PartitionData

@@ -1,6 +1,6 @@
 """KIP-134, 345, 394: the sentences the group coordinator is built on."""
 
-from tallystick.broker.group.commands import (
+from tallystick.broker.group.machine.commands import (
     Heartbeat,
     Join,
     Joined,
@@ -11,7 +11,7 @@ from tallystick.broker.group.commands import (
     Sync,
     Synced,
 )
-from tallystick.broker.group.model import GroupConfig, GroupState, InstanceId, ProtocolChoice
+from tallystick.broker.group.machine.model import GroupConfig, GroupState, InstanceId, ProtocolChoice
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import GroupId, MemberId

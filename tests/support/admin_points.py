@@ -14,10 +14,17 @@ from typing import Any, Final, TypeVar
 from failing_calls import FailingCalls, FailingStore
 
 from tallystick.broker.broker import Broker
-from tallystick.broker.metadata import MetadataStore, Topic
-from tallystick.broker.topics import NewTopic
-from tallystick.broker.txn.commands import DONE, AddImplicitly, Ended, EndTxn, Initialised, InitProducerId
-from tallystick.broker.txn.model import Outcome, TxnEntry, TxnState
+from tallystick.broker.metadata.store import MetadataStore, Topic
+from tallystick.broker.partitions.topics import NewTopic
+from tallystick.broker.txn.machine.commands import (
+    DONE,
+    AddImplicitly,
+    Ended,
+    EndTxn,
+    Initialised,
+    InitProducerId,
+)
+from tallystick.broker.txn.machine.model import Outcome, TxnEntry, TxnState
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import Identity, Offset, TopicPartition, TransactionalId
 from tallystick.kernel.value import frozen

@@ -26,7 +26,7 @@ from sqlalchemy.exc import StatementError
 from sqlalchemy.pool import StaticPool
 
 from tallystick.dualwrite import DualWriter, SqlStore
-from tallystick.dualwrite.driving import Step
+from tallystick.dualwrite.drivers import Step
 from tallystick.dualwrite.stores.sql import SqlTransaction
 from tallystick.errors import InDoubt, TallystickError
 from tallystick.testing import EmbeddedBroker, eventually

@@ -5,9 +5,9 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
-from tallystick.client.assignors import ASSIGNORS, Assignment, Members
-from tallystick.client.racks import Topics
-from tallystick.client.subscription import Previous, Subscription
+from tallystick.client.assignors.assign import ASSIGNORS, Assignment, Members
+from tallystick.client.assignors.racks import Topics
+from tallystick.client.assignors.subscription import Previous, Subscription
 from tallystick.kernel.ids import MemberId, TopicPartition
 
 Line = dict[str, Any]

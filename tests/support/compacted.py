@@ -15,11 +15,11 @@ from tallystick.protocol.records import (
     encode_marker,
     iter_headers,
 )
-from tallystick.storage.cleaner import CleanedGroup, CleaningRequest, RoundDone, clean
-from tallystick.storage.loading import Ended, create_log, open_log
+from tallystick.storage.compaction.cleaner import CleanedGroup, CleaningRequest, RoundDone, clean
+from tallystick.storage.compaction.swap import Swap
 from tallystick.storage.log import AppendOrigin, Log, LogConfig, LogHooks, TxnGuard, Unlimited
+from tallystick.storage.log_loader import Ended, create_log, open_log
 from tallystick.storage.segment_file import Residents
-from tallystick.storage.swap import Swap
 from tallystick.testing.memory_fs import MemoryFileSystem
 
 DIRECTORY = "data/t-0"

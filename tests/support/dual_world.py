@@ -9,7 +9,7 @@ from raw_producer import committed_values, make_topic
 from sqlalchemy import Engine, PoolProxiedConnection, event, text
 
 from tallystick.dualwrite import DualWriter, SqlStore
-from tallystick.dualwrite.driving import Step
+from tallystick.dualwrite.drivers import Step
 from tallystick.dualwrite.stores.sql import SqlTransaction
 from tallystick.errors import InDoubt
 from tallystick.testing import EmbeddedBroker, eventually

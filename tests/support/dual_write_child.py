@@ -20,7 +20,7 @@ import dual_write_stores as stores
 from dual_write_lives import STUCK_S, Strike
 
 from tallystick.dualwrite import DualWriter, aio
-from tallystick.dualwrite.driving import Step
+from tallystick.dualwrite.drivers import Step
 from tallystick.protocol import compile as codecs
 
 

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from tallystick.client.cluster import Cluster
 from tallystick.client.config import ClientConfig
 from tallystick.client.errors import ConnectionLost
+from tallystick.client.net.cluster import Cluster
 from tallystick.client.retry import effect_of_loss
 from tallystick.protocol.messages.find_coordinator import FindCoordinatorRequest
 from tallystick.protocol.messages.metadata import MetadataRequest

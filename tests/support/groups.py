@@ -6,7 +6,8 @@ from functools import wraps
 from itertools import count
 from typing import Any
 
-from tallystick.broker.group.commands import (
+from tallystick.broker.group.coordinator import GroupCoordinator
+from tallystick.broker.group.machine.commands import (
     Answer,
     Command,
     CommitOffsets,
@@ -17,8 +18,7 @@ from tallystick.broker.group.commands import (
     Sync,
     Synced,
 )
-from tallystick.broker.group.coordinator import GroupCoordinator
-from tallystick.broker.group.model import Group, GroupConfig, InstanceId, ProtocolChoice
+from tallystick.broker.group.machine.model import Group, GroupConfig, InstanceId, ProtocolChoice
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import GroupId, MemberId, Offset, TopicPartition

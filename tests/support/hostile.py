@@ -11,7 +11,7 @@ from typing import Any
 from crc32c import crc32c
 from wire_values import random_value
 
-from tallystick.client.reading import Fetched
+from tallystick.client.consumer.decode import Fetched
 from tallystick.kernel.ids import TopicPartition
 from tallystick.protocol import DecodeError, decode, encode, hot, messages
 from tallystick.protocol.compile import _Cost

@@ -9,14 +9,14 @@ from typing import Any
 from tests.support.memory_broker import HeldMarkers, MemoryBroker, memory_broker, memory_disk
 
 from tallystick.broker.broker import Broker
-from tallystick.broker.context import RequestContext
-from tallystick.broker.dispatch import Body
-from tallystick.broker.files import Disk
 from tallystick.broker.handlers import HANDLERS
-from tallystick.broker.partition import Partition
-from tallystick.broker.topics import TRANSACTION_STATE
-from tallystick.broker.txn.commands import Ended, EndTxn, Initialised, InitProducerId
-from tallystick.broker.txn.model import Outcome
+from tallystick.broker.handlers.dispatch import Body
+from tallystick.broker.partitions.data_directory import Disk
+from tallystick.broker.partitions.partition import Partition
+from tallystick.broker.partitions.topics import TRANSACTION_STATE
+from tallystick.broker.server.request_context import RequestContext
+from tallystick.broker.txn.machine.commands import Ended, EndTxn, Initialised, InitProducerId
+from tallystick.broker.txn.machine.model import Outcome
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import Identity, Offset, TopicPartition, TransactionalId
 from tallystick.protocol import decode, encode

@@ -9,19 +9,19 @@ from typing import Any
 
 import pytest
 
-from tallystick.broker.acl import Operation, Resource, ResourceType
 from tallystick.broker.broker import Broker
-from tallystick.broker.config import BrokerConfig, Endpoint
-from tallystick.broker.context import RequestContext
-from tallystick.broker.descriptors import UNLIMITED, Descriptors
-from tallystick.broker.files import Disk
+from tallystick.broker.config.broker_config import BrokerConfig, Endpoint
 from tallystick.broker.handlers import HANDLERS
-from tallystick.broker.metadata import MetadataStore
-from tallystick.broker.topics import NewTopic
-from tallystick.broker.txn.commands import SendMarkers
+from tallystick.broker.metadata.store import MetadataStore
+from tallystick.broker.partitions.data_directory import Disk
+from tallystick.broker.partitions.descriptors import UNLIMITED, Descriptors
+from tallystick.broker.partitions.topics import NewTopic
+from tallystick.broker.server.acl import Operation, Resource, ResourceType
+from tallystick.broker.server.request_context import RequestContext
 from tallystick.broker.txn.coordinator import TransactionCoordinator
-from tallystick.broker.txn.model import Decided
-from tallystick.broker.txn.sending import Marked
+from tallystick.broker.txn.machine.commands import SendMarkers
+from tallystick.broker.txn.machine.model import Decided
+from tallystick.broker.txn.marker_sender import Marked
 from tallystick.kernel.ids import TopicPartition
 from tallystick.protocol import decode, encode
 from tallystick.protocol.apis import API, ApiKey

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from plain_flow import PlainProducer
 
 from tallystick.client.offsets import GroupMetadata, OffsetAndMetadata
-from tallystick.client.prepared import PreparedTxnState
-from tallystick.client.transactions import Completion
+from tallystick.client.transactions.engine import Completion
+from tallystick.client.transactions.prepared import PreparedTxnState
 from tallystick.kernel.ids import TopicPartition
 
 

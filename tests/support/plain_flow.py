@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 from failing_cluster import FailingCluster, FaultPlan
 
-from tallystick.client.cluster import Cluster
 from tallystick.client.config import ProducerConfig
 from tallystick.client.errors import ClientError, refused
-from tallystick.client.transactions import TransactionManager
+from tallystick.client.net.cluster import Cluster
+from tallystick.client.transactions.engine import TransactionManager
 from tallystick.kernel.clock import SystemClock
 from tallystick.kernel.ids import Identity, TopicPartition
 from tallystick.protocol.messages.produce import (

@@ -9,13 +9,13 @@ from memory_broker import Turn
 from raw_wire import RawConnection
 
 from tallystick.broker.broker import Broker
-from tallystick.broker.config import BrokerConfig
-from tallystick.broker.coordinator_hash import coordinator_partition
+from tallystick.broker.config.broker_config import BrokerConfig
+from tallystick.broker.coordinator.placement import coordinator_partition
 from tallystick.broker.embedded import EmbeddedBroker
 from tallystick.broker.txn.codec import encode_batch_of
-from tallystick.broker.txn.commands import EntryStored
 from tallystick.broker.txn.logic import REFUSALS
-from tallystick.broker.txn.model import TxnEntry
+from tallystick.broker.txn.machine.commands import EntryStored
+from tallystick.broker.txn.machine.model import TxnEntry
 from tallystick.kernel.clock import SystemClock
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import TransactionalId

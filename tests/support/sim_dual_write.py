@@ -14,10 +14,10 @@ from tallystick.admin.cluster_view import ClusterDescription
 from tallystick.admin.listing import Answers
 from tallystick.admin.model import Cause, ForcedOutcome, TransactionDescription
 from tallystick.client.errors import ClientError, IdExpired
-from tallystick.client.modes import Mode
-from tallystick.client.prepared import PreparedTxnState
-from tallystick.client.transactions import Completion
-from tallystick.dualwrite.driving import AsyncDriver, Step
+from tallystick.client.transactions.engine import Completion
+from tallystick.client.transactions.modes import Mode
+from tallystick.client.transactions.prepared import PreparedTxnState
+from tallystick.dualwrite.drivers import AsyncDriver, Step
 from tallystick.dualwrite.errors import CommitUnknown, DualWriteError
 from tallystick.dualwrite.model import StoredState
 from tallystick.dualwrite.recovery import Finding, Report

@@ -18,7 +18,7 @@ import psutil
 from tools.broker_process import free_port
 
 from tallystick.pipeline.demo.postgres import while_we_live
-from tallystick.spark.java import java_home
+from tallystick.spark.runtime.java import java_home
 from tallystick.testing import eventually
 
 MASTER: Final = "127.0.0.1"

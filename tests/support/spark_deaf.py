@@ -9,16 +9,16 @@ from collections.abc import Collection, Mapping
 from pyspark import cloudpickle
 from pyspark.sql.types import StructType
 
-from tallystick.client.cluster import Cluster
 from tallystick.client.errors import ClientError, TimedOut
-from tallystick.client.modes import Wish
-from tallystick.spark import sink
-from tallystick.spark.committable import Participant
+from tallystick.client.net.cluster import Cluster
+from tallystick.client.transactions.modes import Wish
 from tallystick.spark.data_source import KafkaDataSource
-from tallystick.spark.participants import ClusterParticipants
-from tallystick.spark.ports import DecisionLog, Participants
-from tallystick.spark.sink_options import SinkOptions
-from tallystick.spark.station import Station, station
+from tallystick.spark.decisions.participants import ClusterParticipants
+from tallystick.spark.options.sink_options import SinkOptions
+from tallystick.spark.protocol.committable import Participant
+from tallystick.spark.protocol.ports import DecisionLog, Participants
+from tallystick.spark.sink import writers
+from tallystick.spark.sink.context import Station, station
 
 # Workers of Spark cannot import this file.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -49,5 +49,5 @@ class DeafSource(KafkaDataSource):
     def name(cls) -> str:
         return "deaf"
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> sink.StreamWriter:  # noqa: N802
-        return sink.stream_writer(self.options, schema, overwrite, connect)
+    def streamWriter(self, schema: StructType, overwrite: bool) -> writers.StreamWriter:  # noqa: N802
+        return writers.stream_writer(self.options, schema, overwrite, connect)

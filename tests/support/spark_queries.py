@@ -9,16 +9,16 @@ import pytest
 
 from tallystick import Admin, TopicPartition
 from tallystick.admin.topics import NewTopic
-from tallystick.client.cluster import Cluster
 from tallystick.client.errors import ClientError
-from tallystick.client.modes import Wish
-from tallystick.spark.attempt import attempt
-from tallystick.spark.committable import Batch, Lease, Participant, Vote
-from tallystick.spark.deciding import NewCheckpoint
-from tallystick.spark.participants import ClusterParticipants
-from tallystick.spark.ports import DecisionLog, Participants
-from tallystick.spark.sink_options import SinkOptions
-from tallystick.spark.station import Station
+from tallystick.client.net.cluster import Cluster
+from tallystick.client.transactions.modes import Wish
+from tallystick.spark.decisions.participants import ClusterParticipants
+from tallystick.spark.options.sink_options import SinkOptions
+from tallystick.spark.protocol.committable import Batch, Lease, Participant, Vote
+from tallystick.spark.protocol.decide import NewCheckpoint
+from tallystick.spark.protocol.ports import DecisionLog, Participants
+from tallystick.spark.sink.attempt import attempt
+from tallystick.spark.sink.context import Station
 
 _NAMES = count()
 

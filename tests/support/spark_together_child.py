@@ -14,15 +14,15 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from tallystick.client.cluster import Cluster
 from tallystick.client.errors import ClientError
-from tallystick.client.modes import Wish
+from tallystick.client.net.cluster import Cluster
+from tallystick.client.transactions.modes import Wish
 from tallystick.kernel.value import replace
 from tallystick.spark import foreach_batch, spark_session, to_table, to_topic
-from tallystick.spark.committable import Participant
-from tallystick.spark.decision_row import RowParticipants
-from tallystick.spark.ports import DecisionLog, Participants
-from tallystick.spark.table_station import TableStation
+from tallystick.spark.decisions.row import RowParticipants
+from tallystick.spark.protocol.committable import Participant
+from tallystick.spark.protocol.ports import DecisionLog, Participants
+from tallystick.spark.sink.database_context import TableStation
 
 
 class Dying(RowParticipants):

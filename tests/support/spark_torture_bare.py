@@ -25,9 +25,11 @@ from spark_torture_database import TorturedTableStation, connect_task, sinks
 from sqlalchemy.exc import SQLAlchemyError
 
 from tallystick.kernel.errors import TallystickError
-from tallystick.spark.attempt import attempt
-from tallystick.spark.combined_attempt import Work
-from tallystick.spark.committable import (
+from tallystick.spark.decisions.database import opened
+from tallystick.spark.options.option_table import Query
+from tallystick.spark.options.sink_options import SinkOptions, write_options
+from tallystick.spark.options.sinks import Moves
+from tallystick.spark.protocol.committable import (
     Batch,
     Lease,
     Vote,
@@ -37,12 +39,10 @@ from tallystick.spark.committable import (
     encode_vote,
     no_vote,
 )
-from tallystick.spark.database import opened
-from tallystick.spark.option_table import Query
-from tallystick.spark.projecting import HASH
-from tallystick.spark.sink_options import SinkOptions, write_options
-from tallystick.spark.sinks import Moves
-from tallystick.spark.table_station import in_database
+from tallystick.spark.sink.attempt import attempt
+from tallystick.spark.sink.combined_attempt import Work
+from tallystick.spark.sink.database_context import in_database
+from tallystick.spark.sink.projection import HASH
 
 ATTEMPTS: Final = 4
 TASKS: Final = 2

@@ -19,8 +19,8 @@ from spark_torture_queries import SHAPES
 
 from tallystick.kernel.value import replace
 from tallystick.spark import foreach_batch as foreach_batch_of
-from tallystick.spark.foreach import foreach_batch
 from tallystick.spark.session import spark_session
+from tallystick.spark.sink.foreach_topic import foreach_batch
 from tallystick.testing import eventually
 
 PARSED = [

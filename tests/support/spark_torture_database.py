@@ -20,14 +20,14 @@ import pymysql
 from spark_torture import Effects, EndedOneByOne, TorturedStation, strike
 from sqlalchemy import Engine, event
 
-from tallystick.client.cluster import Cluster
-from tallystick.spark.database import Database, engine_of, opened
-from tallystick.spark.decision_row import TABLE, RowParticipants
-from tallystick.spark.ports import DecisionLog, Participants
-from tallystick.spark.sink_options import SinkOptions
-from tallystick.spark.sinks import Sink, ToTable, to_table, to_topic
-from tallystick.spark.station import Connect, Station, station
-from tallystick.spark.table_station import TableStation
+from tallystick.client.net.cluster import Cluster
+from tallystick.spark.decisions.database import Database, engine_of, opened
+from tallystick.spark.decisions.row import TABLE, RowParticipants
+from tallystick.spark.options.sink_options import SinkOptions
+from tallystick.spark.options.sinks import Sink, ToTable, to_table, to_topic
+from tallystick.spark.protocol.ports import DecisionLog, Participants
+from tallystick.spark.sink.context import Connect, Station, station
+from tallystick.spark.sink.database_context import TableStation
 
 TARGET: Final = "rows_of_the_query"
 DATABASE_POINTS: Final = tuple(

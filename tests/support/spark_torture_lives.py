@@ -32,8 +32,8 @@ from sqlalchemy import NullPool, create_engine, text
 from tools.broker_process import tallystick
 
 from tallystick import Admin
-from tallystick.spark.database import engine_of, opened
-from tallystick.spark.recovery import resolve
+from tallystick.spark.decisions.database import engine_of, opened
+from tallystick.spark.sink.recovery import resolve
 
 _log = logging.getLogger(__name__)
 

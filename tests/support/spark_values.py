@@ -3,7 +3,7 @@
 from hypothesis import strategies as st
 
 from tallystick.kernel.ids import INT16_MAX, INT64_MAX, Identity, ProducerEpoch, ProducerId
-from tallystick.spark.committable import (
+from tallystick.spark.protocol.committable import (
     Batch,
     Decided,
     Decision,

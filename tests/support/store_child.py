@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tallystick.dualwrite import AsyncSqlStore, DjangoStore, DualWriter, RocksStore, ZooKeeperStore, aio
-from tallystick.dualwrite.driving import Step
+from tallystick.dualwrite.drivers import Step
 
 TOPIC = "matrix"
 

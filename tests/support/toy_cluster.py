@@ -12,14 +12,14 @@ from typing import Any
 
 from tallystick.admin.model import TransactionDescription
 from tallystick.client.errors import ClientError, TimedOut, refused
-from tallystick.client.modes import Wish
+from tallystick.client.transactions.modes import Wish
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import InDoubt
 from tallystick.kernel.ids import Identity, ProducerEpoch, ProducerId
-from tallystick.spark.committable import Decision, Participant, decode_decision, encode_decision
-from tallystick.spark.decision_fold import Known
-from tallystick.spark.sink_errors import PrefixTaken
-from tallystick.spark.transactional_ids import coordinator_id
+from tallystick.spark.protocol.committable import Decision, Participant, decode_decision, encode_decision
+from tallystick.spark.protocol.decision_fold import Known
+from tallystick.spark.protocol.errors import PrefixTaken
+from tallystick.spark.protocol.transactional_ids import coordinator_id
 
 
 class Step:

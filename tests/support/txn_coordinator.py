@@ -7,7 +7,10 @@ from itertools import count
 from typing import Any
 
 from tallystick.broker.txn.codec import decode_batches
-from tallystick.broker.txn.commands import (
+from tallystick.broker.txn.coordinator import (
+    TransactionCoordinator,
+)
+from tallystick.broker.txn.machine.commands import (
     DONE,
     AddImplicitly,
     Answer,
@@ -18,12 +21,9 @@ from tallystick.broker.txn.commands import (
     InitProducerId,
     SendMarkers,
 )
-from tallystick.broker.txn.coordinator import (
-    TransactionCoordinator,
-)
-from tallystick.broker.txn.model import Outcome, TxnEntry
+from tallystick.broker.txn.machine.model import Outcome, TxnEntry
+from tallystick.broker.txn.marker_sender import Marked
 from tallystick.broker.txn.ports import TxnSettings
-from tallystick.broker.txn.sending import Marked
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import (

@@ -2,12 +2,12 @@
 
 from txn_words import TWO_PHASE, Txn, code
 
-from tallystick.broker.txn.commands import Ended, Initialised
-from tallystick.broker.txn.model import Outcome, TxnConfig
+from tallystick.broker.txn.machine.commands import Ended, Initialised
+from tallystick.broker.txn.machine.model import Outcome, TxnConfig
 from tallystick.client.errors import ClientError, ConnectionLost, refused
-from tallystick.client.modes import VERDICTS, Finding, Mode, Seen, Verdict, When, Wish, compare
-from tallystick.client.prepared import PreparedTxnState
-from tallystick.client.txn_producer import Call, Refused, State, TxnProducer
+from tallystick.client.transactions.modes import VERDICTS, Finding, Mode, Seen, Verdict, When, Wish, compare
+from tallystick.client.transactions.prepared import PreparedTxnState
+from tallystick.client.transactions.state import Call, Refused, State, TxnProducer
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Remedy
 from tallystick.kernel.ids import Identity

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
-from tallystick.broker.txn.commands import (
+from tallystick.broker.txn.machine.commands import (
     AddImplicitly,
     AddPartitions,
     Answer,
@@ -14,7 +14,7 @@ from tallystick.broker.txn.commands import (
     TimeOut,
     VerifyPartitions,
 )
-from tallystick.broker.txn.model import (
+from tallystick.broker.txn.machine.model import (
     Decided,
     Idle,
     Ongoing,

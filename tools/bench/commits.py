@@ -18,12 +18,12 @@ from typing import Final
 from tools.bench.raw import spec_of
 
 from tallystick.broker.broker import Broker
-from tallystick.broker.config import BrokerConfig
-from tallystick.broker.dispatch import Dispatcher
+from tallystick.broker.config.broker_config import BrokerConfig
 from tallystick.broker.handlers import HANDLERS
-from tallystick.broker.server import Peer
-from tallystick.broker.topics import NewTopic
-from tallystick.broker.txn.commands import Initialised, InitProducerId
+from tallystick.broker.handlers.dispatch import Dispatcher
+from tallystick.broker.partitions.topics import NewTopic
+from tallystick.broker.server.server import Peer
+from tallystick.broker.txn.machine.commands import Initialised, InitProducerId
 from tallystick.kernel.clock import SystemClock
 from tallystick.kernel.ids import Identity, TransactionalId
 from tallystick.protocol import encode

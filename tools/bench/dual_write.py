@@ -27,7 +27,7 @@ from tools.broker_process import BrokerProcess
 
 from tallystick import Producer
 from tallystick.dualwrite import DualWriter, SqlStore
-from tallystick.dualwrite.driving import Step
+from tallystick.dualwrite.drivers import Step
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
 from servers import PostgreSQL

@@ -14,22 +14,22 @@ from pyspark.sql.types import StructType
 
 from tallystick.admin.model import TransactionDescription
 from tallystick.client.blocking.producer import Producer
-from tallystick.client.cluster import Cluster
 from tallystick.client.errors import ClientError
-from tallystick.client.modes import Wish
-from tallystick.client.prepared import PreparedTxnState
+from tallystick.client.net.cluster import Cluster
+from tallystick.client.transactions.modes import Wish
+from tallystick.client.transactions.prepared import PreparedTxnState
 from tallystick.kernel.ids import Identity
-from tallystick.spark import sink
-from tallystick.spark.committable import Decision, Lease, Participant, Vote
 from tallystick.spark.data_source import KafkaDataSource
-from tallystick.spark.deciding import Beginning
-from tallystick.spark.decision_fold import Known
-from tallystick.spark.decisions import DecisionTopic
-from tallystick.spark.participants import ClusterParticipants
-from tallystick.spark.ports import DecisionLog, Participants
-from tallystick.spark.sink_options import SinkOptions
-from tallystick.spark.station import Station, station
-from tallystick.spark.transactional_ids import WorkerId
+from tallystick.spark.decisions.participants import ClusterParticipants
+from tallystick.spark.decisions.topic import DecisionTopic
+from tallystick.spark.options.sink_options import SinkOptions
+from tallystick.spark.protocol.committable import Decision, Lease, Participant, Vote
+from tallystick.spark.protocol.decide import Beginning
+from tallystick.spark.protocol.decision_fold import Known
+from tallystick.spark.protocol.ports import DecisionLog, Participants
+from tallystick.spark.protocol.transactional_ids import WorkerId
+from tallystick.spark.sink import writers
+from tallystick.spark.sink.context import Station, station
 
 PARTS_FILE: Final = "TALLYSTICK_BENCH_PARTS"
 NAME: Final = "timed"
@@ -140,5 +140,5 @@ class TimedSource(KafkaDataSource):
     def name(cls) -> str:
         return NAME
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> sink.StreamWriter:  # noqa: N802
-        return sink.stream_writer(self.options, schema, overwrite, connect)
+    def streamWriter(self, schema: StructType, overwrite: bool) -> writers.StreamWriter:  # noqa: N802
+        return writers.stream_writer(self.options, schema, overwrite, connect)

@@ -13,10 +13,10 @@ from tallystick.admin.listing import Answers, Asker
 from tallystick.admin.model import ListedTransaction, ProducerState, TransactionDescription
 from tallystick.admin.topics import CreatedTopic, NewTopic
 from tallystick.admin.transactions import LIMIT_MS, AbortPlan, AbortSpec, HangingReport, Transactions
-from tallystick.client.cluster import Cluster
 from tallystick.client.config import AdminConfig
-from tallystick.client.metadata import TopicInfo
-from tallystick.client.network import CLOSE_S
+from tallystick.client.net.cluster import Cluster
+from tallystick.client.net.metadata import TopicInfo
+from tallystick.client.net.network import CLOSE_S
 from tallystick.client.offsets import OffsetAndMetadata, OffsetAndTimestamp
 from tallystick.kernel.ids import Identity, TopicPartition
 

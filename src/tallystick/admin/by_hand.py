@@ -14,7 +14,7 @@ knows. So the plan comes from DescribeTransactions alone [ADM-4]:
 
 Only the first two send anything, and then the client compares once more, with what it keeps.
 
-Source: KIP-939 "Recovery recipe"; `client.modes` for what follows from the pair that is shown.
+Source: KIP-939 "Recovery recipe"; `client.transactions.modes` for what follows from the pair that is shown.
 """
 
 import logging
@@ -27,9 +27,9 @@ from tallystick.admin.errors import NotSafe
 from tallystick.admin.model import Cause, TransactionDescription
 from tallystick.client.blocking.producer import Producer
 from tallystick.client.errors import IdExpired
-from tallystick.client.modes import VERDICTS, Asked, Seen, Verdict, When, Wish, compare
-from tallystick.client.prepared import PreparedTxnState
-from tallystick.client.transactions import Completion
+from tallystick.client.transactions.engine import Completion
+from tallystick.client.transactions.modes import VERDICTS, Asked, Seen, Verdict, When, Wish, compare
+from tallystick.client.transactions.prepared import PreparedTxnState
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.value import frozen
 

@@ -18,8 +18,8 @@ from tallystick.admin.topics import CreatedTopic, NewTopic
 from tallystick.admin.transactions import LIMIT_MS, AbortPlan, AbortSpec, HangingReport
 from tallystick.client.blocking.thread import engine_thread
 from tallystick.client.config import AdminConfig
-from tallystick.client.metadata import TopicInfo
-from tallystick.client.network import CLOSE_S
+from tallystick.client.net.metadata import TopicInfo
+from tallystick.client.net.network import CLOSE_S
 from tallystick.client.offsets import OffsetAndMetadata, OffsetAndTimestamp
 from tallystick.kernel.ids import Identity, TopicPartition
 

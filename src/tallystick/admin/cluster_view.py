@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from tallystick.admin.listing import Asker
 from tallystick.client.errors import ClientError, refused
-from tallystick.client.metadata import Node
+from tallystick.client.net.metadata import Node
 from tallystick.kernel.value import frozen
 from tallystick.protocol.messages.update_features import (
     FeatureUpdateKey,

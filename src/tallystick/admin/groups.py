@@ -7,6 +7,7 @@ group has members (UNKNOWN_MEMBER_ID), and so nobody is moved under its feet.
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from tallystick.admin.listing import Answers, Asker, by_topic, gather
+from tallystick.client.assignors.subscription import decode_assignment
 from tallystick.client.errors import BrokerRefused, ClientError, NotSupported, refused
 from tallystick.client.offsets import (
     COMMIT_VERSION_MAX,
@@ -17,7 +18,6 @@ from tallystick.client.offsets import (
     commit_request,
     committed_of,
 )
-from tallystick.client.subscription import decode_assignment
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import TopicPartition
 from tallystick.kernel.value import frozen

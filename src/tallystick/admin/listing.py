@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Final, Generic, TypeVar, cast
 
 from tallystick.admin.errors import BrokerDown
-from tallystick.client.cluster import Cluster
 from tallystick.client.errors import ClientError, NotSupported, UnknownTopic, Unreachable, refused
+from tallystick.client.net.cluster import Cluster
 from tallystick.client.retry import Deadline
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import TopicPartition

@@ -9,7 +9,7 @@ Source: Kafka 4.3 ConsumerGroupCommand, prepareOffsetsToReset and checkOffsetsRa
 from collections.abc import Mapping, Sequence
 
 from tallystick.admin.client import Admin
-from tallystick.admin.reading import FROM_BEGINNING, FROM_END, Start, first_offsets
+from tallystick.admin.start_offsets import FROM_BEGINNING, FROM_END, Start, first_offsets
 from tallystick.client.errors import NotSupported
 from tallystick.client.offsets import OffsetAndMetadata
 from tallystick.kernel.ids import TopicPartition

@@ -7,7 +7,7 @@ from uuid import UUID
 
 from tallystick.admin.listing import Answers, Asker
 from tallystick.client.errors import ClientError, refused
-from tallystick.client.metadata import TopicInfo
+from tallystick.client.net.metadata import TopicInfo
 from tallystick.client.offsets import OffsetAndTimestamp, list_request, listed_of
 from tallystick.kernel.ids import TopicPartition
 from tallystick.kernel.value import frozen, replace

@@ -24,8 +24,8 @@ from tallystick.admin.model import (
     ProducerState,
     TransactionDescription,
 )
-from tallystick.client.cluster import Cluster
 from tallystick.client.errors import BrokerRefused, ClientError, NotSupported, refused
+from tallystick.client.net.cluster import Cluster
 from tallystick.kernel.clock import Clock, SystemClock
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Effect

@@ -10,7 +10,7 @@ import logging
 import os
 import sys
 
-from tallystick.broker.config import BrokerConfig
+from tallystick.broker.config.broker_config import BrokerConfig
 from tallystick.broker.serve import Service, run
 from tallystick.kernel.errors import TallystickError
 

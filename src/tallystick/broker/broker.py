@@ -14,33 +14,35 @@ from pathlib import Path
 from types import MappingProxyType
 from uuid import UUID, uuid4
 
-from tallystick.broker.acl import ALLOW_ALL, Authorizer
-from tallystick.broker.comparing import (
+from tallystick.broker.config.broker_config import BrokerConfig, Endpoint
+from tallystick.broker.coordinator.topics import (
+    ConsumerOffsetsTopic,
+    CoordinatorTopic,
+    transaction_state_topic,
+)
+from tallystick.broker.group.coordinator import GroupCoordinator
+from tallystick.broker.group.machine.model import GroupConfig
+from tallystick.broker.metadata.features import Features
+from tallystick.broker.metadata.store import ProducerIds
+from tallystick.broker.metadata.worker import Worker
+from tallystick.broker.metrics.broker_metrics import BrokerMetrics
+from tallystick.broker.partitions.data_directory import DataDirectory, Disk
+from tallystick.broker.partitions.descriptors import UNLIMITED, Descriptors
+from tallystick.broker.partitions.fetch_sessions import FetchSessions
+from tallystick.broker.partitions.topics import Topics
+from tallystick.broker.server.acl import ALLOW_ALL, Authorizer
+from tallystick.broker.server.request_memory import RequestMemory
+from tallystick.broker.txn.codec import may_lower
+from tallystick.broker.txn.coordinator import TransactionCoordinator
+from tallystick.broker.txn.machine.model import TxnConfig
+from tallystick.broker.txn.markers import PartitionMarkers
+from tallystick.broker.txn.ports import TxnSettings
+from tallystick.broker.txn.unclean_start import (
     CleanStart,
     UncleanStart,
     compare_after_clean_stop,
     compare_after_crash,
 )
-from tallystick.broker.config import BrokerConfig, Endpoint
-from tallystick.broker.coordinator_topic import CoordinatorTopic
-from tallystick.broker.descriptors import UNLIMITED, Descriptors
-from tallystick.broker.features import Features
-from tallystick.broker.fetch_sessions import FetchSessions
-from tallystick.broker.files import DataDirectory, Disk
-from tallystick.broker.group.coordinator import GroupCoordinator
-from tallystick.broker.group.model import GroupConfig
-from tallystick.broker.markers import PartitionMarkers
-from tallystick.broker.measures import BrokerMetrics
-from tallystick.broker.metadata import ProducerIds
-from tallystick.broker.offsets_topic import ConsumerOffsetsTopic
-from tallystick.broker.request_memory import RequestMemory
-from tallystick.broker.topics import Topics
-from tallystick.broker.transactions_topic import transaction_state_topic
-from tallystick.broker.txn.codec import may_lower
-from tallystick.broker.txn.coordinator import TransactionCoordinator
-from tallystick.broker.txn.model import TxnConfig
-from tallystick.broker.txn.ports import TxnSettings
-from tallystick.broker.worker import Worker
 from tallystick.kernel.clock import Clock
 from tallystick.kernel.errors import Reject, TallystickError
 from tallystick.kernel.ids import INT32_MAX, ProducerId

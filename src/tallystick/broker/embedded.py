@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from tallystick.broker.config import BrokerConfig
+from tallystick.broker.config.broker_config import BrokerConfig
 from tallystick.broker.serve import Service, serve
 from tallystick.kernel.errors import TallystickError
 

@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import Final
 
 from tallystick import __version__
-from tallystick.broker.allocator import keep_freed_memory
 from tallystick.broker.broker import Broker
-from tallystick.broker.cleaning import held_back_bytes
-from tallystick.broker.config import BrokerConfig, Endpoint
-from tallystick.broker.descriptors import Descriptors
-from tallystick.broker.dispatch import Dispatcher
+from tallystick.broker.config.broker_config import BrokerConfig, Endpoint
 from tallystick.broker.handlers import HANDLERS
-from tallystick.broker.measures import Observed, read_gauges
-from tallystick.broker.metrics_server import PATH, MetricsServer
-from tallystick.broker.partition import Partition
-from tallystick.broker.server import Server
+from tallystick.broker.handlers.dispatch import Dispatcher
+from tallystick.broker.metrics.broker_metrics import Observed, read_gauges
+from tallystick.broker.metrics.http import PATH, MetricsServer
+from tallystick.broker.partitions.descriptors import Descriptors
+from tallystick.broker.partitions.log_cleaner import held_back_bytes
+from tallystick.broker.partitions.partition import Partition
+from tallystick.broker.server.allocator import keep_freed_memory
+from tallystick.broker.server.server import Server
 from tallystick.kernel.clock import SystemClock
 from tallystick.storage.fs import StorageFailure
 

@@ -8,7 +8,7 @@ from typing import Annotated, Final, TypeVar
 import typer
 
 from tallystick.admin.acls import Acl, AclFilter, deleted_of
-from tallystick.cli.connecting import Exit, Target, commands, complain, confirm, incomplete, run
+from tallystick.cli.cluster_command import Exit, Target, commands, complain, confirm, incomplete, run
 from tallystick.cli.tables import Output, Row, show
 from tallystick.protocol.acls import AclOperation, AclPattern, AclPermission, AclResource
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tallystick.broker.config import BrokerConfig, Endpoint, ineffective
+from tallystick.broker.config.broker_config import BrokerConfig, Endpoint, ineffective
 from tallystick.broker.serve import Service, run
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.settings import BadConfig, read_properties

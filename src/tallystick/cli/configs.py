@@ -6,7 +6,7 @@ from typing import Annotated, Final
 import typer
 
 from tallystick.admin.configs import ConfigResource, ResourceType
-from tallystick.cli.connecting import Exit, Target, commands, incomplete, run
+from tallystick.cli.cluster_command import Exit, Target, commands, incomplete, run
 from tallystick.cli.settings import named_values
 from tallystick.cli.tables import Row
 

@@ -9,7 +9,7 @@ from typing import Annotated, Final
 import typer
 
 from tallystick.admin.client import Admin
-from tallystick.admin.reading import (
+from tallystick.admin.start_offsets import (
     FROM_BEGINNING,
     FROM_END,
     AtOffset,
@@ -18,12 +18,20 @@ from tallystick.admin.reading import (
     first_offsets,
     partitions_of,
 )
-from tallystick.cli.connecting import BOOTSTRAP, COMMAND_CONFIG, Exit, complain, connection, run, settings_of
+from tallystick.cli.cluster_command import (
+    BOOTSTRAP,
+    COMMAND_CONFIG,
+    Exit,
+    complain,
+    connection,
+    run,
+    settings_of,
+)
 from tallystick.cli.interrupts import interruptible, stop_printing
 from tallystick.cli.settings import named_values, time_ms
 from tallystick.client.blocking.consumer import Consumer
-from tallystick.client.blocking.feeding import Until, Written, read_until
-from tallystick.client.record_lines import JsonForm, LineWriter, Prints
+from tallystick.client.blocking.line_io import Until, Written, read_until
+from tallystick.client.blocking.record_lines import JsonForm, LineWriter, Prints
 from tallystick.kernel.ids import INT64_MAX
 from tallystick.kernel.value import frozen
 

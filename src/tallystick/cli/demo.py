@@ -17,7 +17,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from tallystick.cli.connecting import Exit, complain, run
+from tallystick.cli.cluster_command import Exit, complain, run
 from tallystick.cli.interrupts import interruptible
 from tallystick.pipeline.demo.show import Crash, Outcome, Setting, Show, crashes_on
 

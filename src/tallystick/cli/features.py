@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from tallystick.cli.connecting import Target, commands, run
+from tallystick.cli.cluster_command import Target, commands, run
 from tallystick.cli.settings import named_values
 from tallystick.cli.tables import Row
 from tallystick.kernel.ids import INT16_MAX

@@ -6,10 +6,10 @@ from typing import Annotated, Final
 import typer
 
 from tallystick.admin.client import Admin
-from tallystick.admin.reading import FROM_BEGINNING, FROM_END, AtOffset, AtTime, Start, partitions_of
 from tallystick.admin.resets import ShiftBy, plan_reset
+from tallystick.admin.start_offsets import FROM_BEGINNING, FROM_END, AtOffset, AtTime, Start, partitions_of
 from tallystick.admin.topics import LATEST
-from tallystick.cli.connecting import Exit, Target, commands, complain, confirm, incomplete, run
+from tallystick.cli.cluster_command import Exit, Target, commands, complain, confirm, incomplete, run
 from tallystick.cli.settings import partitions_in, time_ms
 from tallystick.cli.tables import Row
 from tallystick.client.errors import ClientError

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from tallystick.client.config import MODES
-from tallystick.client.modes import Mode
+from tallystick.client.transactions.modes import Mode
 
 ModeName = Annotated[
     list[Mode] | None,

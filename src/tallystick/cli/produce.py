@@ -14,14 +14,22 @@ import typer
 
 from tallystick.admin.by_hand import check_unused
 from tallystick.admin.client import Admin
-from tallystick.cli.connecting import BOOTSTRAP, COMMAND_CONFIG, Exit, complain, connection, run, settings_of
+from tallystick.cli.cluster_command import (
+    BOOTSTRAP,
+    COMMAND_CONFIG,
+    Exit,
+    complain,
+    connection,
+    run,
+    settings_of,
+)
 from tallystick.cli.interrupts import hold, interruptible, stop_printing
 from tallystick.cli.modes import ModeName, with_modes
 from tallystick.cli.settings import named_pairs, named_values
-from tallystick.client.blocking.feeding import Destination, Feed, send_as_one
+from tallystick.client.blocking.line_io import Destination, Feed, send_as_one
 from tallystick.client.blocking.producer import Producer
-from tallystick.client.prepared import PreparedTxnState
-from tallystick.client.record_lines import BadLine, JsonForm, LineReader, Reads
+from tallystick.client.blocking.record_lines import BadLine, JsonForm, LineReader, Reads
+from tallystick.client.transactions.prepared import PreparedTxnState
 from tallystick.kernel.ids import INT32_MAX
 from tallystick.kernel.value import frozen
 

@@ -23,20 +23,20 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from tallystick.cli.connecting import Exit, complain, run
+from tallystick.cli.cluster_command import Exit, complain, run
 from tallystick.cli.interrupts import interruptible
 from tallystick.cli.tables import Output
 from tallystick.kernel.errors import TallystickError
 from tallystick.pipeline.definition import Definition
-from tallystick.pipeline.explaining import Section, explain
+from tallystick.pipeline.explanation import Section, explain
 from tallystick.pipeline.failures import failure_of
-from tallystick.pipeline.offering import mode_in_force
+from tallystick.pipeline.mode_probe import mode_in_force
 from tallystick.pipeline.pipeline import Pipeline
 from tallystick.pipeline.progress import Progress
-from tallystick.pipeline.running import Running
-from tallystick.pipeline.standing import Decided
+from tallystick.pipeline.runner import Running
+from tallystick.pipeline.status import Decided
 from tallystick.spark.checkpoint import folder_of
-from tallystick.spark.deciding import NewCheckpoint, NewPrefix
+from tallystick.spark.protocol.decide import NewCheckpoint, NewPrefix
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 

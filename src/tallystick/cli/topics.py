@@ -5,9 +5,9 @@ from typing import Annotated, Final
 
 import typer
 
-from tallystick.admin.reading import partitions_of
+from tallystick.admin.start_offsets import partitions_of
 from tallystick.admin.topics import NewTopic
-from tallystick.cli.connecting import Exit, Target, commands, confirm, incomplete, run
+from tallystick.cli.cluster_command import Exit, Target, commands, confirm, incomplete, run
 from tallystick.cli.settings import named_values, partitions_in
 from tallystick.cli.tables import Row
 

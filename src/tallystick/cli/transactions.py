@@ -17,11 +17,20 @@ from tallystick.admin import by_hand
 from tallystick.admin.hanging import Case, Verdict, idle_ms
 from tallystick.admin.model import Cause, ForcedOutcome, TransactionDescription
 from tallystick.admin.transactions import AbortPlan, AbortSpec
-from tallystick.cli.connecting import Exit, Target, commands, complain, confirm, incomplete, run, settings_of
+from tallystick.cli.cluster_command import (
+    Exit,
+    Target,
+    commands,
+    complain,
+    confirm,
+    incomplete,
+    run,
+    settings_of,
+)
 from tallystick.cli.modes import ModeName, with_modes
-from tallystick.cli.resolving import resolve_command
+from tallystick.cli.resolve import resolve_command
 from tallystick.cli.tables import Output, Row
-from tallystick.client.prepared import BadPreparedTxnState, PreparedTxnState
+from tallystick.client.transactions.prepared import BadPreparedTxnState, PreparedTxnState
 from tallystick.kernel.clock import SystemClock
 from tallystick.kernel.ids import INT16_MAX, Identity, ProducerEpoch, ProducerId, TopicPartition
 

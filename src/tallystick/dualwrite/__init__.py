@@ -12,7 +12,7 @@ from tallystick import _lazy
 
 if TYPE_CHECKING:
     from tallystick.dualwrite import aio
-    from tallystick.dualwrite.consuming import consume_into
+    from tallystick.dualwrite.consume import consume_into
     from tallystick.dualwrite.errors import (
         BadRow,
         BadStore,

@@ -1,6 +1,6 @@
 """The same dual writes under asyncio: `async with`, and stores that are awaited."""
 
-from tallystick.dualwrite.aio_consuming import consume_into
+from tallystick.dualwrite.aio_consume import consume_into
 from tallystick.dualwrite.aio_pool import WriterPool
 from tallystick.dualwrite.aio_writer import DualWriter, Transaction
 

@@ -11,9 +11,9 @@ from typing import Final, Generic, Self, TypeVar, cast
 from tallystick.admin.aio import Admin
 from tallystick.client.aio.consumer import Consumer
 from tallystick.client.aio.producer import Column, Producer
-from tallystick.client.delivery import BatchDelivery, Delivery
-from tallystick.client.modes import Mode
-from tallystick.dualwrite.driving import AsyncDriver, Step, Watch
+from tallystick.client.producer.delivery import BatchDelivery, Delivery
+from tallystick.client.transactions.modes import Mode
+from tallystick.dualwrite.drivers import AsyncDriver, Step, Watch
 from tallystick.dualwrite.errors import Halted, Outcome, Torn, WriteInDoubt
 from tallystick.dualwrite.offsets import SentOffsets
 from tallystick.dualwrite.recovery import Report

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from typing import Final, Generic
 
 from tallystick.client.config import CLIENT_SETTINGS, ROLE_SETTINGS, ProducerConfig
-from tallystick.client.modes import Mode
-from tallystick.dualwrite.halves import Describing, P
+from tallystick.client.transactions.modes import Mode
 from tallystick.dualwrite.model import NOTHING, StoredState
+from tallystick.dualwrite.ports import Describing, P
 from tallystick.kernel.check import check
 from tallystick.kernel.settings import BadConfig
 

@@ -3,9 +3,9 @@
 from typing import Final
 
 from tallystick.admin.model import TransactionDescription
-from tallystick.client.modes import Mode, Seen
-from tallystick.client.prepared import PreparedTxnState
-from tallystick.client.transactions import Completion
+from tallystick.client.transactions.engine import Completion
+from tallystick.client.transactions.modes import Mode, Seen
+from tallystick.client.transactions.prepared import PreparedTxnState
 from tallystick.dualwrite.errors import DatabaseBehind, ForeignCluster, LogBehind, Torn
 from tallystick.dualwrite.model import StoredState
 from tallystick.dualwrite.recovery import VERDICTS, Finding, Recovered, Shown, Verdict

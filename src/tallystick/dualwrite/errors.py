@@ -27,7 +27,7 @@ All of them pickle.
 from collections.abc import Mapping
 from enum import Enum
 
-from tallystick.client.prepared import PreparedTxnState
+from tallystick.client.transactions.prepared import PreparedTxnState
 from tallystick.kernel.errors import InDoubt, TallystickError
 
 

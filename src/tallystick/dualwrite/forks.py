@@ -7,7 +7,7 @@ would be its parent's.
 import ctypes
 import os
 
-from tallystick.client.forking import this_process
+from tallystick.client.forks import this_process
 from tallystick.dualwrite.errors import NotYours
 
 

@@ -18,7 +18,7 @@ import json
 from collections.abc import Mapping
 from typing import Final
 
-from tallystick.client.prepared import PreparedTxnState
+from tallystick.client.transactions.prepared import PreparedTxnState
 from tallystick.dualwrite.errors import BadRow
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.value import frozen, replace

@@ -9,15 +9,16 @@ KIP-939's recovery recipe is the first column of the table: commit what is in do
 that, abort it otherwise. The rest is about what the recipe takes for granted: that nothing in doubt means
 success, that the log never goes back, and that it is the same cluster.
 
-Sources: KIP-939 "Recovery recipe"; `client.modes` for what a description of an id tells (KIP-890, KIP-664).
+Sources: KIP-939 "Recovery recipe"; `client.transactions.modes` for what a description of an id tells
+(KIP-890, KIP-664).
 """
 
 from enum import Enum, auto
 from typing import Final
 
-from tallystick.client import modes
-from tallystick.client.modes import EPOCH_BUMP_VERSION, Asked, Mode, Seen
-from tallystick.client.prepared import PreparedTxnState
+from tallystick.client.transactions import modes
+from tallystick.client.transactions.modes import EPOCH_BUMP_VERSION, Asked, Mode, Seen
+from tallystick.client.transactions.prepared import PreparedTxnState
 from tallystick.dualwrite.model import StoredState
 from tallystick.kernel.ids import Identity
 from tallystick.kernel.value import frozen

@@ -38,11 +38,11 @@ from tallystick.client.errors import (
     NotSupported,
 )
 from tallystick.client.errors import Fenced as FencedInKafka
-from tallystick.client.modes import Mode, Seen
-from tallystick.client.prepared import PreparedTxnState
+from tallystick.client.transactions.modes import Mode, Seen
+from tallystick.client.transactions.prepared import PreparedTxnState
 from tallystick.dualwrite import conclusions
 from tallystick.dualwrite.branch import Branch
-from tallystick.dualwrite.driving import Recipe, do
+from tallystick.dualwrite.drivers import Recipe, do
 from tallystick.dualwrite.errors import (
     DatabaseBehind,
     DualWriteError,
@@ -57,11 +57,11 @@ from tallystick.dualwrite.errors import (
     WriteInDoubt,
 )
 from tallystick.dualwrite.forks import Home, leave_to_parent
-from tallystick.dualwrite.halves import MakeAdmin, MakeProducer, P, Storing, Transacting
-from tallystick.dualwrite.locking import begin_briefly, look_under_lock
 from tallystick.dualwrite.model import NOTHING, StoredState
 from tallystick.dualwrite.offsets import SentOffsets
+from tallystick.dualwrite.ports import MakeAdmin, MakeProducer, P, Storing, Transacting
 from tallystick.dualwrite.recovery import VERDICTS, Finding, Recovered, Report, Shown, Verdict, find
+from tallystick.dualwrite.row_lock import begin_briefly, look_under_lock
 from tallystick.kernel.check import check
 from tallystick.kernel.clock import Clock
 from tallystick.kernel.codes import ErrorCode

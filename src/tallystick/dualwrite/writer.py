@@ -12,9 +12,9 @@ from tallystick.admin.client import Admin
 from tallystick.client.aio.producer import Column
 from tallystick.client.blocking.consumer import Consumer
 from tallystick.client.blocking.producer import Producer
-from tallystick.client.delivery import BatchDelivery, Delivery
-from tallystick.client.modes import Mode
-from tallystick.dualwrite.driving import Driver, Step, Watch
+from tallystick.client.producer.delivery import BatchDelivery, Delivery
+from tallystick.client.transactions.modes import Mode
+from tallystick.dualwrite.drivers import Driver, Step, Watch
 from tallystick.dualwrite.errors import Halted, Outcome, Torn, WriteInDoubt
 from tallystick.dualwrite.offsets import SentOffsets
 from tallystick.dualwrite.recovery import Report

@@ -12,7 +12,7 @@ from tallystick import _lazy
 if TYPE_CHECKING:
     from tallystick.pipeline.definition import Definition
     from tallystick.pipeline.pipeline import Pipeline
-    from tallystick.pipeline.running import Running
+    from tallystick.pipeline.runner import Running
 
 __all__ = ["Definition", "Pipeline", "Running"]
 
@@ -22,6 +22,6 @@ if not TYPE_CHECKING:
         {
             "Definition": "tallystick.pipeline.definition:Definition",
             "Pipeline": "tallystick.pipeline.pipeline:Pipeline",
-            "Running": "tallystick.pipeline.running:Running",
+            "Running": "tallystick.pipeline.runner:Running",
         },
     )

@@ -11,7 +11,7 @@ from typing import Final
 from tallystick.kernel.settings import BadConfig
 from tallystick.pipeline.definition import Definition, checkpoint_of
 from tallystick.spark.checkpoint import folder_of, home_of
-from tallystick.spark.transactional_ids import IN_DATABASE
+from tallystick.spark.protocol.transactional_ids import IN_DATABASE
 
 _OWNER: Final = "tallystick-prefix"
 """The note of earlier versions: the prefix alone."""

@@ -6,9 +6,9 @@ from typing import Final
 from tallystick.client.config import CLIENT_SETTINGS, ROLE_SETTINGS
 from tallystick.kernel.settings import BadConfig
 from tallystick.pipeline.definition import Definition, Output, Source, TableSink
-from tallystick.spark.option_table import Query
-from tallystick.spark.options import read_options
-from tallystick.spark.sink_options import write_options
+from tallystick.spark.options.option_table import Query
+from tallystick.spark.options.sink_options import write_options
+from tallystick.spark.options.source_options import read_options
 
 # Stands for the address of a broker that is not started yet.
 _SOMEWHERE: Final = {"bootstrap.servers": "localhost:9092"}

@@ -8,8 +8,8 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from tallystick.client.metadata import is_topic_name
-from tallystick.client.modes import Mode
+from tallystick.client.net.metadata import is_topic_name
+from tallystick.client.transactions.modes import Mode
 from tallystick.kernel.settings import BadConfig
 from tallystick.pipeline.definition import (
     Broker,
@@ -27,7 +27,7 @@ from tallystick.pipeline.definition import (
     ValueFormat,
     Watermark,
 )
-from tallystick.pipeline.reading import Problems, Table
+from tallystick.pipeline.toml_reader import Problems, Table
 
 # A view's name in SQL, and the part of a transactional id.
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}", re.ASCII)

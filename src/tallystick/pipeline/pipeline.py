@@ -13,9 +13,9 @@ from tallystick.kernel.settings import BadConfig
 from tallystick.pipeline.clients import check
 from tallystick.pipeline.definition import Definition
 from tallystick.pipeline.definition_toml import parse
-from tallystick.pipeline.running import Running
-from tallystick.pipeline.writing import Start
-from tallystick.spark.deciding import NewCheckpoint, NewPrefix
+from tallystick.pipeline.output_query import Start
+from tallystick.pipeline.runner import Running
+from tallystick.spark.protocol.decide import NewCheckpoint, NewPrefix
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

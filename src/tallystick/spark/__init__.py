@@ -9,11 +9,11 @@ from tallystick import _lazy
 
 if TYPE_CHECKING:
     from tallystick.spark.data_source import KafkaDataSource, register
-    from tallystick.spark.recovery import resolve
+    from tallystick.spark.options.sinks import to_table, to_topic
     from tallystick.spark.session import spark_session
-    from tallystick.spark.sinks import to_table, to_topic
-    from tallystick.spark.table_station import resolve_rows
-    from tallystick.spark.together import foreach_batch
+    from tallystick.spark.sink.database_context import resolve_rows
+    from tallystick.spark.sink.foreach_batch import foreach_batch
+    from tallystick.spark.sink.recovery import resolve
 
 __all__ = [
     "KafkaDataSource",
@@ -31,12 +31,12 @@ if not TYPE_CHECKING:
         __name__,
         {
             "KafkaDataSource": "tallystick.spark.data_source:KafkaDataSource",
-            "foreach_batch": "tallystick.spark.together:foreach_batch",
+            "foreach_batch": "tallystick.spark.sink.foreach_batch:foreach_batch",
             "register": "tallystick.spark.data_source:register",
-            "resolve": "tallystick.spark.recovery:resolve",
-            "resolve_rows": "tallystick.spark.table_station:resolve_rows",
+            "resolve": "tallystick.spark.sink.recovery:resolve",
+            "resolve_rows": "tallystick.spark.sink.database_context:resolve_rows",
             "spark_session": "tallystick.spark.session:spark_session",
-            "to_table": "tallystick.spark.sinks:to_table",
-            "to_topic": "tallystick.spark.sinks:to_topic",
+            "to_table": "tallystick.spark.options.sinks:to_table",
+            "to_topic": "tallystick.spark.options.sinks:to_topic",
         },
     )

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Final
 
 from tallystick.kernel.errors import TallystickError
-from tallystick.spark.deciding import Beginning, Home, NewCheckpoint
-from tallystick.spark.offsets import OffsetJson
-from tallystick.spark.sink_options import SinkOptions
+from tallystick.spark.options.sink_options import SinkOptions
+from tallystick.spark.protocol.decide import Beginning, Home, NewCheckpoint
+from tallystick.spark.protocol.offsets import OffsetJson
 
 _LOCAL: Final = re.compile("file:(?://(?:localhost)?(?=/))?(/(?:[^/].*)?)")
 _SCHEME: Final = re.compile("[A-Za-z][A-Za-z0-9+.-]*:")

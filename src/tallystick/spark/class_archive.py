@@ -20,8 +20,8 @@ from typing import Final
 import pyspark
 
 from tallystick.kernel.errors import TallystickError
-from tallystick.spark.java import java_home, version_text
-from tallystick.spark.user_cache import user_cache
+from tallystick.spark.runtime.java import java_home, version_text
+from tallystick.spark.runtime.user_cache import user_cache
 
 _LIMIT_S: Final = 240.0
 # What does not fit is ignored, and nobody wants to read of it; errors are still said.

@@ -18,18 +18,18 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from tallystick import _lazy
-from tallystick.spark.columns import spark_schema
-from tallystick.spark.options import read_options
-from tallystick.spark.reuse import settle
+from tallystick.spark.options.source_options import read_options
+from tallystick.spark.runtime.worker_gc import settle
+from tallystick.spark.source.columns import spark_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 NAME: Final = "tallystick"
 # Loaded by whoever needs it. Spark has a process for each question, and to start one is to load this.
-_BATCH: Final = "tallystick.spark.batch_read"
-_STREAM: Final = "tallystick.spark.source"
-_SINK: Final = "tallystick.spark.sink"
+_BATCH: Final = "tallystick.spark.source.batch_reader"
+_STREAM: Final = "tallystick.spark.source.stream_reader"
+_SINK: Final = "tallystick.spark.sink.writers"
 
 
 class KafkaDataSource(DataSource):

@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 from tallystick.spark.class_archive import class_archive, options_for
 from tallystick.spark.data_source import register
-from tallystick.spark.java import java_home
+from tallystick.spark.runtime.java import java_home
 from tallystick.spark.worker_python import worker_python
 
 QUICK_JAVA: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"

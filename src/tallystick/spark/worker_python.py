@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from tallystick.spark.user_cache import keep_script, user_cache
+from tallystick.spark.runtime.user_cache import keep_script, user_cache
 
 _log = logging.getLogger("tallystick.spark")
 

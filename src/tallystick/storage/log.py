@@ -5,7 +5,7 @@ system; `sync` puts them on the disk, in another thread, and moves `synced_end`.
 high watermark is that end, so nothing is shown or acknowledged which power loss could take back [LOG-1].
 
 Used by one thread (the loop), apart from `sync`, which any one other thread may call at any time.
-Opening and repairing is in `loading`, what may enter in `validation`, deleting in `trimming`.
+Opening and repairing is in `log_loader`, what may enter in `validation`, deleting in `log_start`.
 """
 
 import threading

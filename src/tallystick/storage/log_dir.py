@@ -33,8 +33,8 @@ from tallystick.storage.fs import (
     make_directory,
     replace_file,
 )
-from tallystick.storage.loading import Ended, create_log, open_log
 from tallystick.storage.log import Log, LogHooks, SpaceGuard, Unlimited, remove_now
+from tallystick.storage.log_loader import Ended, create_log, open_log
 from tallystick.storage.malformed import MalformedFile
 from tallystick.storage.recovery import CorruptLog, RecoveryReport
 from tallystick.storage.segment_file import Residents

@@ -8,12 +8,21 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from tallystick.broker.group.codec import decode_batches, encode_batch_of, record_count
-from tallystick.broker.group.commands import Answer, Command, CommitTxnOffsets, Env, Join, Revive, Step, Sync
-from tallystick.broker.group.decide import decide
-from tallystick.broker.group.events import DurableEvent
-from tallystick.broker.group.expiry import due, next_deadline
-from tallystick.broker.group.model import Group, GroupConfig, GroupState, Now, Ticket
-from tallystick.broker.group.table import GroupTable
+from tallystick.broker.group.machine.commands import (
+    Answer,
+    Command,
+    CommitTxnOffsets,
+    Env,
+    Join,
+    Revive,
+    Step,
+    Sync,
+)
+from tallystick.broker.group.machine.decide import decide
+from tallystick.broker.group.machine.events import DurableEvent
+from tallystick.broker.group.machine.expiry import due, next_deadline
+from tallystick.broker.group.machine.model import Group, GroupConfig, GroupState, Now, Ticket
+from tallystick.broker.group.machine.table import GroupTable
 from tallystick.kernel.check import check
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import GroupId, Identity, Offset, TimestampMs, TopicPartition

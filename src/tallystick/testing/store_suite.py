@@ -24,7 +24,7 @@ from typing import Any
 
 import pytest
 
-from tallystick.client.prepared import PreparedTxnState
+from tallystick.client.transactions.prepared import PreparedTxnState
 from tallystick.dualwrite.errors import DatabaseBehind, Fenced, NotCommitted
 from tallystick.dualwrite.model import StoredState
 from tallystick.kernel.ids import INT16_MAX, INT32_MAX, INT64_MAX

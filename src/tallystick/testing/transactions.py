@@ -9,9 +9,9 @@ from dataclasses import replace
 from itertools import count
 from types import MappingProxyType
 
-from tallystick.broker.txn.apply import apply
 from tallystick.broker.txn.codec import decode_batches, encode_batch_of
-from tallystick.broker.txn.commands import (
+from tallystick.broker.txn.machine.apply import apply
+from tallystick.broker.txn.machine.commands import (
     Answer,
     Command,
     EntryExpired,
@@ -26,10 +26,10 @@ from tallystick.broker.txn.commands import (
     TimeOut,
     TxnRecord,
 )
-from tallystick.broker.txn.decide import decide
-from tallystick.broker.txn.ending import markers_of
-from tallystick.broker.txn.expiry import expired, timed_out
-from tallystick.broker.txn.model import Decided, TxnConfig, TxnEntry
+from tallystick.broker.txn.machine.decide import decide
+from tallystick.broker.txn.machine.end_txn import markers_of
+from tallystick.broker.txn.machine.expiry import expired, timed_out
+from tallystick.broker.txn.machine.model import Decided, TxnConfig, TxnEntry
 from tallystick.kernel.check import check
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import Offset, ProducerId, TimestampMs, TopicPartition, TransactionalId

@@ -12,11 +12,11 @@ from functools import lru_cache
 from random import Random
 from typing import Final
 
-from tallystick.broker.partition import Partition
-from tallystick.broker.topics import TRANSACTION_STATE, NewTopic
+from tallystick.broker.partitions.partition import Partition
+from tallystick.broker.partitions.topics import TRANSACTION_STATE, NewTopic
 from tallystick.broker.txn.codec import encode_batch_of, partition_of
-from tallystick.broker.txn.commands import EntryStored
-from tallystick.broker.txn.model import ForcedCause, Idle, Outcome, TxnEntry
+from tallystick.broker.txn.machine.commands import EntryStored
+from tallystick.broker.txn.machine.model import ForcedCause, Idle, Outcome, TxnEntry
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import (

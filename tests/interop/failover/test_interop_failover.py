@@ -16,12 +16,12 @@ from typing import Any, Final, Literal
 import pytest
 from tests.support.three_brokers import ThreeBrokers
 
-from tallystick.client.cluster import Cluster
 from tallystick.client.config import ProducerConfig
+from tallystick.client.net.cluster import Cluster
 from tallystick.client.offsets import GroupMetadata, OffsetAndMetadata
-from tallystick.client.prepared import PreparedTxnState
-from tallystick.client.producing import ProducerEngine
-from tallystick.client.transactions import Completion, TransactionManager
+from tallystick.client.producer.engine import ProducerEngine
+from tallystick.client.transactions.engine import Completion, TransactionManager
+from tallystick.client.transactions.prepared import PreparedTxnState
 from tallystick.kernel.ids import TopicPartition
 from tallystick.protocol.messages.describe_transactions import DescribeTransactionsRequest
 from tallystick.protocol.messages.end_txn import EndTxnRequest

@@ -11,7 +11,7 @@ import pytest
 from tests.support.assignors import Groups, Line, as_line, told
 from tools import apache_kafka
 
-from tallystick.client.assignors import ASSIGNORS
+from tallystick.client.assignors.assign import ASSIGNORS
 
 GROUPS = int(os.environ.get("TALLYSTICK_ASSIGNOR_GROUPS", "60"))
 REBALANCES = 6

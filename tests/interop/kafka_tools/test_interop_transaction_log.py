@@ -14,8 +14,8 @@ import pytest
 from tools import apache_kafka
 
 from tallystick.broker.txn.codec import decode_record, encode_batch_of, encode_record
-from tallystick.broker.txn.commands import EntryExpired, EntryStored, TxnRecord
-from tallystick.broker.txn.model import (
+from tallystick.broker.txn.machine.commands import EntryExpired, EntryStored, TxnRecord
+from tallystick.broker.txn.machine.model import (
     Decided,
     ForcedCause,
     ForcedOutcome,
@@ -24,7 +24,7 @@ from tallystick.broker.txn.model import (
     Outcome,
     TxnEntry,
 )
-from tallystick.broker.txn.pairs import marker_of
+from tallystick.broker.txn.machine.producer_epochs import marker_of
 from tallystick.kernel.ids import (
     INT16_MAX,
     INT32_MAX,

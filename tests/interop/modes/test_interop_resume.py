@@ -14,9 +14,9 @@ from raw_wire import RawConnection
 from tools import apache_kafka
 
 from tallystick.client.errors import BrokerRefused, DecisionExpired, IllegalState, NotSupported
-from tallystick.client.modes import Mode
-from tallystick.client.prepared import PreparedTxnState
-from tallystick.client.transactions import Completion
+from tallystick.client.transactions.engine import Completion
+from tallystick.client.transactions.modes import Mode
+from tallystick.client.transactions.prepared import PreparedTxnState
 from tallystick.kernel.limits import EPOCH_MAX
 from tallystick.protocol.messages.describe_transactions import (
     DescribeTransactionsRequest,

@@ -7,9 +7,9 @@ import pytest
 from tests.support.spark_queries import Interrupted, MuteStation, Query
 from tools import apache_kafka
 
-from tallystick.spark.committable import Decision
-from tallystick.spark.recovery import resolve
-from tallystick.spark.sink_errors import DecisionBroken, PrefixTaken, VoteLost
+from tallystick.spark.protocol.committable import Decision
+from tallystick.spark.protocol.errors import DecisionBroken, PrefixTaken, VoteLost
+from tallystick.spark.sink.recovery import resolve
 from tallystick.testing import eventually
 
 pytestmark = [pytest.mark.kafka, pytest.mark.server]

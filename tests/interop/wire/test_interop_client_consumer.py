@@ -10,8 +10,8 @@ import pytest
 from confluent_kafka import Consumer, Producer
 
 from tallystick.client.config import ConsumerConfig
-from tallystick.client.consuming import ConsumerEngine
-from tallystick.client.reading import ConsumerRecord
+from tallystick.client.consumer.decode import ConsumerRecord
+from tallystick.client.consumer.engine import ConsumerEngine
 from tallystick.kernel.ids import TopicPartition
 
 PARTITIONS = 6

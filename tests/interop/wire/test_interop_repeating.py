@@ -5,12 +5,12 @@ from typing import Any
 
 from confluent_kafka import Consumer, TopicPartition
 
-from tallystick.client.accumulator import NotNow
-from tallystick.client.cluster import Cluster
 from tallystick.client.config import ProducerConfig
-from tallystick.client.delivery import Delivery
 from tallystick.client.errors import ConnectionLost
-from tallystick.client.producing import ProducerEngine
+from tallystick.client.net.cluster import Cluster
+from tallystick.client.producer.accumulator import NotNow
+from tallystick.client.producer.delivery import Delivery
+from tallystick.client.producer.engine import ProducerEngine
 from tallystick.protocol.messages.produce import ProduceRequest, ProduceResponse
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from tallystick.admin.by_hand import Outcome, judge
 from tallystick.admin.model import Cause, ForcedOutcome, TransactionDescription
-from tallystick.client.prepared import PreparedTxnState
+from tallystick.client.transactions.prepared import PreparedTxnState
 from tallystick.kernel.ids import Identity, ProducerEpoch, ProducerId, TopicPartition
 
 

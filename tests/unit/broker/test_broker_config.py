@@ -4,15 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from tallystick.broker.config import (
+from tallystick.broker.config.broker_config import (
     BROKER_SETTINGS,
     TOPIC_SETTINGS,
     BrokerConfig,
     Endpoint,
     ineffective,
 )
-from tallystick.broker.files import storage_config
-from tallystick.broker.kafka_names import NO_EFFECT, REFUSED
+from tallystick.broker.config.kafka_names import NO_EFFECT, REFUSED
+from tallystick.broker.partitions.data_directory import storage_config
 from tallystick.kernel.settings import BadConfig, read_properties
 from tallystick.protocol.records import Codec, TimestampType
 

@@ -6,12 +6,12 @@ import pytest
 from tests.support.leading import TOPIC, Leader, leader, turns
 from tests.support.memory_broker import on_a_loop
 
-from tallystick.broker import comparing
-from tallystick.broker.comparing import read_outcome
-from tallystick.broker.markers import PartitionMarkers
-from tallystick.broker.txn.commands import SendMarkers
-from tallystick.broker.txn.model import Outcome
-from tallystick.broker.txn.sending import Marked
+from tallystick.broker.txn import unclean_start
+from tallystick.broker.txn.machine.commands import SendMarkers
+from tallystick.broker.txn.machine.model import Outcome
+from tallystick.broker.txn.marker_sender import Marked
+from tallystick.broker.txn.markers import PartitionMarkers
+from tallystick.broker.txn.unclean_start import read_outcome
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import Identity, Offset, ProducerEpoch, TimestampMs, TopicPartition
@@ -210,7 +210,7 @@ def test_a_marker_is_found_although_the_clock_was_set_back_before_it(outcome: Ou
 @on_a_loop
 async def test_others_have_the_loop_while_a_marker_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Any client can have one looked for that is not there: a log of any size, read at a start."""
-    monkeypatch.setattr(comparing, "SCAN_BYTES", 1)  # a batch at a time
+    monkeypatch.setattr(unclean_start, "SCAN_BYTES", 1)  # a batch at a time
     async with leader() as world:
         who = await world.identity()
         await world.write(who)
@@ -223,5 +223,5 @@ async def test_others_have_the_loop_while_a_marker_is_looked_for(monkeypatch: py
             await asyncio.sleep(0)
         assert await looking is None
         assert turns > batches
-        monkeypatch.setattr(comparing, "LOOKED_AT_BYTES_MAX", 1)
+        monkeypatch.setattr(unclean_start, "LOOKED_AT_BYTES_MAX", 1)
         assert await read_outcome(world.partition(), after(who), TimestampMs(0)) is None, "and no further"

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from tallystick.broker.partition import Partition
-from tallystick.broker.topic_config import TopicConfig
+from tallystick.broker.config.topic_config import TopicConfig
+from tallystick.broker.partitions.partition import Partition
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.ids import Identity, LeaderEpoch, Offset, ProducerEpoch, ProducerId, TopicPartition
 from tallystick.protocol.records import (
@@ -17,8 +17,8 @@ from tallystick.protocol.records import (
     encode_marker,
 )
 from tallystick.storage.fs import StorageFailure
-from tallystick.storage.loading import create_log
 from tallystick.storage.log import AppendOrigin, AppendResult, Log, LogHooks, TxnGuard, Unlimited
+from tallystick.storage.log_loader import create_log
 from tallystick.storage.segment_file import Residents
 from tallystick.storage.validation import FlushPolicy, LogConfig
 from tallystick.testing import FakeClock

@@ -10,11 +10,11 @@ from uuid import UUID
 
 import pytest
 
-from tallystick.broker.config import BrokerConfig
-from tallystick.broker.files import DataDirectory
-from tallystick.broker.metadata import Topic
-from tallystick.broker.partition import Partition
-from tallystick.broker.topic_config import TopicConfig
+from tallystick.broker.config.broker_config import BrokerConfig
+from tallystick.broker.config.topic_config import TopicConfig
+from tallystick.broker.metadata.store import Topic
+from tallystick.broker.partitions.data_directory import DataDirectory
+from tallystick.broker.partitions.partition import Partition
 from tallystick.protocol.records import BatchMeta, Record, encode_batch
 from tallystick.storage.log import AppendResult
 from tallystick.testing import FakeClock

@@ -8,11 +8,11 @@ from dataclasses import replace
 from failing_calls import FailingCalls
 from memory_broker import MemoryBroker, memory_broker, memory_disk, on_a_loop
 
-from tallystick.broker.files import Disk
-from tallystick.broker.measures import TOPICS_TO_DELETE, read_gauges
-from tallystick.broker.metadata import MetadataStore, Topic
+from tallystick.broker.metadata.store import MetadataStore, Topic
+from tallystick.broker.metrics.broker_metrics import TOPICS_TO_DELETE, read_gauges
+from tallystick.broker.partitions.data_directory import Disk
+from tallystick.broker.partitions.topics import NewTopic
 from tallystick.broker.serve import observed
-from tallystick.broker.topics import NewTopic
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import Offset

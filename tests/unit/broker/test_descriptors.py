@@ -3,7 +3,13 @@
 import pytest
 from memory_broker import memory_broker, on_a_loop
 
-from tallystick.broker.descriptors import CONNECTIONS_MIN, FIXED, PER_PARTITION, UNLIMITED, Descriptors
+from tallystick.broker.partitions.descriptors import (
+    CONNECTIONS_MIN,
+    FIXED,
+    PER_PARTITION,
+    UNLIMITED,
+    Descriptors,
+)
 from tallystick.kernel.ids import INT32_MAX
 
 

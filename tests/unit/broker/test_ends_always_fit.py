@@ -6,9 +6,16 @@ import pytest
 from tests.support.leading import TOPIC, Leader, T, batch, leader, request
 from tests.support.memory_broker import completed, loaded, memory_disk, on_a_loop
 
-from tallystick.broker.topics import TRANSACTION_STATE
-from tallystick.broker.txn.commands import DONE, AddImplicitly, Ended, EndTxn, Initialised, InitProducerId
-from tallystick.broker.txn.model import Outcome, TxnEntry, TxnState
+from tallystick.broker.partitions.topics import TRANSACTION_STATE
+from tallystick.broker.txn.machine.commands import (
+    DONE,
+    AddImplicitly,
+    Ended,
+    EndTxn,
+    Initialised,
+    InitProducerId,
+)
+from tallystick.broker.txn.machine.model import Outcome, TxnEntry, TxnState
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import Identity, TopicPartition, TransactionalId

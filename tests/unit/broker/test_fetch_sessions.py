@@ -2,7 +2,7 @@
 
 from itertools import count
 
-from tallystick.broker.fetch_sessions import (
+from tallystick.broker.partitions.fetch_sessions import (
     EVICTION_AGE_MS,
     FetchSessions,
     FetchStart,

@@ -2,7 +2,7 @@
 
 from itertools import product
 
-from tallystick.broker.fetching import (
+from tallystick.broker.partitions.visibility import (
     ANSWER_BYTES_MIN,
     ByteBudget,
     Isolation,

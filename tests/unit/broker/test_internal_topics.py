@@ -4,11 +4,11 @@ import pytest
 from memory_broker import MemoryBroker, loaded, memory_broker, memory_disk, on_a_loop
 from tests.support.leading import leader
 
-from tallystick.broker.config_view import ResourceType
-from tallystick.broker.measures import HANGING_AT_START, read_gauges
-from tallystick.broker.metadata import Topic
+from tallystick.broker.handlers.config_view import ResourceType
+from tallystick.broker.metadata.store import Topic
+from tallystick.broker.metrics.broker_metrics import HANGING_AT_START, read_gauges
+from tallystick.broker.partitions.topics import GROUP_OFFSETS, INTERNAL, TRANSACTION_STATE, NewTopic
 from tallystick.broker.serve import observed
-from tallystick.broker.topics import GROUP_OFFSETS, INTERNAL, TRANSACTION_STATE, NewTopic
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.protocol.messages.alter_configs import (

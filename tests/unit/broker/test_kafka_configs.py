@@ -5,10 +5,16 @@ from typing import NamedTuple
 
 import pytest
 
-from tallystick.broker.config import BROKER_SETTINGS, RENAMED, TOPIC_SETTINGS, BrokerConfig, ineffective
-from tallystick.broker.config_view import Change, Operation, apply_changes
-from tallystick.broker.kafka_names import FORMER, NO_EFFECT, REFUSED, is_refused
-from tallystick.broker.topic_config import ONLY_DEFAULTS
+from tallystick.broker.config.broker_config import (
+    BROKER_SETTINGS,
+    RENAMED,
+    TOPIC_SETTINGS,
+    BrokerConfig,
+    ineffective,
+)
+from tallystick.broker.config.kafka_names import FORMER, NO_EFFECT, REFUSED, is_refused
+from tallystick.broker.config.topic_config import ONLY_DEFAULTS
+from tallystick.broker.handlers.config_view import Change, Operation, apply_changes
 from tallystick.kernel.settings import BadConfig, Setting
 
 FACTS = Path(__file__).parents[2] / "vectors/config/kafka-4.3.1-configs.txt"

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tallystick.broker.listing import SLICE_ENTRIES, Listed, ListedByTopic
+from tallystick.broker.handlers.listing import SLICE_ENTRIES, Listed, ListedByTopic
 from tallystick.protocol import encode
 from tallystick.protocol.messages.describe_groups import DescribedGroup, DescribeGroupsResponse
 from tallystick.protocol.messages.describe_log_dirs import (

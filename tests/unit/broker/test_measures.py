@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from tallystick.broker.cleaning import held_back_bytes
-from tallystick.broker.measures import SLICE, Observed, read_gauges
-from tallystick.broker.partition import Partition
-from tallystick.broker.topic_config import TopicConfig
-from tallystick.broker.txn.consistency import Loss
-from tallystick.broker.txn.model import Decided, Idle, Ongoing, Outcome, Phase, TxnEntry
+from tallystick.broker.config.topic_config import TopicConfig
+from tallystick.broker.metrics.broker_metrics import SLICE, Observed, read_gauges
+from tallystick.broker.partitions.log_cleaner import held_back_bytes
+from tallystick.broker.partitions.partition import Partition
+from tallystick.broker.txn.machine.consistency import Loss
+from tallystick.broker.txn.machine.model import Decided, Idle, Ongoing, Outcome, Phase, TxnEntry
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import (
@@ -31,8 +31,8 @@ from tallystick.protocol.records import (
     encode_batch,
     encode_marker,
 )
-from tallystick.storage.loading import create_log
 from tallystick.storage.log import AppendOrigin, AppendResult, LogHooks, TxnGuard, Unlimited
+from tallystick.storage.log_loader import create_log
 from tallystick.storage.producers import LATE_TRANSACTION_BUFFER_MS
 from tallystick.storage.reserve import Reserve
 from tallystick.storage.segment_file import Residents

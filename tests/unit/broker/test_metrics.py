@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from tallystick.broker.measures import FAMILIES, BrokerMetrics
-from tallystick.broker.metrics import (
+from tallystick.broker.metrics.broker_metrics import FAMILIES, BrokerMetrics
+from tallystick.broker.metrics.registry import (
     Family,
     MetricType,
     Reading,
@@ -22,7 +22,7 @@ from tallystick.broker.metrics import (
     of_kafka,
     prometheus_name,
 )
-from tallystick.broker.txn.model import ForcedCause, ForcedOutcome
+from tallystick.broker.txn.machine.model import ForcedCause, ForcedOutcome
 from tallystick.kernel.check import InvariantBroken
 from tallystick.kernel.ids import Identity, ProducerEpoch, ProducerId, TimestampMs
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tallystick.broker.reloading import BACKOFF_MAX_MS, BACKOFF_MS, STEADY_MS, Reloads
+from tallystick.broker.coordinator.reload import BACKOFF_MAX_MS, BACKOFF_MS, STEADY_MS, Reloads
 from tallystick.kernel.codes import ErrorCode
 from tallystick.storage.fs import LogOffline
 from tallystick.testing import FakeClock

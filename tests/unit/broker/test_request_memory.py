@@ -1,6 +1,6 @@
 """One account of the memory that requests take, shared out among hosts."""
 
-from tallystick.broker.request_memory import RequestMemory
+from tallystick.broker.server.request_memory import RequestMemory
 
 
 def test_a_host_has_half_and_leaves_the_rest_to_others() -> None:

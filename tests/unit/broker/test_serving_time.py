@@ -11,11 +11,11 @@ from tests.support.groups import World as GroupWorld
 from tests.support.txn_coordinator import World as TxnWorld
 from tests.support.txn_coordinator import commit
 
-from tallystick.broker.group.commands import DONE, Heartbeat
-from tallystick.broker.group.model import GroupState
-from tallystick.broker.serving_time import HEARING_MS, LATE_MS, ServingTimer
-from tallystick.broker.txn.commands import Ended
-from tallystick.broker.txn.sweeping import LOOKED_AT_PER_TICK
+from tallystick.broker.coordinator.serving_time import HEARING_MS, LATE_MS, ServingTimer
+from tallystick.broker.group.machine.commands import DONE, Heartbeat
+from tallystick.broker.group.machine.model import GroupState
+from tallystick.broker.txn.machine.commands import Ended
+from tallystick.broker.txn.sweeper import LOOKED_AT_PER_TICK
 from tallystick.kernel.ids import TransactionalId
 from tallystick.testing import FakeClock
 

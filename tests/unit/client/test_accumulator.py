@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tallystick.client.accumulator import Accumulator, Ambient, Batch, Limits, NotNow
-from tallystick.client.batching import Columns
-from tallystick.client.delivery import BatchDelivery, Delivery
 from tallystick.client.errors import Closed, IllegalState, TooLarge, UnknownTopic
-from tallystick.client.partitioner import partition_of
+from tallystick.client.producer.accumulator import Accumulator, Ambient, Batch, Limits, NotNow
+from tallystick.client.producer.batches import Columns
+from tallystick.client.producer.delivery import BatchDelivery, Delivery
+from tallystick.client.producer.partitioner import partition_of
 from tallystick.kernel.errors import Effect
 
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from tallystick.client import accumulator as module
-from tallystick.client.accumulator import Accumulator, Ambient, Batch, Limits
-from tallystick.client.delivery import Delivery
 from tallystick.client.errors import Closed
+from tallystick.client.producer import accumulator as module
+from tallystick.client.producer.accumulator import Accumulator, Ambient, Batch, Limits
+from tallystick.client.producer.delivery import Delivery
 
 PATIENCE_S = 30
 

@@ -4,9 +4,9 @@ from importlib.util import find_spec
 
 import pytest
 
-from tallystick.client.arrow import arrow_batch
+from tallystick.client.consumer.arrow import arrow_batch
+from tallystick.client.consumer.decode import ConsumerRecord
 from tallystick.client.errors import NotSupported
-from tallystick.client.reading import ConsumerRecord
 from tallystick.protocol.records import TimestampType
 
 RECORDS = [

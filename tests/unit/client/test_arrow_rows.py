@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tallystick.client.arrow_rows import ArrowRows, is_arrow
-from tallystick.client.batching import Columns, cut
+from tallystick.client.producer.arrow_rows import ArrowRows, is_arrow
+from tallystick.client.producer.batches import Columns, cut
 
 pa = pytest.importorskip("pyarrow", reason="the extra `arrow` is not installed")
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tallystick.client.arrow_table import shares
-from tallystick.client.batching import Signature, sealed
+from tallystick.client.producer.arrow_table import shares
+from tallystick.client.producer.batches import Signature, sealed
 from tallystick.protocol.records import Codec, decode_records
 
 pa = pytest.importorskip("pyarrow", reason="the extra `arrow` is not installed")

@@ -8,10 +8,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.support.assignors import Groups, from_line, rejoined, told
 
-from tallystick.client.assignors import ASSIGNORS, Assignment, Members
-from tallystick.client.java_order import hash_order, string_hash
-from tallystick.client.racks import without_racks
-from tallystick.client.subscription import (
+from tallystick.client.assignors.assign import ASSIGNORS, Assignment, Members
+from tallystick.client.assignors.java_order import hash_order, string_hash
+from tallystick.client.assignors.racks import without_racks
+from tallystick.client.assignors.subscription import (
     Previous,
     Subscription,
     decode_assignment,

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tallystick.client.batching import Columns, Run, Signature, cut, part_of_runs, sealed, time_at
+from tallystick.client.producer.batches import Columns, Run, Signature, cut, part_of_runs, sealed, time_at
 from tallystick.kernel.ids import Identity, ProducerEpoch, ProducerId
 from tallystick.protocol.records import BatchMeta, Codec, Headers, compress, encode_batch
 

@@ -1,6 +1,6 @@
 import random
 
-from tallystick.client.chance import noise, shuffle
+from tallystick.client.jitter import noise, shuffle
 
 
 def test_what_a_program_draws_after_its_seed_is_its_own() -> None:

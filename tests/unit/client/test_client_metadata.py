@@ -5,7 +5,7 @@ from uuid import UUID
 import pytest
 
 from tallystick.client.config import Address
-from tallystick.client.metadata import EMPTY, MetadataImage, Node, merge, with_leaders, without_topics
+from tallystick.client.net.metadata import EMPTY, MetadataImage, Node, merge, with_leaders, without_topics
 from tallystick.kernel.ids import TopicPartition
 from tallystick.protocol.messages.metadata import (
     MetadataResponse,

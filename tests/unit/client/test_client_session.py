@@ -2,8 +2,8 @@
 
 import pytest
 
-from tallystick.client.connection import NO_FEATURES, BrokerVersions, Features, Session, guess_protocol
 from tallystick.client.errors import NotSupported
+from tallystick.client.net.connection import NO_FEATURES, BrokerVersions, Features, Session, guess_protocol
 from tallystick.kernel.check import InvariantBroken
 from tallystick.protocol import DecodeError, decode_prefix, encode
 from tallystick.protocol.apis import API, ApiKey

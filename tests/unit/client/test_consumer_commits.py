@@ -7,8 +7,8 @@ from scripted_broker import ScriptedBroker
 from scripted_group import ScriptedGroup
 
 from tallystick.client.config import ConsumerConfig
-from tallystick.client.consumer_errors import CommitRefused
-from tallystick.client.consuming import ConsumerEngine
+from tallystick.client.consumer.engine import ConsumerEngine
+from tallystick.client.consumer.errors import CommitRefused
 from tallystick.kernel.ids import TopicPartition
 from tallystick.protocol.apis import ApiKey
 

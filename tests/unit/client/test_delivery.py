@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from tallystick.client.delivery import BatchDelivery, Delivery, Outcome
 from tallystick.client.errors import ClientError, Closed, TimedOut, TooLarge, refused
+from tallystick.client.producer.delivery import BatchDelivery, Delivery, Outcome
 from tallystick.kernel.errors import Effect
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tallystick.client.fetching import (
+from tallystick.client.consumer.fetch_state import (
     FetchSession,
     Position,
     Seeking,

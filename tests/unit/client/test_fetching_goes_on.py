@@ -7,10 +7,10 @@ import pytest
 from scripted_broker import ScriptedBroker
 from scripted_group import ScriptedGroup
 
-from tallystick.client.cluster import Cluster
 from tallystick.client.config import ConsumerConfig
-from tallystick.client.fetcher import Fetcher
-from tallystick.client.fetching import Position, Tracks
+from tallystick.client.consumer.fetch_state import Position, Tracks
+from tallystick.client.consumer.fetcher import Fetcher
+from tallystick.client.net.cluster import Cluster
 from tallystick.kernel.ids import TopicPartition
 from tallystick.protocol.apis import ApiKey
 from tallystick.protocol.messages.fetch import FetchRequest

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tallystick.client.reading import ConsumerRecord, Fetched
-from tallystick.client.regular import read_regular
+from tallystick.client.consumer.decode import ConsumerRecord, Fetched
+from tallystick.client.consumer.regular_records import read_regular
 from tallystick.kernel.ids import Identity, ProducerEpoch, ProducerId, TopicPartition
 from tallystick.protocol.records import (
     HEADER_SIZE,

@@ -8,7 +8,7 @@ import pytest
 from scripted_broker import Answer, ScriptedBroker, Seen
 
 from tallystick.client.config import ConsumerConfig
-from tallystick.client.consuming import ConsumerEngine
+from tallystick.client.consumer.engine import ConsumerEngine
 from tallystick.client.errors import TimedOut
 from tallystick.kernel.ids import TopicPartition
 from tallystick.protocol.apis import ApiKey

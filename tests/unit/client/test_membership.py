@@ -8,8 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tallystick.client.assignors import ASSIGNORS
-from tallystick.client.membership import (
+from tallystick.client.assignors.assign import ASSIGNORS
+from tallystick.client.assignors.racks import without_racks
+from tallystick.client.assignors.subscription import decode_subscription, encode_assignment
+from tallystick.client.consumer.membership import (
     NOBODY,
     REACTIONS,
     Change,
@@ -37,8 +39,6 @@ from tallystick.client.membership import (
     topics_of,
     unanswered,
 )
-from tallystick.client.racks import without_racks
-from tallystick.client.subscription import decode_subscription, encode_assignment
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import GroupId, MemberId, TopicPartition
 from tallystick.protocol import encode

@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 
 from tallystick.client.config import MODES
-from tallystick.client.modes import (
+from tallystick.client.transactions.modes import (
     REFUSALS,
     VERDICTS,
     Asked,

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tallystick.client.partitioner import murmur2, next_partition, partition_of
+from tallystick.client.producer.partitioner import murmur2, next_partition, partition_of
 
 # Kafka 4.3 UtilsTest.testMurmur2, and BuiltInPartitioner's hash of a few more (as Java prints them: signed).
 KAFKAS = {

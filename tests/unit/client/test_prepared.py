@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tallystick.client.prepared import BadPreparedTxnState, PreparedTxnState
+from tallystick.client.transactions.prepared import BadPreparedTxnState, PreparedTxnState
 from tallystick.kernel.ids import INT16_MAX, INT64_MAX, Identity, ProducerEpoch, ProducerId
 
 PAIRS = st.builds(

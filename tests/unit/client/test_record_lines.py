@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tallystick.client.reading import ConsumerRecord
-from tallystick.client.record_lines import BadLine, JsonForm, LineReader, LineWriter, Outgoing
+from tallystick.client.blocking.record_lines import BadLine, JsonForm, LineReader, LineWriter, Outgoing
+from tallystick.client.consumer.decode import ConsumerRecord
 from tallystick.kernel.settings import BadConfig
 from tallystick.protocol.records import TimestampType
 

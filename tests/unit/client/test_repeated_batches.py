@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 from scripted_broker import HangUp, ScriptedBroker, Seen
 
-from tallystick.client.accumulator import NotNow
-from tallystick.client.cluster import Cluster
 from tallystick.client.config import ProducerConfig
-from tallystick.client.delivery import Delivery
 from tallystick.client.errors import BrokerRefused
-from tallystick.client.producing import ProducerEngine
+from tallystick.client.net.cluster import Cluster
+from tallystick.client.producer.accumulator import NotNow
+from tallystick.client.producer.delivery import Delivery
+from tallystick.client.producer.engine import ProducerEngine
 from tallystick.kernel.errors import Effect
 from tallystick.protocol.apis import ApiKey
 from tallystick.protocol.messages.init_producer_id import InitProducerIdResponse

@@ -9,7 +9,7 @@ from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tallystick.client.sequences import OUTSTANDING_MAX, Lane, Resolution, Verdict, after, bumped
+from tallystick.client.producer.in_flight import OUTSTANDING_MAX, Lane, Resolution, Verdict, after, bumped
 from tallystick.kernel.ids import INT16_MAX, INT32_MAX, Identity, ProducerEpoch, ProducerId
 
 

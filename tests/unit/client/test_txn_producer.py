@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tallystick.client.errors import ClientError, ConnectionLost, Fenced, TimedOut, refused
-from tallystick.client.modes import Mode, Verdict, Wish
-from tallystick.client.prepared import PreparedTxnState
 from tallystick.client.retry import rule_for
-from tallystick.client.txn_producer import CALLS, Call, End, Refused, State, TxnProducer
+from tallystick.client.transactions.modes import Mode, Verdict, Wish
+from tallystick.client.transactions.prepared import PreparedTxnState
+from tallystick.client.transactions.state import CALLS, Call, End, Refused, State, TxnProducer
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Effect, Remedy
 from tallystick.kernel.ids import Identity, ProducerEpoch, ProducerId

@@ -5,8 +5,8 @@ from itertools import product
 
 import pytest
 
-from tallystick.client.modes import Mode, Seen
-from tallystick.client.prepared import PreparedTxnState
+from tallystick.client.transactions.modes import Mode, Seen
+from tallystick.client.transactions.prepared import PreparedTxnState
 from tallystick.dualwrite.model import StoredState
 from tallystick.dualwrite.recovery import VERDICTS, Finding, Recovered, Report, Shown, Verdict, find, is_older
 from tallystick.kernel.ids import Identity, ProducerEpoch, ProducerId

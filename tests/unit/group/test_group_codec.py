@@ -14,7 +14,7 @@ from tallystick.broker.group.codec import (
     partition_of,
     record_count,
 )
-from tallystick.broker.group.events import (
+from tallystick.broker.group.machine.events import (
     DurableEvent,
     GroupRemoved,
     GroupStored,
@@ -23,7 +23,7 @@ from tallystick.broker.group.events import (
     StoredMember,
     TransactionEnded,
 )
-from tallystick.broker.group.model import CommittedOffset, Generation, InstanceId
+from tallystick.broker.group.machine.model import CommittedOffset, Generation, InstanceId
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.ids import (
     CoordinatorEpoch,

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from tallystick.broker.group.commands import (
+from tallystick.broker.group.machine.commands import (
     Command,
     CommitOffsets,
     DeleteGroup,
@@ -20,8 +20,8 @@ from tallystick.broker.group.commands import (
     PerPartition,
     Sync,
 )
-from tallystick.broker.group.expiry import expired_offsets
-from tallystick.broker.group.model import (
+from tallystick.broker.group.machine.expiry import expired_offsets
+from tallystick.broker.group.machine.model import (
     PENDING_MEMBERS_MAX,
     CommittedOffset,
     Group,
@@ -30,8 +30,8 @@ from tallystick.broker.group.model import (
     InstanceId,
     ProtocolChoice,
 )
-from tallystick.broker.group.queries import describe, fetch_offset, list_groups
-from tallystick.broker.group.subscription import read_topics, subscribed_topics
+from tallystick.broker.group.machine.queries import describe, fetch_offset, list_groups
+from tallystick.broker.group.machine.subscription import read_topics, subscribed_topics
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import GroupId, MemberId, Offset, ProducerId, TimestampMs, TopicPartition

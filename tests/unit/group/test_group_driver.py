@@ -5,7 +5,9 @@ import asyncio
 from tests.support.groups import T0, G, MemoryTopic, World, commit, on_a_loop
 
 from tallystick.broker.group.codec import decode_batches
-from tallystick.broker.group.commands import (
+from tallystick.broker.group.commit_batch import COMMITTED_BYTES_MAX
+from tallystick.broker.group.logic import REFUSALS
+from tallystick.broker.group.machine.commands import (
     DONE,
     CommitOffsets,
     DeleteGroup,
@@ -17,9 +19,7 @@ from tallystick.broker.group.commands import (
     OffsetToCommit,
     PerPartition,
 )
-from tallystick.broker.group.logic import REFUSALS
-from tallystick.broker.group.model import GroupState
-from tallystick.broker.group.sharing import COMMITTED_BYTES_MAX
+from tallystick.broker.group.machine.model import GroupState
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import GroupId, MemberId, Offset

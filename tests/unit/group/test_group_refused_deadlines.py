@@ -7,9 +7,16 @@ from dataclasses import replace
 import pytest
 from tests.support.groups import G, MemoryPartition, MemoryTopic, Turn, World, commit, on_a_loop
 
-from tallystick.broker.group.commands import Answer, Joined, Leave, LeavingMember, MemberIdRequired, Synced
 from tallystick.broker.group.deadlines import BACKOFF_MS
-from tallystick.broker.group.model import GroupState
+from tallystick.broker.group.machine.commands import (
+    Answer,
+    Joined,
+    Leave,
+    LeavingMember,
+    MemberIdRequired,
+    Synced,
+)
+from tallystick.broker.group.machine.model import GroupState
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.storage.fs import LogFull

@@ -9,9 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.groups import T0, G, MemoryTopic, World, commit, on_a_loop
 
+from tallystick.broker.coordinator.reload import BACKOFF_MS
 from tallystick.broker.group import logic, writing
 from tallystick.broker.group.codec import decode_batches
-from tallystick.broker.group.commands import (
+from tallystick.broker.group.logic import REFUSALS
+from tallystick.broker.group.machine.commands import (
     DONE,
     CommitOffsets,
     CommitTxnOffsets,
@@ -20,10 +22,8 @@ from tallystick.broker.group.commands import (
     OffsetToCommit,
     PerPartition,
 )
-from tallystick.broker.group.logic import REFUSALS
-from tallystick.broker.group.model import Group
-from tallystick.broker.group.table import GroupTable
-from tallystick.broker.reloading import BACKOFF_MS
+from tallystick.broker.group.machine.model import Group
+from tallystick.broker.group.machine.table import GroupTable
 from tallystick.kernel.check import InvariantBroken
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject

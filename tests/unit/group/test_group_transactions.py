@@ -6,11 +6,11 @@ import gc
 import pytest
 from tests.support.groups import T0, G, MemoryTopic, World, commit, on_a_loop
 
+from tallystick.broker.coordinator.log_order import LogOrder
 from tallystick.broker.group.codec import decode_batches
-from tallystick.broker.group.commands import CommitTxnOffsets, Heartbeat, OffsetToCommit, PerPartition
-from tallystick.broker.group.events import OffsetsCommitted
-from tallystick.broker.group.log_order import LogOrder
 from tallystick.broker.group.logic import REFUSALS
+from tallystick.broker.group.machine.commands import CommitTxnOffsets, Heartbeat, OffsetToCommit, PerPartition
+from tallystick.broker.group.machine.events import OffsetsCommitted
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import GroupId, Identity, Offset, ProducerEpoch, ProducerId, TopicPartition

@@ -4,7 +4,7 @@ import asyncio
 
 from memory_broker import MemoryBroker, memory_broker, memory_disk, on_a_loop
 
-from tallystick.broker.config_view import ResourceType
+from tallystick.broker.handlers.config_view import ResourceType
 from tallystick.kernel.codes import ErrorCode
 from tallystick.protocol.messages.incremental_alter_configs import (
     AlterableConfig,

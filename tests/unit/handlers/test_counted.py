@@ -5,10 +5,10 @@ from tests.support.leading import TOPIC, Leader, T, batch, leader
 from tests.support.memory_broker import HeldMarkers, on_a_loop
 
 from tallystick.broker.handlers.open_transactions import refuse_deletion
-from tallystick.broker.measures import read_gauges
+from tallystick.broker.metrics.broker_metrics import read_gauges
 from tallystick.broker.serve import observed
-from tallystick.broker.txn.commands import InitProducerId, NoteForcedMarker
-from tallystick.broker.txn.model import Outcome
+from tallystick.broker.txn.machine.commands import InitProducerId, NoteForcedMarker
+from tallystick.broker.txn.machine.model import Outcome
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import Identity, ProducerEpoch, ProducerId, TopicPartition

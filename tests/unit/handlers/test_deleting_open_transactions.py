@@ -9,8 +9,8 @@ import pytest
 from tests.support.leading import TOPIC, Leader, T, batch, leader, orders, request, turns
 from tests.support.memory_broker import HeldMarkers, completed, on_a_loop
 
-from tallystick.broker.txn.commands import DONE, AddImplicitly, Initialised, InitProducerId
-from tallystick.broker.txn.model import Outcome, TxnEntry, TxnState
+from tallystick.broker.txn.machine.commands import DONE, AddImplicitly, Initialised, InitProducerId
+from tallystick.broker.txn.machine.model import Outcome, TxnEntry, TxnState
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import Identity, ProducerEpoch, ProducerId, TopicPartition
 from tallystick.protocol.messages.delete_records import (

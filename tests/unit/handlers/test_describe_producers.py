@@ -3,8 +3,8 @@
 from tests.support.leading import TOPIC, Leader, batch, leader, request
 from tests.support.memory_broker import on_a_loop
 
-from tallystick.broker.acl import Operation, topic
-from tallystick.broker.txn.model import Outcome
+from tallystick.broker.server.acl import Operation, topic
+from tallystick.broker.txn.machine.model import Outcome
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import Identity, ProducerEpoch, ProducerId
 from tallystick.protocol.messages.describe_producers import (

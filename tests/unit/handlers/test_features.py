@@ -17,10 +17,10 @@ from memory_broker import (
     versions,
 )
 
-from tallystick.broker.acl import CLUSTER, Operation
-from tallystick.broker.features import Features
-from tallystick.broker.metadata import MetadataUnusable
-from tallystick.broker.worker import Worker
+from tallystick.broker.metadata.features import Features
+from tallystick.broker.metadata.store import MetadataUnusable
+from tallystick.broker.metadata.worker import Worker
+from tallystick.broker.server.acl import CLUSTER, Operation
 from tallystick.kernel.codes import ErrorCode
 from tallystick.protocol.apis import ApiKey
 from tallystick.protocol.messages.add_partitions_to_txn import (

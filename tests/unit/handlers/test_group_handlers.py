@@ -13,14 +13,14 @@ from uuid import UUID
 
 import pytest
 
-from tallystick.broker.acl import ALLOW_ALL
 from tallystick.broker.broker import Broker
-from tallystick.broker.config import Endpoint
-from tallystick.broker.context import RequestContext
+from tallystick.broker.config.broker_config import Endpoint
 from tallystick.broker.group.coordinator import GroupCoordinator
-from tallystick.broker.group.model import GroupConfig
+from tallystick.broker.group.machine.model import GroupConfig
 from tallystick.broker.handlers import HANDLERS
-from tallystick.broker.metadata import Topic
+from tallystick.broker.metadata.store import Topic
+from tallystick.broker.server.acl import ALLOW_ALL
+from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import Offset

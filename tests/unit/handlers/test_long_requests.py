@@ -11,11 +11,7 @@ import pytest
 from tests.support.memory_broker import MemoryBroker, memory_broker, on_a_loop
 from tools.hostile import Shape, legal_entries, request_of
 
-from tallystick.broker.config import TOPIC_SETTINGS
-from tallystick.broker.config_view import Change, Operation, _malformed, apply_changes
-from tallystick.broker.context import RequestContext
-from tallystick.broker.dispatch import QUICK_BYTES
-from tallystick.broker.features import SUPPORTED, TRANSACTION_VERSION
+from tallystick.broker.config.broker_config import TOPIC_SETTINGS
 from tallystick.broker.handlers import (
     HANDLERS,
     add_partitions_to_txn,
@@ -37,8 +33,12 @@ from tallystick.broker.handlers import (
     write_txn_markers,
 )
 from tallystick.broker.handlers.committing import ROWS_AT_ONCE, Commit
-from tallystick.broker.listing import SLICE_ENTRIES
-from tallystick.broker.server import Alone, CloseConnection
+from tallystick.broker.handlers.config_view import Change, Operation, _malformed, apply_changes
+from tallystick.broker.handlers.dispatch import QUICK_BYTES
+from tallystick.broker.handlers.listing import SLICE_ENTRIES
+from tallystick.broker.metadata.features import SUPPORTED, TRANSACTION_VERSION
+from tallystick.broker.server.request_context import RequestContext
+from tallystick.broker.server.server import Alone, CloseConnection
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.limits import REASON_LENGTH_MAX, REQUEST_BYTES_MAX
 from tallystick.kernel.settings import BadConfig

@@ -18,13 +18,13 @@ from tests.support.leading import (
 )
 from tests.support.memory_broker import memory_broker, on_a_loop
 
-from tallystick.broker.acl import Operation, transactional_id
 from tallystick.broker.handlers import produce
-from tallystick.broker.server import CloseConnection
-from tallystick.broker.topics import INTERNAL
-from tallystick.broker.txn.commands import InitProducerId
+from tallystick.broker.partitions.topics import INTERNAL
+from tallystick.broker.server.acl import Operation, transactional_id
+from tallystick.broker.server.server import CloseConnection
 from tallystick.broker.txn.logic import REFUSALS
-from tallystick.broker.txn.model import Ongoing, Outcome
+from tallystick.broker.txn.machine.commands import InitProducerId
+from tallystick.broker.txn.machine.model import Ongoing, Outcome
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import Identity, ProducerEpoch, ProducerId, TransactionalId

@@ -9,7 +9,7 @@ import pytest
 from memory_broker import memory_broker, on_a_loop
 from txn_requests import Pair, add, add_offsets, batched, claimed, end, find, init
 
-from tallystick.broker.acl import CLUSTER, Operation, ResourceType, group, topic, transactional_id
+from tallystick.broker.server.acl import CLUSTER, Operation, ResourceType, group, topic, transactional_id
 from tallystick.kernel.codes import ErrorCode
 from tallystick.protocol.messages.describe_producers import DescribeProducersRequest, TopicRequest
 from tallystick.protocol.messages.describe_transactions import DescribeTransactionsRequest

@@ -31,8 +31,8 @@ from txn_requests import (
     pair_of,
 )
 
-from tallystick.broker.acl import CLUSTER, Operation, group, topic, transactional_id
-from tallystick.broker.txn.commands import NoteForcedMarker
+from tallystick.broker.server.acl import CLUSTER, Operation, group, topic, transactional_id
+from tallystick.broker.txn.machine.commands import NoteForcedMarker
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import (
     INT32_MAX,

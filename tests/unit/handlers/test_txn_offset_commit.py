@@ -20,14 +20,14 @@ from memory_broker import (
 )
 from tests.support.leading import leader, turns
 
-from tallystick.broker.acl import Operation, Resource, ResourceType, group, topic, transactional_id
 from tallystick.broker.group.codec import header_of
-from tallystick.broker.group.commands import CommitTxnOffsets, OffsetToCommit
-from tallystick.broker.markers import PartitionMarkers
-from tallystick.broker.topics import GROUP_OFFSETS, TRANSACTION_STATE
-from tallystick.broker.txn.commands import SendMarkers
-from tallystick.broker.txn.model import TxnState
-from tallystick.broker.verifying import open_transaction
+from tallystick.broker.group.machine.commands import CommitTxnOffsets, OffsetToCommit
+from tallystick.broker.handlers.verification import open_transaction
+from tallystick.broker.partitions.topics import GROUP_OFFSETS, TRANSACTION_STATE
+from tallystick.broker.server.acl import Operation, Resource, ResourceType, group, topic, transactional_id
+from tallystick.broker.txn.machine.commands import SendMarkers
+from tallystick.broker.txn.machine.model import TxnState
+from tallystick.broker.txn.markers import PartitionMarkers
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import (

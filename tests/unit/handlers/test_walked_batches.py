@@ -9,7 +9,7 @@ from crc32c import crc32c
 from tests.support.memory_broker import MemoryBroker, memory_broker, on_a_loop
 
 from tallystick.broker.handlers import produce
-from tallystick.broker.topics import NewTopic
+from tallystick.broker.partitions.topics import NewTopic
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.limits import RECORD_ERRORS_MAX
 from tallystick.protocol.messages.list_offsets import (

@@ -7,10 +7,10 @@ import pytest
 from tests.support.leading import TOPIC, VERIFIED, Leader, T, leader, turns
 from tests.support.memory_broker import HeldMarkers, on_a_loop
 
-from tallystick.broker.acl import CLUSTER, Operation
 from tallystick.broker.handlers import write_txn_markers
-from tallystick.broker.topics import GROUP_OFFSETS, TRANSACTION_STATE
-from tallystick.broker.txn.model import ForcedCause, Outcome, TxnEntry
+from tallystick.broker.partitions.topics import GROUP_OFFSETS, TRANSACTION_STATE
+from tallystick.broker.server.acl import CLUSTER, Operation
+from tallystick.broker.txn.machine.model import ForcedCause, Outcome, TxnEntry
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import GroupId, Identity, ProducerEpoch, ProducerId, TopicPartition
 from tallystick.protocol import encode

@@ -8,7 +8,7 @@ from tallystick.kernel.settings import BadConfig
 from tallystick.pipeline.checkpoints import check_checkpoints
 from tallystick.pipeline.definition import Definition, Output, Source, TableSink, TopicSink, checkpoint_of
 from tallystick.spark.checkpoint import note_home
-from tallystick.spark.deciding import Home
+from tallystick.spark.protocol.decide import Home
 
 OUTPUTS = tuple(Output(name=name, view="s", sinks=(TopicSink(topic="t"),)) for name in ("a", "b"))
 TABLES = (Output(name="a", view="s", sinks=(TableSink(table="t", database="sqlite:///x.db"),)),)

@@ -1,9 +1,9 @@
 """The plan in words: everything that is read and written, and what a weaker mode does not promise."""
 
-from tallystick.client.modes import Mode, Offer, choose
+from tallystick.client.transactions.modes import Mode, Offer, choose
 from tallystick.kernel.value import replace
 from tallystick.pipeline.definition import Definition, OnMalformed, Output, Source, TopicSink, Transform
-from tallystick.pipeline.explaining import explain
+from tallystick.pipeline.explanation import explain
 
 DEFINITION = Definition(
     name="p",

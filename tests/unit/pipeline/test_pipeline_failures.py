@@ -15,7 +15,7 @@ The above exception was the direct cause of the following exception:
 
 Traceback (most recent call last):
   File "worker.py", line 2, in main
-tallystick.spark.sink_errors.PrefixTaken: transactional.id.prefix 'p.all' was claimed by another query
+tallystick.spark.protocol.errors.PrefixTaken: transactional.id.prefix 'p.all' was claimed by another query
 \tat org.apache.spark.api.python.BasePythonRunner(PythonRunner.scala:599)
 Caused by: java.lang.IllegalStateException: no"""
 

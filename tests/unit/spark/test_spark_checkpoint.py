@@ -14,8 +14,8 @@ from tallystick.spark.checkpoint import (
     query_of,
     resuming,
 )
-from tallystick.spark.deciding import Beginning, NewCheckpoint
-from tallystick.spark.sink_options import SinkOptions
+from tallystick.spark.options.sink_options import SinkOptions
+from tallystick.spark.protocol.decide import Beginning, NewCheckpoint
 
 OFFSETS = 'v1\n{"batchWatermarkMs":0}\n{"a":{"0":5}}\n{"b":{"0":1}}\n'
 START = {"a": {"0": 3}}

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tests.support.spark_values import DECISIONS, LEASES, TALLIES, VOTES
 
 from tallystick.kernel.ids import Identity, ProducerEpoch, ProducerId
-from tallystick.spark.committable import (
+from tallystick.spark.protocol.committable import (
     BATCHES_MAX,
     Batch,
     Decision,
@@ -25,7 +25,7 @@ from tallystick.spark.committable import (
     encode_noted,
     encode_vote,
 )
-from tallystick.spark.sink_errors import BadCommittable
+from tallystick.spark.protocol.errors import BadCommittable
 
 PAIR = Identity(ProducerId(4_000_000), ProducerEpoch(32_000))
 

@@ -8,7 +8,7 @@ import pytest
 from tallystick.admin.model import Cause, ForcedOutcome, TransactionDescription
 from tallystick.kernel.ids import Identity, ProducerEpoch, ProducerId
 from tallystick.kernel.value import replace
-from tallystick.spark.committable import (
+from tallystick.spark.protocol.committable import (
     BATCHES_MAX,
     Batch,
     Decided,
@@ -20,7 +20,7 @@ from tallystick.spark.committable import (
     Write,
     Written,
 )
-from tallystick.spark.deciding import (
+from tallystick.spark.protocol.decide import (
     Ballot,
     Beginning,
     Course,
@@ -40,8 +40,8 @@ from tallystick.spark.deciding import (
     resumed,
     unsound,
 )
-from tallystick.spark.decision_fold import Known
-from tallystick.spark.sink_errors import (
+from tallystick.spark.protocol.decision_fold import Known
+from tallystick.spark.protocol.errors import (
     CheckpointsDiffer,
     DecisionBroken,
     DecisionsLost,

@@ -2,8 +2,8 @@
 
 from tallystick.kernel.ids import Identity, ProducerEpoch, ProducerId
 from tallystick.protocol.records import BatchMeta, ControlType, Marker, Record, encode_batch, encode_marker
-from tallystick.spark.committable import Decision, Noted, encode_decision, encode_noted
-from tallystick.spark.decision_fold import DecisionFold, Known, decision_key, done_key, noted_key
+from tallystick.spark.protocol.committable import Decision, Noted, encode_decision, encode_noted
+from tallystick.spark.protocol.decision_fold import DecisionFold, Known, decision_key, done_key, noted_key
 
 OURS, OTHER = 7, 8
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tallystick.spark.decisions import unfit, worries
+from tallystick.spark.decisions.topic import unfit, worries
 
 
 @pytest.mark.parametrize(

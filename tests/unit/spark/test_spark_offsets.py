@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tallystick.kernel.ids import INT64_MAX, TopicPartition
-from tallystick.spark.offsets import Plan, Range, json_of, limited, offsets_of, plan, split, waiting
+from tallystick.spark.protocol.offsets import Plan, Range, json_of, limited, offsets_of, plan, split, waiting
 
 A, B, C = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 10)
 

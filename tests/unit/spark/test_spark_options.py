@@ -5,8 +5,8 @@ from tools.spark_options import GUIDE, block, shown
 
 from tallystick.kernel.ids import TopicPartition
 from tallystick.kernel.settings import BadConfig
-from tallystick.spark.option_table import OPTIONS, Query, Standing
-from tallystick.spark.options import (
+from tallystick.spark.options.option_table import OPTIONS, Query, Standing
+from tallystick.spark.options.source_options import (
     Assigned,
     AtOffsets,
     AtTime,

@@ -6,13 +6,13 @@ import sys
 
 import pytest
 
-from tallystick.spark.sink_options import SinkOptions
-from tallystick.spark.station import station
+from tallystick.spark.options.sink_options import SinkOptions
+from tallystick.spark.sink.context import station
 
 SHOWN = """
 import gc, sys
 from tallystick.spark.data_source import KafkaDataSource
-from tallystick.spark.reuse import settle
+from tallystick.spark.runtime.worker_gc import settle
 KafkaDataSource({"kafka.bootstrap.servers": "localhost:1", "subscribe": "orders"}).reader(None)
 hidden = gc.get_freeze_count()
 settle()

@@ -4,9 +4,9 @@ import pytest
 
 from tallystick.client.config import ProducerConfig
 from tallystick.kernel.settings import BadConfig
-from tallystick.spark.deciding import NewCheckpoint
-from tallystick.spark.option_table import Query
-from tallystick.spark.sink_options import TIMEOUT_MS, write_options
+from tallystick.spark.options.option_table import Query
+from tallystick.spark.options.sink_options import TIMEOUT_MS, write_options
+from tallystick.spark.protocol.decide import NewCheckpoint
 
 LEAST = {"kafka.bootstrap.servers": "localhost:9092", "transactional.id.prefix": "p"}
 

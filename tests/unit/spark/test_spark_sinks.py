@@ -7,7 +7,7 @@ import pytest
 
 from tallystick.kernel.settings import BadConfig
 from tallystick.spark import foreach_batch, to_table, to_topic
-from tallystick.spark.sinks import sink_problems
+from tallystick.spark.options.sinks import sink_problems
 
 OPTIONS = {"kafka.bootstrap.servers": "localhost:9092", "transactional.id.prefix": "p"}
 

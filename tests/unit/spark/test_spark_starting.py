@@ -3,10 +3,10 @@
 import pytest
 
 from tallystick.kernel.ids import TopicPartition
-from tallystick.spark.committable import Decision, Written
-from tallystick.spark.options import Assigned, Matching, Subscribed, Topics
-from tallystick.spark.planning import NothingToRead
-from tallystick.spark.starting import ended_at
+from tallystick.spark.options.source_options import Assigned, Matching, Subscribed, Topics
+from tallystick.spark.protocol.committable import Decision, Written
+from tallystick.spark.source.planner import NothingToRead
+from tallystick.spark.source.start_offsets import ended_at
 
 A, B = '{"a":{"0":5,"1":6}}', '{"b":{"0":1}}'
 FILES = '{"logOffset":3}'

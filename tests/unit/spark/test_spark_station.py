@@ -6,9 +6,9 @@ from weakref import ref
 import pytest
 
 from tallystick.kernel.value import replace
-from tallystick.spark.deciding import NewCheckpoint
-from tallystick.spark.sink_options import SinkOptions
-from tallystick.spark.station import station
+from tallystick.spark.options.sink_options import SinkOptions
+from tallystick.spark.protocol.decide import NewCheckpoint
+from tallystick.spark.sink.context import station
 
 OPTIONS = SinkOptions(prefix="p", client={"bootstrap.servers": "127.0.0.1:9"}, topic="a", checkpoint="/c")
 

@@ -6,8 +6,8 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tallystick.spark.committable import Tally
-from tallystick.spark.tallying import tally
+from tallystick.spark.protocol.committable import Tally
+from tallystick.spark.sink.row_checksum import tally
 
 CELL = st.none() | st.binary(max_size=4)
 HEADERS = st.none() | st.lists(st.fixed_dictionaries({"key": st.text(max_size=2), "value": CELL}), max_size=2)

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.spark_values import IDENTITIES, PREFIXES
 
-from tallystick.spark.committable import Decided, Lease
-from tallystick.spark.transactional_ids import (
+from tallystick.spark.protocol.committable import Decided, Lease
+from tallystick.spark.protocol.transactional_ids import (
     PREFIX_LENGTH_MAX,
     WorkerId,
     coordinator_id,
@@ -14,7 +14,7 @@ from tallystick.spark.transactional_ids import (
     parse_worker_id,
     prefix_problems,
 )
-from tallystick.spark.worker_ids import WorkerIds
+from tallystick.spark.sink.worker_ids import WorkerIds
 
 WORKERS = st.text("0123456789abcdef", min_size=16, max_size=16)
 

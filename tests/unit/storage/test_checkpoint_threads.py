@@ -8,7 +8,7 @@ from tallystick.protocol.records import BatchMeta, Record, encode_batch
 from tallystick.storage.checkpoints import parse_offsets
 from tallystick.storage.log import AppendResult, LogConfig
 from tallystick.storage.log_dir import LOG_STARTS, DirectoryOptions, LogDir
-from tallystick.storage.trimming import delete_oldest_segments
+from tallystick.storage.log_start import delete_oldest_segments
 from tallystick.testing.memory_fs import MemoryFileSystem
 
 NOW = 1_700_000_000_000

@@ -9,10 +9,10 @@ from compacted import CONFIG, DIRECTORY, Compacted
 
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import INT64_MAX, Identity, ProducerEpoch, ProducerId
-from tallystick.storage.cleaner import CleaningFailed, CleaningRequest, clean
-from tallystick.storage.cleaner_worker import work
-from tallystick.storage.swap import Swap
-from tallystick.storage.trimming import delete_oldest_segments
+from tallystick.storage.compaction.cleaner import CleaningFailed, CleaningRequest, clean
+from tallystick.storage.compaction.cleaner_worker import work
+from tallystick.storage.compaction.swap import Swap
+from tallystick.storage.log_start import delete_oldest_segments
 
 P1 = Identity(ProducerId(1), ProducerEpoch(0))
 P2 = Identity(ProducerId(2), ProducerEpoch(0))

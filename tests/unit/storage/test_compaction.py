@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tallystick.kernel.check import InvariantBroken
 from tallystick.protocol.records import BatchHeader, ControlType
 from tallystick.storage.aborted import AbortedTxn
-from tallystick.storage.compaction import (
+from tallystick.storage.compaction.rules import (
     GROUP_SEGMENTS_MAX,
     SLOT_BYTES,
     Cleanable,

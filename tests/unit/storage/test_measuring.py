@@ -3,9 +3,9 @@
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import LeaderEpoch, Offset, TopicPartition
 from tallystick.protocol.records import BatchMeta, Record, encode_batch, iter_headers
-from tallystick.storage.loading import create_log
+from tallystick.storage.backlog import readable_bytes
 from tallystick.storage.log import Log, LogConfig, LogHooks, Unlimited
-from tallystick.storage.measuring import readable_bytes
+from tallystick.storage.log_loader import create_log
 from tallystick.storage.segment_file import Residents
 from tallystick.testing.memory_fs import MemoryFileSystem
 

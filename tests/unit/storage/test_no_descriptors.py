@@ -7,13 +7,13 @@ from queue import SimpleQueue
 import pytest
 from tests.support.compacted import Compacted
 
-from tallystick.broker.cleaning import _run_step
+from tallystick.broker.partitions.log_cleaner import _run_step
 from tallystick.kernel.ids import Identity, LeaderEpoch, Offset, ProducerEpoch, ProducerId, TopicPartition
 from tallystick.protocol.records import BatchMeta, ControlType, Marker, Record, encode_batch, encode_marker
-from tallystick.storage.cleaner import CleanedGroup, clean
+from tallystick.storage.compaction.cleaner import CleanedGroup, clean
+from tallystick.storage.compaction.swap import Elsewhere, Here, Swap
 from tallystick.storage.fs import StorageFailure
 from tallystick.storage.group_commit import GroupCommit
-from tallystick.storage.loading import Ended, create_log, open_log
 from tallystick.storage.log import (
     EPOCH_FILE,
     AppendOrigin,
@@ -24,9 +24,9 @@ from tallystick.storage.log import (
     LogHooks,
     Unlimited,
 )
+from tallystick.storage.log_loader import Ended, create_log, open_log
 from tallystick.storage.reserve import Reserve
 from tallystick.storage.segment_file import Residents
-from tallystick.storage.swap import Elsewhere, Here, Swap
 from tallystick.testing.memory_fs import MemoryFile, MemoryFileSystem
 
 NOW = 1_700_000_000_000

@@ -7,8 +7,8 @@ import pytest
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import Identity, LeaderEpoch, ProducerEpoch, ProducerId, TopicPartition
 from tallystick.protocol.records import BatchMeta, ControlType, Marker, Record, encode_batch, encode_marker
-from tallystick.storage.loading import create_log
 from tallystick.storage.log import AppendOrigin, Log, LogConfig, LogFull, LogHooks, TxnGuard
+from tallystick.storage.log_loader import create_log
 from tallystick.storage.reserve import RESERVE_FILE, Reserve
 from tallystick.storage.segment_file import Residents
 from tallystick.testing.memory_fs import MemoryFileSystem

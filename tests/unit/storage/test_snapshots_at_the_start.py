@@ -10,7 +10,7 @@ from tallystick.protocol.records import BatchMeta, ControlType, Marker, Record, 
 from tallystick.storage.fs import OutOfDescriptors, StorageFailure
 from tallystick.storage.log import AppendOrigin, AppendResult, Log, LogConfig
 from tallystick.storage.log_dir import DirectoryOptions, LogDir
-from tallystick.storage.trimming import delete_oldest_segments, delete_records_before
+from tallystick.storage.log_start import delete_oldest_segments, delete_records_before
 from tallystick.testing.memory_fs import Keep, MemoryFileSystem, PowerLost
 
 NOW: Final = 1_700_000_000_000

@@ -10,8 +10,8 @@ from tallystick.protocol.records import BatchMeta, Record, encode_batch
 from tallystick.storage.fs import LogFull, LogOffline
 from tallystick.storage.log import AppendResult, Log, LogConfig
 from tallystick.storage.log_dir import DirectoryOptions, LogDir
+from tallystick.storage.log_start import delete_oldest_segments, delete_records_before
 from tallystick.storage.reserve import Reserve
-from tallystick.storage.trimming import delete_oldest_segments, delete_records_before
 from tallystick.testing.memory_fs import MemoryFileSystem
 
 NOW = 1_700_000_000_000

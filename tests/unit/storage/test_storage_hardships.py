@@ -17,7 +17,6 @@ from tallystick.protocol.records import (
     iter_headers,
 )
 from tallystick.storage.fs import OutOfDescriptors
-from tallystick.storage.loading import Ended, create_log, open_log
 from tallystick.storage.log import (
     AppendOrigin,
     AppendResult,
@@ -29,9 +28,10 @@ from tallystick.storage.log import (
     StorageFailure,
     Unlimited,
 )
+from tallystick.storage.log_loader import Ended, create_log, open_log
+from tallystick.storage.log_start import delete_records_before
 from tallystick.storage.reserve import Reserve
 from tallystick.storage.segment_file import Residents
-from tallystick.storage.trimming import delete_records_before
 from tallystick.testing.memory_fs import MemoryFile, MemoryFileSystem
 
 NOW = 1_700_000_000_000

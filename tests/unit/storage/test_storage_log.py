@@ -18,7 +18,6 @@ from tallystick.protocol.records import (
     iter_headers,
     read_header,
 )
-from tallystick.storage.loading import Ended, create_log, open_log
 from tallystick.storage.log import (
     EPOCH_FILE,
     AppendResult,
@@ -31,8 +30,9 @@ from tallystick.storage.log import (
     StorageFailure,
     Unlimited,
 )
+from tallystick.storage.log_loader import Ended, create_log, open_log
+from tallystick.storage.log_start import delete_records_before
 from tallystick.storage.segment_file import Residents
-from tallystick.storage.trimming import delete_records_before
 from tallystick.testing.memory_fs import MemoryFileSystem
 
 NOW = 1_700_000_000_000

@@ -2,10 +2,10 @@
 
 from tallystick.kernel.ids import LeaderEpoch, TopicPartition
 from tallystick.protocol.records import BatchMeta, Record, encode_batch
-from tallystick.storage.loading import Ended, create_log, open_log
 from tallystick.storage.log import AppendResult, Log, LogConfig, LogHooks, Unlimited
+from tallystick.storage.log_loader import Ended, create_log, open_log
+from tallystick.storage.log_start import delete_oldest_segments
 from tallystick.storage.segment_file import Residents
-from tallystick.storage.trimming import delete_oldest_segments
 from tallystick.testing.memory_fs import MemoryFileSystem
 
 NOW = 1_700_000_000_000

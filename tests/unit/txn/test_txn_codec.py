@@ -23,8 +23,8 @@ from tallystick.broker.txn.codec import (
     peek,
     peek_completed,
 )
-from tallystick.broker.txn.commands import EntryExpired, EntryStored, TxnRecord
-from tallystick.broker.txn.model import (
+from tallystick.broker.txn.machine.commands import EntryExpired, EntryStored, TxnRecord
+from tallystick.broker.txn.machine.model import (
     FORCED_OUTCOMES_KEPT,
     Decided,
     ForcedCause,

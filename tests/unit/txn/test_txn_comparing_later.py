@@ -5,10 +5,10 @@ from collections.abc import Mapping
 import pytest
 from tests.support.txn_coordinator import P0, P1, MemoryTopic, T, World, commit, on_a_loop
 
-from tallystick.broker.comparing import CleanStart, UncleanStart
-from tallystick.broker.reloading import BACKOFF_MS
-from tallystick.broker.txn.consistency import Seen, SeenPartition, SeenProducer
-from tallystick.broker.txn.model import Ongoing, Outcome
+from tallystick.broker.coordinator.reload import BACKOFF_MS
+from tallystick.broker.txn.machine.consistency import Seen, SeenPartition, SeenProducer
+from tallystick.broker.txn.machine.model import Ongoing, Outcome
+from tallystick.broker.txn.unclean_start import CleanStart, UncleanStart
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import (

@@ -8,9 +8,8 @@ from itertools import product
 import pytest
 from txn_words import ident
 
-from tallystick.broker.comparing import UncleanStart
 from tallystick.broker.txn.codec import decode_batches
-from tallystick.broker.txn.commands import (
+from tallystick.broker.txn.machine.commands import (
     AddPartitions,
     Answer,
     Command,
@@ -23,7 +22,7 @@ from tallystick.broker.txn.commands import (
     Step,
     TxnRecord,
 )
-from tallystick.broker.txn.consistency import (
+from tallystick.broker.txn.machine.consistency import (
     VERDICTS,
     Comparison,
     Decision,
@@ -35,8 +34,8 @@ from tallystick.broker.txn.consistency import (
     compare,
     moved,
 )
-from tallystick.broker.txn.decide import CONCURRENT
-from tallystick.broker.txn.model import (
+from tallystick.broker.txn.machine.decide import CONCURRENT
+from tallystick.broker.txn.machine.model import (
     Decided,
     ForcedCause,
     ForcedOutcome,
@@ -47,6 +46,7 @@ from tallystick.broker.txn.model import (
     TxnConfig,
     TxnEntry,
 )
+from tallystick.broker.txn.unclean_start import UncleanStart
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import (
     Identity,

@@ -19,8 +19,9 @@ from tests.support.txn_coordinator import (
     other_than,
 )
 
-from tallystick.broker.reloading import BACKOFF_MS
-from tallystick.broker.txn.commands import (
+from tallystick.broker.coordinator.reload import BACKOFF_MS
+from tallystick.broker.txn.logic import REFUSALS
+from tallystick.broker.txn.machine.commands import (
     DONE,
     WHILE_PENDING,
     AddImplicitly,
@@ -39,10 +40,9 @@ from tallystick.broker.txn.commands import (
     WhilePending,
     while_pending,
 )
-from tallystick.broker.txn.logic import REFUSALS
-from tallystick.broker.txn.model import Ongoing, TxnState
+from tallystick.broker.txn.machine.model import Ongoing, TxnState
+from tallystick.broker.txn.marker_sender import Marked
 from tallystick.broker.txn.producer_id_pool import NO_PRODUCER_ID, SPARES
-from tallystick.broker.txn.sending import Marked
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import (

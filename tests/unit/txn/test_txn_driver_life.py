@@ -18,7 +18,8 @@ from tests.support.txn_coordinator import (
 )
 
 from tallystick.broker.txn.codec import decode_batches
-from tallystick.broker.txn.commands import (
+from tallystick.broker.txn.logic import REFUSALS
+from tallystick.broker.txn.machine.commands import (
     DONE,
     Ended,
     EntryExpired,
@@ -27,9 +28,8 @@ from tallystick.broker.txn.commands import (
     InitProducerId,
     TimeOut,
 )
-from tallystick.broker.txn.logic import REFUSALS
-from tallystick.broker.txn.model import Decided, Idle, TxnConfig, TxnEntry, TxnState
-from tallystick.broker.txn.sending import BACKOFF_MS, MARKERS_PER_TURN
+from tallystick.broker.txn.machine.model import Decided, Idle, TxnConfig, TxnEntry, TxnState
+from tallystick.broker.txn.marker_sender import BACKOFF_MS, MARKERS_PER_TURN
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import (

@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.txn_coordinator import P0, P1, MemoryTopic, T, World, add, code_of, commit, on_a_loop
 
-from tallystick.broker.reloading import BACKOFF_MS
+from tallystick.broker.coordinator.reload import BACKOFF_MS
 from tallystick.broker.txn import logic
 from tallystick.broker.txn.codec import decode_batches
-from tallystick.broker.txn.commands import DONE, Answer, Ended, EntryStored, InitProducerId
 from tallystick.broker.txn.logic import REFUSALS
-from tallystick.broker.txn.model import Idle, TxnEntry, TxnState
+from tallystick.broker.txn.machine.commands import DONE, Answer, Ended, EntryStored, InitProducerId
+from tallystick.broker.txn.machine.model import Idle, TxnEntry, TxnState
 from tallystick.kernel.check import InvariantBroken
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject

@@ -5,9 +5,9 @@ import asyncio
 from txn_coordinator import MemoryMarkers, on_a_loop
 from txn_words import ident
 
-from tallystick.broker.txn.commands import DONE, Answer, MarkersWritten, SendMarkers
-from tallystick.broker.txn.model import Outcome
-from tallystick.broker.txn.sending import BACKOFF_MS, MarkerSender
+from tallystick.broker.txn.machine.commands import DONE, Answer, MarkersWritten, SendMarkers
+from tallystick.broker.txn.machine.model import Outcome
+from tallystick.broker.txn.marker_sender import BACKOFF_MS, MarkerSender
 from tallystick.kernel.ids import Identity, TopicPartition, TransactionalId
 from tallystick.testing import FakeClock
 

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
-from tallystick.broker.reloading import Refusals, Reloads, last_offset_of
-from tallystick.broker.serving_time import ServingTimer
+from tallystick.broker.coordinator.reload import Refusals, Reloads, last_offset_of
+from tallystick.broker.coordinator.serving_time import ServingTimer
 from tallystick.kernel.clock import Clock
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import Offset

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from typing import Final, assert_never
 from uuid import UUID
 
-from tallystick.broker.coordinator_hash import coordinator_partition
-from tallystick.broker.group.events import (
+from tallystick.broker.coordinator.placement import coordinator_partition
+from tallystick.broker.group.machine.events import (
     DurableEvent,
     GroupRemoved,
     GroupStored,
@@ -22,7 +22,7 @@ from tallystick.broker.group.events import (
     StoredMember,
     TransactionEnded,
 )
-from tallystick.broker.group.model import CommittedOffset, Generation, InstanceId
+from tallystick.broker.group.machine.model import CommittedOffset, Generation, InstanceId
 from tallystick.kernel.ids import (
     GroupId,
     Identity,

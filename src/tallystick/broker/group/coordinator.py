@@ -7,9 +7,9 @@ import asyncio
 from collections.abc import Callable
 from uuid import uuid4
 
-from tallystick.broker.group.commands import Answer, Command, CommitTxnOffsets, Settle
 from tallystick.broker.group.logic import REFUSALS, GroupLogic, pending_of
-from tallystick.broker.group.model import Group, GroupConfig, Ticket
+from tallystick.broker.group.machine.commands import Answer, Command, CommitTxnOffsets, Settle
+from tallystick.broker.group.machine.model import Group, GroupConfig, Ticket
 from tallystick.broker.group.ports import OffsetsTopic
 from tallystick.broker.group.writing import Refusal, no_refusal
 from tallystick.kernel.clock import Clock

@@ -4,7 +4,7 @@ import heapq
 from collections.abc import Iterator
 from typing import Final
 
-from tallystick.broker.group.model import DeadlineMs
+from tallystick.broker.group.machine.model import DeadlineMs
 from tallystick.kernel.ids import GroupId
 
 # As Kafka: CoordinatorRuntime puts a timer whose operation failed off for so long.

@@ -9,9 +9,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from tallystick.broker.coordinator.refused_appends import decide_or_refuse
+from tallystick.broker.coordinator.reload import Refusals
 from tallystick.broker.coordinator.runtime import CoordinatorRuntime, Lane, Pending, Write, answer, answer_all
 from tallystick.broker.group.codec import decode_batches, partition_of, record_count
-from tallystick.broker.group.commands import (
+from tallystick.broker.group.commit_batch import BatchRoom
+from tallystick.broker.group.machine.commands import (
     Answer,
     Command,
     CommitOffsets,
@@ -21,13 +24,17 @@ from tallystick.broker.group.commands import (
     Revive,
     Step,
 )
-from tallystick.broker.group.decide import decide
-from tallystick.broker.group.events import DurableEvent, GenerationStarted, GroupStored, RebalancePrepared
-from tallystick.broker.group.model import Group, GroupConfig, Now
+from tallystick.broker.group.machine.decide import decide
+from tallystick.broker.group.machine.events import (
+    DurableEvent,
+    GenerationStarted,
+    GroupStored,
+    RebalancePrepared,
+)
+from tallystick.broker.group.machine.model import Group, GroupConfig, Now
+from tallystick.broker.group.machine.table import GroupTable
 from tallystick.broker.group.parked import ParkedRequests
 from tallystick.broker.group.ports import OffsetsTopic
-from tallystick.broker.group.sharing import BatchRoom
-from tallystick.broker.group.table import GroupTable
 from tallystick.broker.group.timeouts import GroupTimeouts
 from tallystick.broker.group.writing import (
     GroupRequest,
@@ -37,9 +44,7 @@ from tallystick.broker.group.writing import (
     Refusal,
     no_refusal,
 )
-from tallystick.broker.refused_appends import decide_or_refuse
-from tallystick.broker.reloading import Refusals
-from tallystick.broker.topics import GROUP_OFFSETS
+from tallystick.broker.partitions.topics import GROUP_OFFSETS
 from tallystick.kernel.clock import Clock
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import GroupId, Offset

@@ -2,8 +2,8 @@
 
 import asyncio
 
-from tallystick.broker.group.commands import Answer
-from tallystick.broker.group.model import Ticket
+from tallystick.broker.group.machine.commands import Answer
+from tallystick.broker.group.machine.model import Ticket
 from tallystick.kernel.errors import Reject
 
 AnswerFuture = asyncio.Future[Answer]

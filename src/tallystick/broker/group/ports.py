@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
-from tallystick.broker.group.log_order import Durable
+from tallystick.broker.coordinator.log_order import Durable
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import Offset
 from tallystick.storage.log import AppendOrigin, AppendResult, TxnGuard

@@ -4,12 +4,12 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from tallystick.broker.group.commands import Command, ExpireOffsets
+from tallystick.broker.coordinator.serving_time import ServingTimer
 from tallystick.broker.group.deadlines import Deadlines
-from tallystick.broker.group.events import Event, MemberPending, SessionExtended
-from tallystick.broker.group.expiry import due, next_deadline
-from tallystick.broker.group.model import Group
-from tallystick.broker.serving_time import ServingTimer
+from tallystick.broker.group.machine.commands import Command, ExpireOffsets
+from tallystick.broker.group.machine.events import Event, MemberPending, SessionExtended
+from tallystick.broker.group.machine.expiry import due, next_deadline
+from tallystick.broker.group.machine.model import Group
 from tallystick.kernel.ids import GroupId
 
 EXPIRED_GROUPS_PER_TICK: Final = 64

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+from tallystick.broker.coordinator.log_order import LogOrder
+from tallystick.broker.coordinator.refused_appends import answered, append_or_refuse
 from tallystick.broker.coordinator.runtime import Pending, answer_all
 from tallystick.broker.group.codec import decode_batches, encode_batch_of, record_count
-from tallystick.broker.group.commands import Answer, Command, CommitTxnOffsets, Step
-from tallystick.broker.group.log_order import LogOrder
+from tallystick.broker.group.machine.commands import Answer, Command, CommitTxnOffsets, Step
+from tallystick.broker.group.machine.table import GroupTable
 from tallystick.broker.group.ports import OffsetsPartition
-from tallystick.broker.group.table import GroupTable
-from tallystick.broker.refused_appends import answered, append_or_refuse
 from tallystick.kernel.clock import Clock
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final
 
-from tallystick.broker.dispatch import HandlerEntry, message, raw
 from tallystick.broker.handlers import (
     acls,
     add_offsets_to_txn,
@@ -52,6 +51,7 @@ from tallystick.broker.handlers import (
     update_features,
     write_txn_markers,
 )
+from tallystick.broker.handlers.dispatch import HandlerEntry, message, raw
 from tallystick.protocol.apis import API, ApiKey
 
 _SERVED: Final = (

@@ -9,7 +9,7 @@ Source: KIP-140; AclApis.
 from typing import Final
 
 from tallystick.broker.broker import Broker
-from tallystick.broker.context import RequestContext
+from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
 from tallystick.protocol.messages.create_acls import AclCreationResult, CreateAclsRequest, CreateAclsResponse
 from tallystick.protocol.messages.delete_acls import (

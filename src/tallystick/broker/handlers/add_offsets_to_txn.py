@@ -1,11 +1,11 @@
 """AddOffsetsToTxn: the group whose offsets a transaction will commit; clients of version 2 do without."""
 
-from tallystick.broker.acl import Operation, group
 from tallystick.broker.broker import Broker
-from tallystick.broker.context import RequestContext
 from tallystick.broker.handlers.txn_wire import NOT_ALLOWED, code_of, execute, identity_of, may_write
-from tallystick.broker.topics import GROUP_OFFSETS
-from tallystick.broker.txn.commands import AddPartitions, Answer
+from tallystick.broker.partitions.topics import GROUP_OFFSETS
+from tallystick.broker.server.acl import Operation, group
+from tallystick.broker.server.request_context import RequestContext
+from tallystick.broker.txn.machine.commands import AddPartitions, Answer
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import GroupId, TopicPartition

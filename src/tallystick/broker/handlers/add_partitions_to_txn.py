@@ -7,9 +7,8 @@ they are there (KIP-890). Where any partition of a transaction is refused, none 
 import asyncio
 from collections.abc import Iterable, Mapping
 
-from tallystick.broker.acl import CLUSTER, Operation, topic
 from tallystick.broker.broker import Broker
-from tallystick.broker.context import RequestContext
+from tallystick.broker.handlers.listing import SLICE_ENTRIES, Pacer
 from tallystick.broker.handlers.txn_wire import (
     NOT_ALLOWED,
     code_for,
@@ -18,10 +17,11 @@ from tallystick.broker.handlers.txn_wire import (
     identity_of,
     may_write,
 )
-from tallystick.broker.listing import SLICE_ENTRIES, Pacer
-from tallystick.broker.topics import INTERNAL, TRANSACTION_STATE
-from tallystick.broker.txn.commands import AddPartitions, PerPartition, VerifyPartitions
-from tallystick.broker.txn.model import EPOCH_BUMP_VERSION
+from tallystick.broker.partitions.topics import INTERNAL, TRANSACTION_STATE
+from tallystick.broker.server.acl import CLUSTER, Operation, topic
+from tallystick.broker.server.request_context import RequestContext
+from tallystick.broker.txn.machine.commands import AddPartitions, PerPartition, VerifyPartitions
+from tallystick.broker.txn.machine.model import EPOCH_BUMP_VERSION
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import TopicPartition
 from tallystick.protocol.messages.add_partitions_to_txn import (

@@ -4,9 +4,9 @@ Tools that balance a cluster send the whole assignment, most of it unchanged. Wh
 """
 
 from tallystick.broker.broker import Broker
-from tallystick.broker.context import RequestContext
 from tallystick.broker.handlers.distinct import merged
-from tallystick.broker.listing import ListedByTopic
+from tallystick.broker.handlers.listing import ListedByTopic
+from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.protocol.messages.alter_partition_reassignments import (

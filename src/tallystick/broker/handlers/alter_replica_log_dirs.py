@@ -4,8 +4,8 @@ from collections.abc import ItemsView
 from pathlib import Path
 
 from tallystick.broker.broker import Broker
-from tallystick.broker.context import RequestContext
-from tallystick.broker.listing import ListedByTopic, Pacer
+from tallystick.broker.handlers.listing import ListedByTopic, Pacer
+from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
 from tallystick.protocol.messages.alter_replica_log_dirs import (
     AlterReplicaLogDirPartitionResult,

@@ -5,9 +5,9 @@ from collections.abc import Iterable
 from typing import Final
 
 from tallystick.broker.broker import Broker
-from tallystick.broker.context import RequestContext
-from tallystick.broker.dispatch import Handler
-from tallystick.broker.features import SUPPORTED
+from tallystick.broker.handlers.dispatch import Handler
+from tallystick.broker.metadata.features import SUPPORTED
+from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
 from tallystick.protocol.apis import ApiKey, ApiSpec
 from tallystick.protocol.messages.api_versions import (

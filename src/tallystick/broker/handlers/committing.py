@@ -4,11 +4,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Self, TypeVar
 from uuid import UUID
 
-from tallystick.broker.group.commands import Answer, OffsetToCommit, PerPartition
+from tallystick.broker.group.machine.commands import Answer, OffsetToCommit, PerPartition
 from tallystick.broker.handlers.group_wire import code_of, find_topic
-from tallystick.broker.listing import Pacer
-from tallystick.broker.metadata import Topic
-from tallystick.broker.topics import Topics
+from tallystick.broker.handlers.listing import Pacer
+from tallystick.broker.metadata.store import Topic
+from tallystick.broker.partitions.topics import Topics
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import LeaderEpoch, Offset, TopicPartition
 from tallystick.kernel.limits import KIB

@@ -10,9 +10,9 @@ Source: KIP-848; KafkaApis.handleConsumerGroupHeartbeat and handleConsumerGroupD
 from typing import Final
 
 from tallystick.broker.broker import Broker
-from tallystick.broker.context import RequestContext
 from tallystick.broker.handlers.distinct import distinct
-from tallystick.broker.listing import Listed
+from tallystick.broker.handlers.listing import Listed
+from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
 from tallystick.protocol.messages.consumer_group_describe import (
     ConsumerGroupDescribeRequest,

@@ -3,9 +3,9 @@
 from collections import Counter
 
 from tallystick.broker.broker import Broker
-from tallystick.broker.context import RequestContext
-from tallystick.broker.listing import Pacer
-from tallystick.broker.topics import GROUP_OFFSETS, TRANSACTION_STATE
+from tallystick.broker.handlers.listing import Pacer
+from tallystick.broker.partitions.topics import GROUP_OFFSETS, TRANSACTION_STATE
+from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.protocol.messages.create_partitions import (

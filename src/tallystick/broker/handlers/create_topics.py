@@ -3,11 +3,11 @@
 from collections import Counter
 
 from tallystick.broker.broker import Broker
-from tallystick.broker.config_view import new_topic_settings
-from tallystick.broker.context import RequestContext
-from tallystick.broker.listing import Pacer
-from tallystick.broker.metadata import Topic
-from tallystick.broker.topics import INTERNAL, NewTopic
+from tallystick.broker.handlers.config_view import new_topic_settings
+from tallystick.broker.handlers.listing import Pacer
+from tallystick.broker.metadata.store import Topic
+from tallystick.broker.partitions.topics import INTERNAL, NewTopic
+from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.protocol.messages.create_topics import (

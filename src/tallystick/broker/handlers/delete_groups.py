@@ -1,11 +1,11 @@
 """DeleteGroups: empty groups, with their offsets (KIP-229); not those of open transactions (ADR 0023)."""
 
 from tallystick.broker.broker import Broker
-from tallystick.broker.context import RequestContext
-from tallystick.broker.group.commands import DeleteGroup
+from tallystick.broker.group.machine.commands import DeleteGroup
 from tallystick.broker.handlers.distinct import distinct
 from tallystick.broker.handlers.group_wire import code_of, log_who_holds
-from tallystick.broker.listing import Pacer
+from tallystick.broker.handlers.listing import Pacer
+from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import GroupId
 from tallystick.protocol.messages.delete_groups import (

@@ -3,11 +3,11 @@
 from typing import Final
 
 from tallystick.broker.broker import Broker
-from tallystick.broker.context import RequestContext
 from tallystick.broker.handlers.distinct import merged
+from tallystick.broker.handlers.listing import ListedByTopic, partitions_in_slices
 from tallystick.broker.handlers.open_transactions import refuse_deletion
-from tallystick.broker.listing import ListedByTopic, partitions_in_slices
-from tallystick.broker.topics import INTERNAL
+from tallystick.broker.partitions.topics import INTERNAL
+from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import Offset
 from tallystick.protocol.messages.delete_records import (

@@ -5,11 +5,11 @@ from itertools import chain
 from uuid import UUID
 
 from tallystick.broker.broker import Broker
-from tallystick.broker.context import RequestContext
+from tallystick.broker.handlers.listing import Pacer
 from tallystick.broker.handlers.open_transactions import refuse_topic_deletion
-from tallystick.broker.listing import Pacer
-from tallystick.broker.partition import Partition
-from tallystick.broker.topics import INTERNAL
+from tallystick.broker.partitions.partition import Partition
+from tallystick.broker.partitions.topics import INTERNAL
+from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.protocol.messages.delete_topics import (

@@ -1,8 +1,8 @@
 """DescribeCluster: the one broker."""
 
 from tallystick.broker.broker import Broker
-from tallystick.broker.context import RequestContext
 from tallystick.broker.handlers.metadata import CLUSTER_OPERATIONS, NOT_ASKED
+from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
 from tallystick.protocol.messages.describe_cluster import (
     DescribeClusterBroker,

@@ -3,16 +3,16 @@
 from collections.abc import Iterable
 
 from tallystick.broker.broker import Broker
-from tallystick.broker.config_view import (
+from tallystick.broker.handlers.config_view import (
     ResourceType,
     Shown,
     broker_settings,
     default_broker_settings,
     topic_settings,
 )
-from tallystick.broker.context import RequestContext
-from tallystick.broker.listing import Listed
-from tallystick.broker.topics import check_name
+from tallystick.broker.handlers.listing import Listed
+from tallystick.broker.partitions.topics import check_name
+from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.protocol.messages.describe_configs import (

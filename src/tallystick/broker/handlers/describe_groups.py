@@ -1,12 +1,12 @@
 """DescribeGroups: state, protocol and members."""
 
 from tallystick.broker.broker import Broker
-from tallystick.broker.context import RequestContext
-from tallystick.broker.group.model import GroupState
-from tallystick.broker.group.queries import describe
+from tallystick.broker.group.machine.model import GroupState
+from tallystick.broker.group.machine.queries import describe
 from tallystick.broker.handlers.distinct import distinct
 from tallystick.broker.handlers.group_wire import GROUP_OPERATIONS, NOT_ASKED
-from tallystick.broker.listing import Listed
+from tallystick.broker.handlers.listing import Listed
+from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import GroupId

@@ -3,10 +3,10 @@
 from collections.abc import Collection, Mapping
 
 from tallystick.broker.broker import Broker
-from tallystick.broker.context import RequestContext
 from tallystick.broker.handlers.distinct import itself, merged
-from tallystick.broker.listing import ListedByTopic, Pacer
-from tallystick.broker.partition import Partition
+from tallystick.broker.handlers.listing import ListedByTopic, Pacer
+from tallystick.broker.partitions.partition import Partition
+from tallystick.broker.server.request_context import RequestContext
 from tallystick.protocol.messages.describe_log_dirs import (
     DescribeLogDirsPartition,
     DescribeLogDirsRequest,

@@ -1,12 +1,12 @@
 """DescribeProducers: what partitions know of the producers that write to them (KIP-664)."""
 
-from tallystick.broker import acl
-from tallystick.broker.acl import Operation
 from tallystick.broker.broker import Broker
-from tallystick.broker.context import RequestContext
 from tallystick.broker.handlers.distinct import itself, merged
-from tallystick.broker.listing import ListedByTopic
-from tallystick.broker.topics import check_name
+from tallystick.broker.handlers.listing import ListedByTopic
+from tallystick.broker.partitions.topics import check_name
+from tallystick.broker.server import acl
+from tallystick.broker.server.acl import Operation
+from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.protocol.messages.describe_producers import (

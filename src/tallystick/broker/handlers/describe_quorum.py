@@ -6,9 +6,9 @@ Topics and settings are kept in SQLite and not in a log of metadata, so that off
 from typing import Final
 
 from tallystick.broker.broker import Broker
-from tallystick.broker.context import RequestContext
 from tallystick.broker.handlers.distinct import merged
-from tallystick.broker.listing import ListedByTopic
+from tallystick.broker.handlers.listing import ListedByTopic
+from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
 from tallystick.protocol.messages.describe_quorum import (
     CLUSTER_METADATA,

@@ -3,9 +3,9 @@
 from typing import Final
 
 from tallystick.broker.broker import Broker
-from tallystick.broker.context import RequestContext
 from tallystick.broker.handlers.metadata import TOPIC_OPERATIONS
-from tallystick.broker.topics import INTERNAL, check_name
+from tallystick.broker.partitions.topics import INTERNAL, check_name
+from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
 from tallystick.protocol.messages.describe_topic_partitions import (
     Cursor,

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable
 
-from tallystick.broker.acl import Operation, topic, transactional_id
 from tallystick.broker.broker import Broker
-from tallystick.broker.context import RequestContext
 from tallystick.broker.handlers.distinct import distinct
+from tallystick.broker.handlers.listing import Listed
 from tallystick.broker.handlers.txn_wire import NO_NAME, NOT_ALLOWED
-from tallystick.broker.listing import Listed
-from tallystick.broker.txn.model import NO_PARTITIONS, Decided, Idle, Ongoing, Partitions, TxnEntry
+from tallystick.broker.server.acl import Operation, topic, transactional_id
+from tallystick.broker.server.request_context import RequestContext
+from tallystick.broker.txn.machine.model import NO_PARTITIONS, Decided, Idle, Ongoing, Partitions, TxnEntry
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import INT32_MAX, TransactionalId

@@ -7,7 +7,7 @@ a request says different things about one partition the last one counts, as in t
 from collections.abc import Callable, Hashable, Iterable, ValuesView
 from typing import TypeVar
 
-from tallystick.broker.listing import Pacer
+from tallystick.broker.handlers.listing import Pacer
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)

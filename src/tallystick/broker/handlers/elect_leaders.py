@@ -3,9 +3,9 @@
 from typing import Final
 
 from tallystick.broker.broker import Broker
-from tallystick.broker.context import RequestContext
 from tallystick.broker.handlers.distinct import itself, merged
-from tallystick.broker.listing import ListedByTopic
+from tallystick.broker.handlers.listing import ListedByTopic
+from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
 from tallystick.protocol.messages.elect_leaders import (
     ElectLeadersRequest,

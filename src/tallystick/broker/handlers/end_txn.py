@@ -4,10 +4,10 @@ from collections.abc import Awaitable
 from functools import partial
 
 from tallystick.broker.broker import Broker
-from tallystick.broker.context import RequestContext
 from tallystick.broker.handlers.txn_wire import NOT_ALLOWED, answered, code_of, identity_of, may_write
-from tallystick.broker.txn.commands import Answer, Ended, EndTxn
-from tallystick.broker.txn.model import EPOCH_BUMP_VERSION, Outcome
+from tallystick.broker.server.request_context import RequestContext
+from tallystick.broker.txn.machine.commands import Answer, Ended, EndTxn
+from tallystick.broker.txn.machine.model import EPOCH_BUMP_VERSION, Outcome
 from tallystick.kernel.ids import Identity
 from tallystick.protocol.messages.end_txn import EndTxnRequest, EndTxnResponse
 

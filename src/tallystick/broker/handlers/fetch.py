@@ -13,12 +13,18 @@ from functools import partial
 from typing import Final
 
 from tallystick.broker.broker import Broker
-from tallystick.broker.context import RequestContext
-from tallystick.broker.dispatch import QUICK_BYTES, Body
-from tallystick.broker.fetch_sessions import FetchStart, Key, Outcome, Plan, Wanted
-from tallystick.broker.fetching import ByteBudget, Isolation, answer_bytes, check_leader_epoch, readable_end
-from tallystick.broker.partition import Partition
-from tallystick.broker.server import CloseConnection
+from tallystick.broker.handlers.dispatch import QUICK_BYTES, Body
+from tallystick.broker.partitions.fetch_sessions import FetchStart, Key, Outcome, Plan, Wanted
+from tallystick.broker.partitions.partition import Partition
+from tallystick.broker.partitions.visibility import (
+    ByteBudget,
+    Isolation,
+    answer_bytes,
+    check_leader_epoch,
+    readable_end,
+)
+from tallystick.broker.server.request_context import RequestContext
+from tallystick.broker.server.server import CloseConnection
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import LeaderEpoch, Offset
@@ -39,8 +45,8 @@ from tallystick.protocol.messages.fetch import (
     PartitionData,
 )
 from tallystick.protocol.primitives import NIL
+from tallystick.storage.backlog import readable_bytes
 from tallystick.storage.fs import StorageFailure
-from tallystick.storage.measuring import readable_bytes
 
 NOT_DIVERGING: Final = EpochEndOffset()
 WAIT_MS_MAX: Final = 3_600_000  # an hour is as good as for ever, and a timer that ends

@@ -2,11 +2,11 @@
 
 from typing import Final
 
-from tallystick.broker.acl import Operation, group, transactional_id
 from tallystick.broker.broker import Broker
-from tallystick.broker.context import RequestContext
 from tallystick.broker.handlers.distinct import distinct
-from tallystick.broker.listing import Listed, Pacer
+from tallystick.broker.handlers.listing import Listed, Pacer
+from tallystick.broker.server.acl import Operation, group, transactional_id
+from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.protocol.messages.find_coordinator import (

@@ -5,9 +5,9 @@ import uuid
 from typing import Final
 
 from tallystick.broker.broker import Broker
-from tallystick.broker.group.model import InstanceId
-from tallystick.broker.metadata import Topic
-from tallystick.broker.topics import Topics
+from tallystick.broker.group.machine.model import InstanceId
+from tallystick.broker.metadata.store import Topic
+from tallystick.broker.partitions.topics import Topics
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import GroupId, MemberId, ProducerId

@@ -1,9 +1,9 @@
 """Heartbeat: the member lives."""
 
 from tallystick.broker.broker import Broker
-from tallystick.broker.context import RequestContext
-from tallystick.broker.group.commands import Heartbeat
+from tallystick.broker.group.machine.commands import Heartbeat
 from tallystick.broker.handlers.group_wire import code_of, instance_id_of
+from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import GroupId, MemberId
 from tallystick.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse

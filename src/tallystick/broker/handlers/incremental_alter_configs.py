@@ -1,9 +1,9 @@
 """IncrementalAlterConfigs: set, delete, append to and subtract from single settings."""
 
 from tallystick.broker.broker import Broker
-from tallystick.broker.config_view import Alteration, Change, alter, alterations
-from tallystick.broker.context import RequestContext
-from tallystick.broker.listing import Listed
+from tallystick.broker.handlers.config_view import Alteration, Change, alter, alterations
+from tallystick.broker.handlers.listing import Listed
+from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.protocol.messages.incremental_alter_configs import (

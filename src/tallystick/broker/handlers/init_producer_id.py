@@ -4,9 +4,7 @@ from collections.abc import Awaitable
 from functools import partial
 from typing import Final
 
-from tallystick.broker.acl import CLUSTER, Operation, ResourceType, transactional_id
 from tallystick.broker.broker import Broker
-from tallystick.broker.context import RequestContext
 from tallystick.broker.handlers.txn_wire import (
     NO_PRODUCER_EPOCH,
     NO_PRODUCER_ID,
@@ -16,8 +14,10 @@ from tallystick.broker.handlers.txn_wire import (
     identity_of,
     may_write,
 )
-from tallystick.broker.txn.commands import Answer, Initialised, InitProducerId
-from tallystick.broker.txn.pairs import first_pair
+from tallystick.broker.server.acl import CLUSTER, Operation, ResourceType, transactional_id
+from tallystick.broker.server.request_context import RequestContext
+from tallystick.broker.txn.machine.commands import Answer, Initialised, InitProducerId
+from tallystick.broker.txn.machine.producer_epochs import first_pair
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse

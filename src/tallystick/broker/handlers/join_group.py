@@ -1,11 +1,11 @@
 """JoinGroup: to be a member; the answer comes with the next generation."""
 
 from tallystick.broker.broker import Broker
-from tallystick.broker.context import RequestContext
-from tallystick.broker.group.commands import Join, Joined, MemberIdRequired
-from tallystick.broker.group.model import ProtocolChoice
+from tallystick.broker.group.machine.commands import Join, Joined, MemberIdRequired
+from tallystick.broker.group.machine.model import ProtocolChoice
 from tallystick.broker.handlers.group_wire import instance_id_of, member_id_of
-from tallystick.broker.listing import in_slices
+from tallystick.broker.handlers.listing import in_slices
+from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import GroupId

@@ -1,10 +1,10 @@
 """LeaveGroup: members go at once, without waiting for their sessions."""
 
 from tallystick.broker.broker import Broker
-from tallystick.broker.context import RequestContext
-from tallystick.broker.group.commands import Leave, LeavingMember, Left
+from tallystick.broker.group.machine.commands import Leave, LeavingMember, Left
 from tallystick.broker.handlers.group_wire import code_of, instance_id_of, member_id_of
-from tallystick.broker.listing import in_slices
+from tallystick.broker.handlers.listing import in_slices
+from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import GroupId, MemberId
 from tallystick.protocol.messages.leave_group import (

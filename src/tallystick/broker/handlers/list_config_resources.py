@@ -1,8 +1,8 @@
 """ListConfigResources: the topics and the broker; there are no client metrics and no group settings."""
 
 from tallystick.broker.broker import Broker
-from tallystick.broker.config_view import ResourceType
-from tallystick.broker.context import RequestContext
+from tallystick.broker.handlers.config_view import ResourceType
+from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
 from tallystick.protocol.messages.list_config_resources import (
     ConfigResource,

@@ -1,9 +1,9 @@
 """ListGroups: every group, by state and type where asked."""
 
 from tallystick.broker.broker import Broker
-from tallystick.broker.context import RequestContext
-from tallystick.broker.group.queries import GROUP_TYPE, list_groups
-from tallystick.broker.listing import Listed
+from tallystick.broker.group.machine.queries import GROUP_TYPE, list_groups
+from tallystick.broker.handlers.listing import Listed
+from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.errors import Reject
 from tallystick.protocol.messages.list_groups import ListedGroup, ListGroupsRequest, ListGroupsResponse
 

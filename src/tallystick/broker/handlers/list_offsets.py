@@ -4,11 +4,11 @@ from collections.abc import Iterable
 from typing import Final
 
 from tallystick.broker.broker import Broker
-from tallystick.broker.context import RequestContext
-from tallystick.broker.fetching import Isolation, check_leader_epoch, readable_end
 from tallystick.broker.handlers.distinct import merged
-from tallystick.broker.listing import ListedByTopic, Pacer
-from tallystick.broker.partition import Partition
+from tallystick.broker.handlers.listing import ListedByTopic, Pacer
+from tallystick.broker.partitions.partition import Partition
+from tallystick.broker.partitions.visibility import Isolation, check_leader_epoch, readable_end
+from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import TimestampMs

@@ -1,7 +1,7 @@
 """ListPartitionReassignments: none, with one broker; kafka-topics asks before it describes."""
 
 from tallystick.broker.broker import Broker
-from tallystick.broker.context import RequestContext
+from tallystick.broker.server.request_context import RequestContext
 from tallystick.protocol.messages.list_partition_reassignments import (
     ListPartitionReassignmentsRequest,
     ListPartitionReassignmentsResponse,

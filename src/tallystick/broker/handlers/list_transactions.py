@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-from tallystick.broker.acl import Operation, transactional_id
 from tallystick.broker.broker import Broker
-from tallystick.broker.context import RequestContext
 from tallystick.broker.handlers.distinct import distinct
-from tallystick.broker.txn.model import TxnEntry, TxnState
+from tallystick.broker.server.acl import Operation, transactional_id
+from tallystick.broker.server.request_context import RequestContext
+from tallystick.broker.txn.machine.model import TxnEntry, TxnState
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import TimestampMs

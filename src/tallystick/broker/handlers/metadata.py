@@ -8,10 +8,10 @@ from types import MappingProxyType
 from typing import Final
 
 from tallystick.broker.broker import Broker
-from tallystick.broker.context import RequestContext
-from tallystick.broker.listing import SLICE_ENTRIES, Listed
-from tallystick.broker.metadata import Topic
-from tallystick.broker.topics import INTERNAL, NewTopic, check_name
+from tallystick.broker.handlers.listing import SLICE_ENTRIES, Listed
+from tallystick.broker.metadata.store import Topic
+from tallystick.broker.partitions.topics import INTERNAL, NewTopic, check_name
+from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.protocol.messages.metadata import (

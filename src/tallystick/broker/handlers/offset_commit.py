@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 
 from tallystick.broker.broker import Broker
-from tallystick.broker.context import RequestContext
-from tallystick.broker.group.commands import CommitOffsets, OffsetToCommit
+from tallystick.broker.group.machine.commands import CommitOffsets, OffsetToCommit
 from tallystick.broker.handlers.committing import Commit
 from tallystick.broker.handlers.group_wire import instance_id_of, member_id_of
-from tallystick.broker.listing import in_slices
+from tallystick.broker.handlers.listing import in_slices
+from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.ids import GroupId, TopicPartition
 from tallystick.protocol.messages.offset_commit import (
     OffsetCommitRequest,

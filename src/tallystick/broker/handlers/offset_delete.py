@@ -1,11 +1,11 @@
 """OffsetDelete: forget offsets of partitions the group does not read (KIP-496), nor has open (ADR 0023)."""
 
 from tallystick.broker.broker import Broker
-from tallystick.broker.context import RequestContext
-from tallystick.broker.group.commands import DeleteOffsets, PerPartition
+from tallystick.broker.group.machine.commands import DeleteOffsets, PerPartition
 from tallystick.broker.handlers.distinct import merged
 from tallystick.broker.handlers.group_wire import code_of, log_who_holds
-from tallystick.broker.listing import ListedByTopic, Pacer
+from tallystick.broker.handlers.listing import ListedByTopic, Pacer
+from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import GroupId, TopicPartition
 from tallystick.protocol.messages.offset_delete import (

@@ -4,12 +4,12 @@ from collections.abc import Iterable
 from uuid import UUID
 
 from tallystick.broker.broker import Broker
-from tallystick.broker.context import RequestContext
-from tallystick.broker.group.model import Group
-from tallystick.broker.group.queries import committed, fetch_offset
+from tallystick.broker.group.machine.model import Group
+from tallystick.broker.group.machine.queries import committed, fetch_offset
 from tallystick.broker.handlers.distinct import itself, merged
 from tallystick.broker.handlers.group_wire import NO_EPOCH, NO_OFFSET, find_topic
-from tallystick.broker.listing import Pacer, in_slices
+from tallystick.broker.handlers.listing import Pacer, in_slices
+from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import GroupId, TopicPartition

@@ -1,10 +1,10 @@
 """OffsetForLeaderEpoch: where an epoch ended, for a client that compares histories (KIP-320)."""
 
 from tallystick.broker.broker import Broker
-from tallystick.broker.context import RequestContext
-from tallystick.broker.fetching import check_leader_epoch
 from tallystick.broker.handlers.distinct import merged
-from tallystick.broker.listing import ListedByTopic
+from tallystick.broker.handlers.listing import ListedByTopic
+from tallystick.broker.partitions.visibility import check_leader_epoch
+from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import LeaderEpoch
 from tallystick.protocol.messages.offset_for_leader_epoch import (

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from tallystick.broker.broker import Broker
-from tallystick.broker.partition import Partition
-from tallystick.broker.txn.model import TxnEntry
+from tallystick.broker.partitions.partition import Partition
+from tallystick.broker.txn.machine.model import TxnEntry
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import Identity, Offset, ProducerEpoch, ProducerId

@@ -16,8 +16,8 @@ from collections.abc import Awaitable, Collection
 from typing import Final, Self
 
 from tallystick.broker.broker import Broker
-from tallystick.broker.context import RequestContext
-from tallystick.broker.dispatch import Body
+from tallystick.broker.handlers.dispatch import Body
+from tallystick.broker.handlers.listing import SLICE_ENTRIES, Pacer
 from tallystick.broker.handlers.transactional_produce import (
     UNVERIFIED,
     InTransaction,
@@ -26,11 +26,11 @@ from tallystick.broker.handlers.transactional_produce import (
     append_transactional,
     unauthorized,
 )
-from tallystick.broker.listing import SLICE_ENTRIES, Pacer
-from tallystick.broker.partition import Partition
-from tallystick.broker.server import Alone, CloseConnection
-from tallystick.broker.topics import INTERNAL, TopicDeleted
-from tallystick.broker.verifying import refuse_borrowed
+from tallystick.broker.handlers.verification import refuse_borrowed
+from tallystick.broker.partitions.partition import Partition
+from tallystick.broker.partitions.topics import INTERNAL, TopicDeleted
+from tallystick.broker.server.request_context import RequestContext
+from tallystick.broker.server.server import Alone, CloseConnection
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.limits import KIB

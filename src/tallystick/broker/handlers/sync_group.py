@@ -1,9 +1,9 @@
 """SyncGroup: wait for the leader's assignment, or bring it."""
 
 from tallystick.broker.broker import Broker
-from tallystick.broker.context import RequestContext
-from tallystick.broker.group.commands import Sync, Synced
+from tallystick.broker.group.machine.commands import Sync, Synced
 from tallystick.broker.handlers.group_wire import code_of, instance_id_of
+from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import GroupId, MemberId
 from tallystick.protocol.messages.sync_group import SyncGroupRequest, SyncGroupResponse

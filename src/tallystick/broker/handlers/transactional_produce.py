@@ -12,13 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tallystick.broker import acl
-from tallystick.broker.acl import Operation
 from tallystick.broker.broker import Broker
-from tallystick.broker.context import RequestContext
-from tallystick.broker.partition import Partition
-from tallystick.broker.txn.commands import DONE, Answer
-from tallystick.broker.verifying import (
+from tallystick.broker.handlers.verification import (
     Asker,
     Turn,
     ask,
@@ -28,6 +23,11 @@ from tallystick.broker.verifying import (
     refusals,
     refuse_replaced,
 )
+from tallystick.broker.partitions.partition import Partition
+from tallystick.broker.server import acl
+from tallystick.broker.server.acl import Operation
+from tallystick.broker.server.request_context import RequestContext
+from tallystick.broker.txn.machine.commands import DONE, Answer
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import TopicPartition, TransactionalId

@@ -8,16 +8,16 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Final
 
-from tallystick.broker import verifying
-from tallystick.broker.acl import Operation, group, topic, transactional_id
 from tallystick.broker.broker import Broker
-from tallystick.broker.context import RequestContext
 from tallystick.broker.group.codec import header_of
-from tallystick.broker.group.commands import Answer, CommitTxnOffsets, OffsetToCommit
+from tallystick.broker.group.machine.commands import Answer, CommitTxnOffsets, OffsetToCommit
+from tallystick.broker.handlers import verification
 from tallystick.broker.handlers.committing import Commit, Place
 from tallystick.broker.handlers.group_wire import instance_id_of, member_id_of
-from tallystick.broker.listing import in_slices
-from tallystick.broker.topics import GROUP_OFFSETS
+from tallystick.broker.handlers.listing import in_slices
+from tallystick.broker.partitions.topics import GROUP_OFFSETS
+from tallystick.broker.server.acl import Operation, group, topic, transactional_id
+from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import (
@@ -98,7 +98,7 @@ async def _commit(
         return Reject(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"{GROUP_OFFSETS} was deleted")
     identity = Identity(ProducerId(request.producer_id), ProducerEpoch(request.producer_epoch))
     header = header_of(identity)
-    guard = await verifying.open_transaction(
+    guard = await verification.open_transaction(
         broker,
         partition,
         header,
@@ -117,7 +117,7 @@ async def _commit(
         offsets=offsets,
         knows_group_id_not_found=version >= TOPIC_IDS_SINCE,
     )
-    replaced = partial(verifying.refuse_replaced, broker, header)
+    replaced = partial(verification.refuse_replaced, broker, header)
     return await broker.groups.commit_transactional(group_id, command, guard, replaced)
 
 

@@ -4,10 +4,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from types import MappingProxyType
 from typing import Final, TypeVar
 
-from tallystick.broker.acl import Operation, transactional_id
 from tallystick.broker.broker import Broker
-from tallystick.broker.context import RequestContext
-from tallystick.broker.txn.commands import Answer, Command
+from tallystick.broker.server.acl import Operation, transactional_id
+from tallystick.broker.server.request_context import RequestContext
+from tallystick.broker.txn.machine.commands import Answer, Command
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import Identity, ProducerEpoch, ProducerId, TransactionalId

@@ -2,10 +2,10 @@
 
 from itertools import islice
 
-from tallystick.broker.acl import CLUSTER, Operation
 from tallystick.broker.broker import Broker
-from tallystick.broker.context import RequestContext
-from tallystick.broker.features import SUPPORTED, FeatureUpdate, UpgradeType
+from tallystick.broker.metadata.features import SUPPORTED, FeatureUpdate, UpgradeType
+from tallystick.broker.server.acl import CLUSTER, Operation
+from tallystick.broker.server.request_context import RequestContext
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.protocol.messages.update_features import (

@@ -17,14 +17,14 @@ import logging
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from tallystick.broker.acl import CLUSTER, Operation
 from tallystick.broker.broker import Broker
-from tallystick.broker.context import RequestContext
-from tallystick.broker.listing import Pacer
-from tallystick.broker.partition import Partition
-from tallystick.broker.topics import GROUP_OFFSETS, TRANSACTION_STATE, TopicDeleted
-from tallystick.broker.txn.commands import Answer, NoteForcedMarker
-from tallystick.broker.txn.model import Decided, Ongoing, Outcome, TxnEntry
+from tallystick.broker.handlers.listing import Pacer
+from tallystick.broker.partitions.partition import Partition
+from tallystick.broker.partitions.topics import GROUP_OFFSETS, TRANSACTION_STATE, TopicDeleted
+from tallystick.broker.server.acl import CLUSTER, Operation
+from tallystick.broker.server.request_context import RequestContext
+from tallystick.broker.txn.machine.commands import Answer, NoteForcedMarker
+from tallystick.broker.txn.machine.model import Decided, Ongoing, Outcome, TxnEntry
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import INT16_MAX, Identity, ProducerEpoch, ProducerId, TopicPartition

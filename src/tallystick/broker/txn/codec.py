@@ -22,9 +22,9 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Final, assert_never
 
-from tallystick.broker.coordinator_hash import coordinator_partition
-from tallystick.broker.txn.commands import EntryExpired, EntryStored, TxnRecord
-from tallystick.broker.txn.model import (
+from tallystick.broker.coordinator.placement import coordinator_partition
+from tallystick.broker.txn.machine.commands import EntryExpired, EntryStored, TxnRecord
+from tallystick.broker.txn.machine.model import (
     EPOCH_BUMP_VERSION,
     NO_PARTITIONS,
     Decided,

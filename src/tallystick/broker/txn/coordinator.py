@@ -9,12 +9,12 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 from tallystick.broker.coordinator.runtime import answer
-from tallystick.broker.txn.commands import Answer, Command
 from tallystick.broker.txn.logic import REFUSALS, AnswerFuture, TransactionLogic, pending_of
-from tallystick.broker.txn.model import ForcedOutcome, TxnEntry
+from tallystick.broker.txn.machine.commands import Answer, Command
+from tallystick.broker.txn.machine.model import ForcedOutcome, TxnEntry
+from tallystick.broker.txn.marker_sender import MarkerSink
 from tallystick.broker.txn.ports import Comparison, StateTopic, TxnSettings
-from tallystick.broker.txn.sending import MarkerSink
-from tallystick.broker.txn.sweeping import Sweeps
+from tallystick.broker.txn.sweeper import Sweeps
 from tallystick.kernel.clock import Clock
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import ProducerId, TransactionalId

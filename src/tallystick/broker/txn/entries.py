@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping
 
-from tallystick.broker.txn.model import TxnEntry
+from tallystick.broker.txn.machine.model import TxnEntry
 from tallystick.kernel.ids import ProducerId, TransactionalId
 
 

@@ -1,7 +1,8 @@
 """What becomes of a command about a transactional id, from its decision to the markers.
 
 It branches on what a Step contains and on the table WHILE_PENDING, never on what a transaction is in; what a
-command means is decided in `decide`. A marker is tried until its partition has it or is gone (`sending`).
+command means is decided in `decide`. A marker is tried until its partition has it or is gone
+(`marker_sender`).
 """
 
 import asyncio
@@ -11,13 +12,15 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import lru_cache, partial
 from typing import Final
 
+from tallystick.broker.coordinator.refused_appends import answered, append_or_refuse, decide_or_refuse
+from tallystick.broker.coordinator.reload import Refusals
 from tallystick.broker.coordinator.runtime import CoordinatorRuntime, Lane, Pending, Write, answer, answer_all
-from tallystick.broker.refused_appends import answered, append_or_refuse, decide_or_refuse
-from tallystick.broker.reloading import Refusals
-from tallystick.broker.topics import TRANSACTION_STATE
-from tallystick.broker.txn.apply import apply
+from tallystick.broker.partitions.topics import TRANSACTION_STATE
 from tallystick.broker.txn.codec import encode_batch_of, partition_of
-from tallystick.broker.txn.commands import (
+from tallystick.broker.txn.entries import TxnEntries
+from tallystick.broker.txn.loader import TransactionLogLoader
+from tallystick.broker.txn.machine.apply import apply
+from tallystick.broker.txn.machine.commands import (
     AddImplicitly,
     Answer,
     Command,
@@ -27,15 +30,13 @@ from tallystick.broker.txn.commands import (
     WhilePending,
     while_pending,
 )
-from tallystick.broker.txn.consistency import moved
-from tallystick.broker.txn.decide import CONCURRENT, decide, refuse_while_pending
-from tallystick.broker.txn.ending import markers_of
-from tallystick.broker.txn.entries import TxnEntries
-from tallystick.broker.txn.loading import TransactionLogLoader
-from tallystick.broker.txn.model import Decided, ForcedOutcome, TxnEntry
+from tallystick.broker.txn.machine.consistency import moved
+from tallystick.broker.txn.machine.decide import CONCURRENT, decide, refuse_while_pending
+from tallystick.broker.txn.machine.end_txn import markers_of
+from tallystick.broker.txn.machine.model import Decided, ForcedOutcome, TxnEntry
+from tallystick.broker.txn.marker_sender import MarkerSender, MarkerSink
 from tallystick.broker.txn.ports import StatePartition, StateTopic, TxnSettings
 from tallystick.broker.txn.producer_id_pool import NO_PRODUCER_ID, ProducerIdPool
-from tallystick.broker.txn.sending import MarkerSender, MarkerSink
 from tallystick.kernel.clock import Clock
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject

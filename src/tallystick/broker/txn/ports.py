@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Awaitable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
-from tallystick.broker.txn.commands import Answer, Command
-from tallystick.broker.txn.model import TxnConfig, TxnEntry
+from tallystick.broker.txn.machine.commands import Answer, Command
+from tallystick.broker.txn.machine.model import TxnConfig, TxnEntry
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import Offset, TransactionalId
 from tallystick.kernel.value import frozen

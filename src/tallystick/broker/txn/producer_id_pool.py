@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Final
 
 from tallystick.broker.coordinator.runtime import Pending, answer_all
-from tallystick.broker.txn.commands import Answer, Command
+from tallystick.broker.txn.machine.commands import Answer, Command
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import INT64_MAX, ProducerId, TransactionalId

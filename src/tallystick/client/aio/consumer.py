@@ -8,9 +8,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
 from tallystick.client.config import ConsumerConfig
-from tallystick.client.consuming import ConsumerEngine, Offsets, RebalanceListener
+from tallystick.client.consumer.decode import ConsumerRecord
+from tallystick.client.consumer.engine import ConsumerEngine, Offsets, RebalanceListener
 from tallystick.client.offsets import GroupMetadata, OffsetAndMetadata, OffsetAndTimestamp
-from tallystick.client.reading import ConsumerRecord
 from tallystick.kernel.ids import TopicPartition
 
 if TYPE_CHECKING:

@@ -13,21 +13,21 @@ from itertools import repeat
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Protocol, Self, TypeVar, cast, runtime_checkable
 
-from tallystick.client.accumulator import NotNow, Parts, all_bytes
-from tallystick.client.arrow_rows import Array, ArrowRows, is_arrow
-from tallystick.client.arrow_table import Share, shares
-from tallystick.client.batching import Columns
-from tallystick.client.cluster import Cluster
 from tallystick.client.config import ProducerConfig
-from tallystick.client.delivery import BatchDelivery, Delivery, DeliveryCallback
 from tallystick.client.errors import ClientError, Closed, IllegalState
-from tallystick.client.modes import Mode
+from tallystick.client.net.cluster import Cluster
 from tallystick.client.offsets import GroupMetadata, OffsetAndMetadata
-from tallystick.client.prepared import PreparedTxnState
-from tallystick.client.producing import ProducerEngine
+from tallystick.client.producer.accumulator import NotNow, Parts, all_bytes
+from tallystick.client.producer.arrow_rows import Array, ArrowRows, is_arrow
+from tallystick.client.producer.arrow_table import Share, shares
+from tallystick.client.producer.batches import Columns
+from tallystick.client.producer.delivery import BatchDelivery, Delivery, DeliveryCallback
+from tallystick.client.producer.engine import ProducerEngine
 from tallystick.client.retry import Deadline
-from tallystick.client.transactions import Completion, TransactionManager
-from tallystick.client.txn_producer import State
+from tallystick.client.transactions.engine import Completion, TransactionManager
+from tallystick.client.transactions.modes import Mode
+from tallystick.client.transactions.prepared import PreparedTxnState
+from tallystick.client.transactions.state import State
 from tallystick.kernel.errors import InDoubt
 from tallystick.kernel.ids import TopicPartition
 

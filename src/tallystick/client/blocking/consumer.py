@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Final, Self, TypeVar
 from tallystick.client.aio import consumer as aio
 from tallystick.client.aio.consumer import CLOSE_S
 from tallystick.client.blocking.thread import engine_thread, hand_back
-from tallystick.client.consuming import Offsets
-from tallystick.client.consuming import RebalanceListener as ListenerOnLoop
+from tallystick.client.consumer.decode import ConsumerRecord
+from tallystick.client.consumer.engine import Offsets
+from tallystick.client.consumer.engine import RebalanceListener as ListenerOnLoop
 from tallystick.client.errors import ClientError, IllegalState
 from tallystick.client.offsets import GroupMetadata, OffsetAndMetadata, OffsetAndTimestamp
-from tallystick.client.reading import ConsumerRecord
 from tallystick.kernel.ids import TopicPartition
 
 if TYPE_CHECKING:
@@ -219,7 +219,8 @@ class Consumer:
     def poll_arrow(self, timeout_s: float, most: int | None = None) -> "RecordBatch":
         """`poll`, as one Arrow batch; it may have no rows. Needs pyarrow (the extra `arrow`).
 
-        Returns: a row for each record, with the columns of Spark's Kafka source: docs in `client.arrow`.
+        Returns: a row for each record, with the columns of Spark's Kafka source: docs in
+            `client.consumer.arrow`.
         Raises: as `poll`; NotSupported without pyarrow.
         """
         waited_s = timeout_s + self._api_s

@@ -11,19 +11,19 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, NoReturn, Self, TypeVar, cast
 
-from tallystick.client.accumulator import NotNow
 from tallystick.client.aio import producer as aio
 from tallystick.client.aio.producer import CLOSE_S, Column, Offsets
-from tallystick.client.arrow_table import shares
 from tallystick.client.blocking.thread import engine_thread
-from tallystick.client.delivery import BatchDelivery, Delivery, DeliveryCallback
 from tallystick.client.errors import IllegalState
-from tallystick.client.forking import forked
-from tallystick.client.modes import Mode
+from tallystick.client.forks import forked
 from tallystick.client.offsets import GroupMetadata
-from tallystick.client.prepared import PreparedTxnState
+from tallystick.client.producer.accumulator import NotNow
+from tallystick.client.producer.arrow_table import shares
+from tallystick.client.producer.delivery import BatchDelivery, Delivery, DeliveryCallback
 from tallystick.client.retry import Deadline
-from tallystick.client.transactions import Completion
+from tallystick.client.transactions.engine import Completion
+from tallystick.client.transactions.modes import Mode
+from tallystick.client.transactions.prepared import PreparedTxnState
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch, Table

@@ -33,7 +33,7 @@ from typing import Final, Generic, Protocol, TypeVar, cast
 from weakref import WeakSet
 
 from tallystick.client.errors import ClientError, Closed, IllegalState, TimedOut
-from tallystick.client.forking import forked
+from tallystick.client.forks import forked
 from tallystick.kernel.errors import Effect
 
 try:

@@ -59,7 +59,10 @@ class ForgottenTopic:
 
 @message(api_key=1, versions="4-18", flexible="12+")
 class FetchRequest:
-    """`topics` are what changed since the session's last request; sessions are in `broker.fetch_sessions`."""
+    """`topics` are what changed since the session's last request.
+
+    Sessions are in `broker.partitions.fetch_sessions`.
+    """
 
     cluster_id: Annotated[str | None, wire(STRING, "12+", nullable="12+", tag=0, ignorable=True)] = None
     replica_id: Annotated[int, wire(INT32, "0-14")] = -1

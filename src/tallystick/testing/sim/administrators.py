@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 from random import Random
 from typing import Final
 
-from tallystick.broker.partition import Partition
+from tallystick.broker.partitions.partition import Partition
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import Identity, ProducerEpoch, TopicPartition
 from tallystick.protocol.messages.create_topics import (

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
-from tallystick.broker.partition import Partition
-from tallystick.broker.txn.model import ForcedCause, TxnEntry
+from tallystick.broker.partitions.partition import Partition
+from tallystick.broker.txn.machine.model import ForcedCause, TxnEntry
 from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.ids import Identity, ProducerEpoch, ProducerId, TopicPartition
 from tallystick.kernel.value import frozen

@@ -15,16 +15,16 @@ from typing import Final
 from uuid import UUID
 
 from tallystick.broker.broker import Broker
-from tallystick.broker.cleaning import Child
-from tallystick.broker.config import BrokerConfig
-from tallystick.broker.dispatch import Dispatcher
-from tallystick.broker.files import Disk
+from tallystick.broker.config.broker_config import BrokerConfig
 from tallystick.broker.handlers import HANDLERS
-from tallystick.broker.metadata import MetadataStore
+from tallystick.broker.handlers.dispatch import Dispatcher
+from tallystick.broker.metadata.store import MetadataStore
+from tallystick.broker.partitions.data_directory import Disk
+from tallystick.broker.partitions.log_cleaner import Child
 from tallystick.kernel.clock import Clock
 from tallystick.kernel.ids import Offset
 from tallystick.kernel.value import frozen
-from tallystick.storage.cleaner_worker import work
+from tallystick.storage.compaction.cleaner_worker import work
 from tallystick.storage.fs import StorageFailure
 from tallystick.storage.group_commit import AGAIN_S, GroupCommit
 from tallystick.storage.log import Log

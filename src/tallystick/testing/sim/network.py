@@ -10,7 +10,7 @@ from random import Random
 from typing import Any, Final, TypeVar
 from zlib import crc32
 
-from tallystick.broker.server import Answer, CloseConnection, Peer
+from tallystick.broker.server.server import Answer, CloseConnection, Peer
 from tallystick.kernel.value import frozen
 from tallystick.protocol import decode_prefix, encode
 from tallystick.protocol.apis import API, ApiKey, ApiSpec

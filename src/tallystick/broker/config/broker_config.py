@@ -1,0 +1,471 @@
+"""The broker's configuration, under Kafka's names and with the defaults of Kafka 4.3.
+
+Three sources, strongest first: the command line, the file, the defaults. Every problem is reported at once
+and stops the start. A Kafka setting that means nothing to one broker on one machine is in NO_EFFECT: it is
+accepted, so that a `server.properties` written for Kafka starts this broker, and named in one warning. One
+that asks for what is not here is refused with the reason, and anything else is unknown and refused.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import field
+from types import MappingProxyType
+from typing import Final
+
+from tallystick.broker.config.kafka_names import NO_EFFECT, is_refused, refusals
+from tallystick.broker.config.topic_config import (
+    COMPRESSION_TYPES,
+    DAY_MS,
+    HOUR_MS,
+    ONLY_DEFAULTS,
+    TopicConfig,
+)
+from tallystick.kernel.ids import INT32_MAX, INT64_MAX
+from tallystick.kernel.limits import FRAME_BYTES_MAX_DEFAULT, MIB
+from tallystick.kernel.settings import BadConfig, Kind, Setting, build, setting, settings_of
+from tallystick.kernel.value import frozen
+
+FLUSH_POLICIES: Final = ("ack", "interval", "os")
+WILDCARDS: Final = frozenset({"0.0.0.0", "::", ""})
+
+
+@frozen
+class Endpoint:
+    """Where a listener is, or where clients are told it is."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @classmethod
+    def parse(cls, text: str) -> "Endpoint":
+        """`host:port` or `[v6]:port`. Raises ValueError."""
+        host, colon, port = text.rpartition(":")
+        if not colon or not port.isdecimal() or int(port) > 65_535:
+            raise ValueError(f"{text!r} is not HOST:PORT")
+        if host.startswith("[") and host.endswith("]"):
+            host = host[1:-1]
+        elif ":" in host:
+            raise ValueError(f"{text!r}: an IPv6 address needs brackets, [{host}]:{port}")
+        return cls(host, int(port))
+
+
+@frozen(kw_only=True)
+class BrokerConfig:
+    """Settings of one broker; None is "no limit" or "not set".
+
+    `given` keeps the texts that were set, by name: DescribeConfigs tells a set value from a default.
+    """
+
+    given: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+    # ------------------------------------------------------------------- where and who
+    node_id: int = setting(1, "Id of this broker.", kind=Kind.INT, low=0)
+    log_dirs: str = setting("", "The data directory. One: a second has no replica to be for.")
+    listeners: str = setting("PLAINTEXT://127.0.0.1:9092", "Address to listen on; port 0 takes a free one.")
+    advertised_listeners: str | None = setting(
+        None, "Address clients are told to use, when it is not the one listened on.", none=""
+    )
+    broker_rack: str | None = setting(None, "Rack of this broker, told to clients.", none="")
+
+    # --------------------------------------------------------------------- durability
+    flush_policy: str = setting(
+        "ack",
+        "When data is on the disk: `ack` syncs before an answer, `interval` every log.flush.interval.ms, "
+        "`os` leaves it to the operating system as Kafka does. Only `ack` survives power loss. Not Kafka's.",
+        choices=FLUSH_POLICIES,
+    )
+    log_flush_interval_ms: int | None = setting(
+        None,
+        "Time between syncs under `flush.policy=interval`; 1000 if not set.",
+        kind=Kind.LONG,
+        low=1,
+        none="",
+    )
+    log_reserve_bytes: int = setting(
+        16 * MIB,
+        "Disk space kept so that internal topics and markers can be written on a full disk. Not Kafka's.",
+        low=0,
+    )
+
+    # ------------------------------------------------------------------------ sockets
+    socket_request_max_bytes: int = setting(
+        FRAME_BYTES_MAX_DEFAULT, "Largest request read.", kind=Kind.INT, low=1024
+    )
+    socket_listen_backlog_size: int = setting(
+        1024, "Connections the kernel holds until they are accepted. Kafka: 50.", kind=Kind.INT, low=1
+    )
+    connections_max_idle_ms: int = setting(
+        600_000, "A connection that completes no request for this long is closed.", low=1
+    )
+    max_connections: int = setting(INT32_MAX, "Connections at one time.", kind=Kind.INT, low=0, dynamic=True)
+    max_connections_per_ip: int = setting(
+        INT32_MAX, "Connections at one time from one address.", kind=Kind.INT, low=0, dynamic=True
+    )
+    queued_max_request_bytes: int = setting(
+        256 * MIB, "Memory for requests being received, all connections together. Kafka: no limit.", low=MIB
+    )
+    queued_max_response_bytes: int = setting(
+        256 * MIB, "Memory for fetched data that clients have not read yet. Not Kafka's.", low=MIB
+    )
+    request_timeout_ms: int = setting(
+        30_000, "How long the broker itself waits for an append to be durable.", kind=Kind.INT, low=1
+    )
+    event_loop: str = setting(
+        "auto", "`auto` uses uvloop where it is installed. Not Kafka's.", choices=("auto", "asyncio")
+    )
+
+    # ------------------------------------------------------------------------- topics
+    num_partitions: int = setting(1, "Partitions of a topic made without a number.", kind=Kind.INT, low=1)
+    default_replication_factor: int = setting(
+        1, "Replicas of a topic made without a number; one broker has one.", kind=Kind.INT, low=1, high=1
+    )
+    auto_create_topics_enable: bool = setting(True, "Make a topic when a client asks for its metadata.")
+    delete_topic_enable: bool = setting(True, "Whether DeleteTopics is allowed.")
+    max_partitions: int = setting(
+        20_000, "Partitions of all topics together; each keeps files open. Not Kafka's.", kind=Kind.INT, low=1
+    )
+
+    # ----------------------------------------------------------- a topic's fall-backs
+    compression_gzip_level: int = setting(
+        -1, "Fall-back of a topic's compression.gzip.level.", kind=Kind.INT, low=-1, high=9, dynamic=True
+    )
+    compression_lz4_level: int = setting(
+        9, "Fall-back of a topic's compression.lz4.level.", kind=Kind.INT, low=1, high=17, dynamic=True
+    )
+    compression_type: str = setting(
+        "producer", "Fall-back of a topic's compression.type.", choices=COMPRESSION_TYPES, dynamic=True
+    )
+    compression_zstd_level: int = setting(
+        3, "Fall-back of a topic's compression.zstd.level.", kind=Kind.INT, low=-131072, high=22, dynamic=True
+    )
+    log_cleanup_policy: tuple[str, ...] = setting(
+        ("delete",), "Fall-back of a topic's cleanup.policy.", choices=("delete", "compact"), dynamic=True
+    )
+    log_cleaner_delete_retention_ms: int = setting(
+        DAY_MS, "Fall-back of a topic's delete.retention.ms.", low=0, dynamic=True
+    )
+    log_cleaner_max_compaction_lag_ms: int = setting(
+        INT64_MAX, "Fall-back of a topic's max.compaction.lag.ms.", low=1, dynamic=True
+    )
+    log_cleaner_min_cleanable_ratio: float = setting(
+        0.5, "Fall-back of a topic's min.cleanable.dirty.ratio.", low=0, high=1, dynamic=True
+    )
+    log_cleaner_min_compaction_lag_ms: int = setting(
+        0, "Fall-back of a topic's min.compaction.lag.ms.", low=0, dynamic=True
+    )
+    log_flush_interval_messages: int = setting(
+        INT64_MAX, "Fall-back of a topic's flush.messages.", low=1, dynamic=True
+    )
+    log_index_interval_bytes: int = setting(
+        4096, "Fall-back of a topic's index.interval.bytes.", kind=Kind.INT, low=0, dynamic=True
+    )
+    log_index_size_max_bytes: int = setting(
+        10_485_760, "Fall-back of a topic's segment.index.bytes.", kind=Kind.INT, low=4, dynamic=True
+    )
+    log_message_timestamp_after_max_ms: int = setting(
+        HOUR_MS, "Fall-back of a topic's message.timestamp.after.max.ms.", low=0, dynamic=True
+    )
+    log_message_timestamp_before_max_ms: int = setting(
+        INT64_MAX, "Fall-back of a topic's message.timestamp.before.max.ms.", low=0, dynamic=True
+    )
+    log_message_timestamp_type: str = setting(
+        "CreateTime",
+        "Fall-back of a topic's message.timestamp.type.",
+        choices=("CreateTime", "LogAppendTime"),
+        dynamic=True,
+    )
+    log_preallocate: bool = setting(False, "Fall-back of a topic's preallocate.", dynamic=True)
+    log_retention_bytes: int | None = setting(
+        None, "Fall-back of a topic's retention.bytes.", kind=Kind.LONG, low=0, none="-1", dynamic=True
+    )
+    log_retention_hours: int = setting(
+        168, "Fall-back of a topic's retention.ms, in hours.", kind=Kind.INT, low=-1
+    )
+    log_retention_minutes: int | None = setting(
+        None, "Fall-back of a topic's retention.ms, in minutes.", kind=Kind.INT, low=-1, none=""
+    )
+    log_retention_ms: int | None = setting(
+        None, "Fall-back of a topic's retention.ms.", kind=Kind.LONG, low=-1, none="", dynamic=True
+    )
+    log_roll_hours: int = setting(168, "Fall-back of a topic's segment.ms, in hours.", kind=Kind.INT, low=1)
+    log_roll_ms: int | None = setting(
+        None, "Fall-back of a topic's segment.ms.", kind=Kind.LONG, low=1, none="", dynamic=True
+    )
+    log_roll_jitter_hours: int = setting(
+        0, "Fall-back of a topic's segment.jitter.ms, in hours.", kind=Kind.INT, low=0
+    )
+    log_roll_jitter_ms: int | None = setting(
+        None, "Fall-back of a topic's segment.jitter.ms.", kind=Kind.LONG, low=0, none="", dynamic=True
+    )
+    log_segment_bytes: int = setting(
+        1_073_741_824, "Fall-back of a topic's segment.bytes.", kind=Kind.INT, low=MIB, dynamic=True
+    )
+    log_segment_delete_delay_ms: int = setting(
+        60_000, "Fall-back of a topic's file.delete.delay.ms.", low=0, dynamic=True
+    )
+    message_max_bytes: int = setting(
+        1_048_588, "Fall-back of a topic's max.message.bytes.", kind=Kind.INT, low=0, dynamic=True
+    )
+    min_insync_replicas: int = setting(
+        1, "Fall-back of a topic's min.insync.replicas.", kind=Kind.INT, low=1, dynamic=True
+    )
+    unclean_leader_election_enable: bool = setting(
+        False, "Fall-back of a topic's unclean.leader.election.enable.", dynamic=True
+    )
+
+    # ----------------------------------------------------------------- housekeeping
+    log_retention_check_interval_ms: int = setting(300_000, "Time between two looks for old segments.", low=1)
+    log_cleaner_enable: bool = setting(True, "Whether compacted topics are compacted.")
+    log_cleaner_backoff_ms: int = setting(
+        15_000, "Time between two looks for something to compact.", low=0, dynamic=True
+    )
+    log_cleaner_dedupe_buffer_size: int = setting(
+        128 * MIB, "Memory for the keys of one compaction; a child process has it.", low=MIB, dynamic=True
+    )
+    log_flush_offset_checkpoint_interval_ms: int = setting(
+        60_000, "Time between two writes of the recovery points.", kind=Kind.INT, low=0
+    )
+    producer_id_expiration_ms: int = setting(
+        DAY_MS,
+        "A producer that wrote nothing for this long is forgotten.",
+        kind=Kind.INT,
+        low=1,
+        dynamic=True,
+    )
+    producer_id_expiration_check_interval_ms: int = setting(
+        600_000, "Time between two looks for such producers.", kind=Kind.INT, low=1
+    )
+
+    # ---------------------------------------------------------------------- fetching
+    fetch_max_bytes: int = setting(57_671_680, "Largest answer to one Fetch.", kind=Kind.INT, low=1024)
+    max_incremental_fetch_session_cache_slots: int = setting(
+        1000, "Fetch sessions kept at one time.", kind=Kind.INT, low=0
+    )
+    max_request_partition_size_limit: int = setting(
+        2000, "Partitions one DescribeTopicPartitions answer holds.", kind=Kind.INT, low=1
+    )
+
+    # ------------------------------------------------------------------------ groups
+    group_initial_rebalance_delay_ms: int = setting(
+        3_000, "How long a new group waits for more members.", kind=Kind.INT, low=0
+    )
+    group_max_session_timeout_ms: int = setting(
+        1_800_000, "Longest session timeout a member may ask for.", kind=Kind.INT, low=0
+    )
+    group_min_session_timeout_ms: int = setting(
+        6_000, "Shortest session timeout a member may ask for.", kind=Kind.INT, low=0
+    )
+    group_max_size: int = setting(INT32_MAX, "Members of one group.", kind=Kind.INT, low=1)
+    offset_metadata_max_bytes: int = setting(
+        4096, "Largest metadata of one committed offset.", kind=Kind.INT, low=0
+    )
+    offsets_retention_check_interval_ms: int = setting(
+        600_000, "Time between two looks for old offsets.", low=1
+    )
+    offsets_retention_minutes: int = setting(
+        10_080, "Offsets of an empty group are forgotten after this.", kind=Kind.INT, low=1
+    )
+    offsets_topic_num_partitions: int = setting(
+        50, "Partitions of __consumer_offsets; fixed once it exists.", kind=Kind.INT, low=1
+    )
+    offsets_topic_segment_bytes: int = setting(
+        100 * MIB, "Segment size of __consumer_offsets.", kind=Kind.INT, low=MIB
+    )
+
+    # ------------------------------------------------------------------ transactions
+    transaction_state_log_num_partitions: int = setting(
+        50, "Partitions of __transaction_state; fixed once it exists.", kind=Kind.INT, low=1
+    )
+    transaction_state_log_segment_bytes: int = setting(
+        100 * MIB, "Segment size of __transaction_state.", kind=Kind.INT, low=MIB
+    )
+    transaction_max_timeout_ms: int = setting(
+        900_000, "Longest transaction.timeout.ms a producer may ask for.", kind=Kind.INT, low=1
+    )
+    transactional_id_expiration_ms: int = setting(
+        604_800_000, "A transactional id nobody used for this long is forgotten.", kind=Kind.INT, low=1
+    )
+    transaction_abort_timed_out_transaction_cleanup_interval_ms: int = setting(
+        10_000, "Time between two looks for transactions past their timeout.", kind=Kind.INT, low=1
+    )
+    transaction_remove_expired_transaction_cleanup_interval_ms: int = setting(
+        3_600_000, "Time between two looks for unused transactional ids.", kind=Kind.INT, low=1
+    )
+    transaction_two_phase_commit_enable: bool = setting(
+        False, "Whether producers may prepare transactions that never time out (KIP-939)."
+    )
+    transaction_partition_verification_enable: bool = setting(
+        True,
+        "Whether the first batch of a transaction is checked with the coordinator.",
+        dynamic=True,
+    )
+    delete_open_transactions: bool = setting(
+        False,
+        "Whether an administrator may delete records of an open transaction, and topics that one of "
+        "two-phase commit wrote to.",
+        dynamic=True,
+    )
+
+    # ----------------------------------------------------------------------- metrics
+    metrics_listener: str | None = setting(
+        None,
+        "HOST:PORT to serve /metrics on, in Prometheus' text form, to whoever connects; port 0 takes a free "
+        "one. Not Kafka's.",
+        none="",
+    )
+
+    def problems(self) -> Iterator[str]:
+        """Rules that need more than one setting."""
+        if self.group_min_session_timeout_ms > self.group_max_session_timeout_ms:
+            yield (
+                f"group.min.session.timeout.ms: {self.group_min_session_timeout_ms} is above "
+                f"group.max.session.timeout.ms {self.group_max_session_timeout_ms}"
+            )
+        if self.socket_request_max_bytes > self.queued_max_request_bytes:
+            yield (
+                f"socket.request.max.bytes: {self.socket_request_max_bytes} is above "
+                f"queued.max.request.bytes {self.queued_max_request_bytes}: no such request could be received"
+            )
+        if "," in self.log_dirs:
+            yield f"log.dirs: {self.log_dirs!r} lists several, one data directory is supported"
+        yield from self._listener_problems()
+        try:
+            _ = self.metrics_endpoint
+        except ValueError as exc:
+            yield f"metrics.listener: {exc}"
+
+    def _listener_problems(self) -> Iterator[str]:
+        listen = None
+        for name in ("listeners", "advertised_listeners"):
+            text = getattr(self, name)
+            if text is None:
+                continue
+            try:
+                endpoint = _one_plaintext(text)
+            except ValueError as exc:
+                yield f"{name.replace('_', '.')}: {exc}"
+                continue
+            if name == "listeners":
+                listen = endpoint
+            elif endpoint.host in WILDCARDS:
+                yield f"advertised.listeners: {text} is no address a client could connect to"
+        if listen is not None and listen.host in WILDCARDS and self.advertised_listeners is None:
+            yield (
+                f"listeners: {self.listeners} listens everywhere, and clients must be told one address: "
+                "give --advertise HOST:PORT (advertised.listeners)"
+            )
+
+    @property
+    def metrics_endpoint(self) -> Endpoint | None:
+        return None if self.metrics_listener is None else Endpoint.parse(self.metrics_listener)
+
+    @property
+    def listen(self) -> Endpoint:
+        return _one_plaintext(self.listeners)
+
+    @property
+    def advertise(self) -> Endpoint | None:
+        return None if self.advertised_listeners is None else _one_plaintext(self.advertised_listeners)
+
+    @property
+    def flush_interval_ms(self) -> int:
+        return 1000 if self.log_flush_interval_ms is None else self.log_flush_interval_ms
+
+    @classmethod
+    def parse(cls, given: Mapping[str, str]) -> "BrokerConfig":
+        """The configuration that `given`, by dotted name, asks for. Raises BadConfig with all problems."""
+        known = dict(given)
+        for old, new in RENAMED.items():
+            if old in known:
+                known.setdefault(new, known.pop(old))
+        controllers = known.pop("controller.listener.names", "")
+        _without_controllers(known, controllers)
+        problems = list(refusals(known))
+        effective = {
+            name: text for name, text in known.items() if name not in NO_EFFECT and not is_refused(name)
+        }
+        try:
+            made = build(cls, effective, given=MappingProxyType(effective))
+        except BadConfig as exc:
+            raise BadConfig("\n".join([*problems, str(exc)])) from None
+        if problems:
+            raise BadConfig("\n".join(problems))
+        return made
+
+    def topic(self, overrides: Mapping[str, str] = MappingProxyType({})) -> TopicConfig:
+        """A topic's configuration: its own `overrides` over what this broker falls back to.
+
+        Raises: BadConfig with all problems.
+        """
+        texts = {}
+        for name, made in TOPIC_SETTINGS.items():
+            found = self.topic_fallback(made)
+            if found is not None:
+                texts[name] = found[1]
+        return build(TopicConfig, texts | topic_overrides(overrides))
+
+    def topic_fallback(self, made: Setting) -> tuple[str, str] | None:
+        """The broker setting that gives topic setting `made` its value, and that value's text.
+
+        None when nobody set any of them: the topic setting's own default, which is Kafka's, holds.
+        """
+        for synonym in made.synonyms:
+            text = self.given.get(synonym.name)
+            if text is not None and text != "":
+                return synonym.name, self.scaled(text, synonym.scale)
+        return None
+
+    @staticmethod
+    def scaled(text: str, scale: int) -> str:
+        """A broker setting's text in the unit of the topic setting that falls back to it."""
+        value = text.strip()
+        return value if scale == 1 or value.startswith("-") else str(int(value) * scale)
+
+
+def topic_overrides(overrides: Mapping[str, str]) -> dict[str, str]:
+    """`overrides` without the Kafka settings that are accepted only as their default. Raises BadConfig."""
+    wrong = [
+        f"{name}: only {ONLY_DEFAULTS[name]!r} is supported, there is one replica and no tiered storage"
+        for name, text in overrides.items()
+        if name in ONLY_DEFAULTS and text != ONLY_DEFAULTS[name]
+    ]
+    if wrong:
+        raise BadConfig("\n".join(wrong))
+    return {name: text for name, text in overrides.items() if name not in ONLY_DEFAULTS}
+
+
+def ineffective(given: Mapping[str, str]) -> list[str]:
+    """The names in `given` that are accepted and change nothing."""
+    return sorted(name for name in given if name in NO_EFFECT)
+
+
+def _without_controllers(known: dict[str, str], controllers: str) -> None:
+    """Leave out controller listeners: a KRaft server.properties has them, and there is no quorum here."""
+    names = {name.strip().upper() for name in controllers.split(",") if name.strip()}
+    for key in ("listeners", "advertised.listeners"):
+        if key in known:
+            kept = [
+                part
+                for part in known[key].split(",")
+                if part.partition("://")[0].strip().upper() not in names
+            ]
+            known[key] = ",".join(kept)
+
+
+def _one_plaintext(text: str) -> Endpoint:
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if len(parts) != 1:
+        raise ValueError(f"{text!r} names {len(parts)} listeners, one is supported")
+    protocol, separator, address = parts[0].rpartition("://")
+    if separator and protocol.upper() != "PLAINTEXT":
+        raise ValueError(f"{parts[0]!r}: only PLAINTEXT is supported")
+    return Endpoint.parse(address)
+
+
+BROKER_SETTINGS: Final = settings_of(BrokerConfig)
+TOPIC_SETTINGS: Final = settings_of(TopicConfig)
+
+# Kafka's older name, which still works, and the one that wins when both are given.
+RENAMED: Final = {"broker.id": "node.id", "log.dir": "log.dirs"}

@@ -1,0 +1,85 @@
+"""The coordinators' own topics: `__consumer_offsets` and `__transaction_state`, created when first needed."""
+
+from collections.abc import Callable, Sequence
+
+from tallystick.broker.config.broker_config import BrokerConfig
+from tallystick.broker.partitions.partition import Partition
+from tallystick.broker.partitions.topics import GROUP_OFFSETS, TRANSACTION_STATE, NewTopic, Topics
+from tallystick.kernel.codes import ErrorCode
+from tallystick.kernel.errors import Reject
+
+
+class CoordinatorTopic:
+    """`__consumer_offsets` or `__transaction_state`, as its coordinator sees it. Lives on the loop."""
+
+    def __init__(self, topics: Topics, wanted: Callable[[], NewTopic]) -> None:
+        """Args:
+        wanted: how the topic is made, with the settings of now.
+        """
+        self._topics = topics
+        self._wanted = wanted
+        self._name = wanted().name
+
+    @property
+    def partition_count(self) -> int:
+        """The topic's own once it exists: places depend on it, the setting does not change it."""
+        topic = self._topics.find(self._name)
+        return self._wanted().partitions if topic is None else topic.partitions
+
+    def existing(self) -> Sequence[Partition]:
+        """All partitions, by index; empty when there is no topic yet."""
+        return self._topics.partitions(self._name)
+
+    async def ensure(self) -> Reject | None:
+        """Make the topic unless it is there; a disk without room for it may have some later."""
+        if self._topics.find(self._name) is not None:
+            return None
+        made = await self._topics.create_if_absent(self._wanted())
+        if not isinstance(made, Reject):
+            return None
+        is_full = made.code is ErrorCode.KAFKA_STORAGE_ERROR
+        return Reject(ErrorCode.COORDINATOR_NOT_AVAILABLE, made.reason) if is_full else made
+
+
+class ConsumerOffsetsTopic(CoordinatorTopic):
+    """The coordinator's view of its topic. Lives on the loop."""
+
+    def __init__(self, topics: Topics, config: Callable[[], BrokerConfig]) -> None:
+        super().__init__(topics, lambda: consumer_offsets_topic(config()))
+
+    async def partition(self, index: int) -> Partition | Reject:
+        """One partition; the topic is made when it is not there."""
+        refused = await self.ensure()
+        if refused is not None:
+            return refused
+        partitions = self.existing()
+        if index >= len(partitions):
+            return Reject(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no {GROUP_OFFSETS}-{index}")
+        return partitions[index]
+
+
+def consumer_offsets_topic(config: BrokerConfig) -> NewTopic:
+    """How the topic is made."""
+    return NewTopic(
+        GROUP_OFFSETS,
+        config.offsets_topic_num_partitions,
+        {
+            "cleanup.policy": "compact",
+            "compression.type": "producer",
+            "segment.bytes": str(config.offsets_topic_segment_bytes),
+        },
+    )
+
+
+def transaction_state_topic(config: BrokerConfig) -> NewTopic:
+    """How the topic is made. Source: TransactionStateManager.transactionTopicConfigs, apart from min.isr."""
+    return NewTopic(
+        TRANSACTION_STATE,
+        config.transaction_state_log_num_partitions,
+        {
+            "cleanup.policy": "compact",
+            "compression.type": "uncompressed",
+            "segment.bytes": str(config.transaction_state_log_segment_bytes),
+            "unclean.leader.election.enable": "false",
+        },
+    )

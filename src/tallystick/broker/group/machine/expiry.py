@@ -1,0 +1,108 @@
+"""What time does to a group: which deadlines run, which have passed, which offsets are too old."""
+
+from collections.abc import Iterator
+
+from tallystick.broker.group.machine.commands import (
+    JoinPhaseTimedOut,
+    SessionTimedOut,
+    SyncPhaseTimedOut,
+    Timeout,
+)
+from tallystick.broker.group.machine.model import (
+    CommittedOffset,
+    DeadlineMs,
+    Group,
+    GroupConfig,
+    GroupState,
+)
+from tallystick.broker.group.machine.subscription import SubscribedTopics, subscribed_topics
+from tallystick.kernel.ids import MemberId, TimestampMs, TopicPartition
+
+
+def session_deadline(group: Group, member_id: MemberId) -> DeadlineMs | None:
+    """When this member, or this pending id, is given up; None when no session runs.
+
+    A member whose request is parked cannot heartbeat and is not expected to, unless it is
+    new: then its parked JoinGroup itself has a limit.
+    """
+    pending = group.pending_members.get(member_id)
+    if pending is not None:
+        return pending
+    member = group.members.get(member_id)
+    if member is None:
+        return None
+    parked = member.awaiting_join is not None or member.awaiting_sync is not None
+    return None if parked and not member.is_new else member.session_deadline_ms
+
+
+def deadlines(group: Group) -> Iterator[tuple[DeadlineMs, Timeout]]:
+    """Every deadline that runs, with what to do when it passes [GRP-6]."""
+    if group.join_timer is not None:
+        yield group.join_timer.deadline_ms, JoinPhaseTimedOut()
+    if group.sync_deadline_ms is not None:
+        yield group.sync_deadline_ms, SyncPhaseTimedOut()
+    for member_id in (*group.pending_members, *group.members):
+        deadline = session_deadline(group, member_id)
+        if deadline is not None:
+            yield deadline, SessionTimedOut(member_id=member_id)
+
+
+def next_deadline(group: Group) -> DeadlineMs | None:
+    """The earliest of them. Cost: linear in members."""
+    return min((deadline for deadline, _ in deadlines(group)), default=None)
+
+
+def due(group: Group, monotonic_ms: int) -> tuple[Timeout, ...]:
+    """What has passed, earliest first. Each decision looks again: one may undo the reason of the next."""
+    passed = [(deadline, timeout) for deadline, timeout in deadlines(group) if deadline <= monotonic_ms]
+    return tuple(timeout for _, timeout in sorted(passed, key=lambda entry: entry[0]))
+
+
+def expired_offsets(group: Group, config: GroupConfig, now_ms: TimestampMs) -> tuple[TopicPartition, ...]:
+    """Offsets nobody can be expected to come back for.
+
+    | group                              | retention counts from                       |
+    |------------------------------------|---------------------------------------------|
+    | no protocol (a simple consumer)    | the commit                                  |
+    | Empty                              | when it became Empty; unknown: the commit   |
+    | Stable consumers, topics known     | the commit, and only topics not subscribed  |
+    | anything else                      | never                                       |
+
+    An explicit expiry of the commit goes before all of this; a partition with a pending
+    transactional offset is left alone. Source: KIP-211.
+    """
+    if not _may_expire(group):
+        return ()
+    topics = subscribed_topics(group)
+    base_ms = group.state_timestamp_ms if _counts_from_empty(group) else None
+    return tuple(
+        partition
+        for partition, offset in group.offsets.items()
+        if not is_subscribed(group, topics, partition.topic)
+        and not group.has_pending_offset(partition)
+        and _is_too_old(offset, base_ms, config.offsets_retention_ms, now_ms)
+    )
+
+
+def _may_expire(group: Group) -> bool:
+    if group.protocol_type is None or group.state is GroupState.EMPTY:
+        return True
+    knows_topics = group.uses_consumer_protocol and subscribed_topics(group) is not None
+    return knows_topics and group.state is GroupState.STABLE
+
+
+def _counts_from_empty(group: Group) -> bool:
+    return group.protocol_type is not None and group.state is GroupState.EMPTY
+
+
+def _is_too_old(
+    offset: CommittedOffset, base_ms: TimestampMs | None, retention_ms: int, now_ms: TimestampMs
+) -> bool:
+    if offset.expire_timestamp_ms is not None:
+        return now_ms >= offset.expire_timestamp_ms
+    return now_ms - (offset.commit_timestamp_ms if base_ms is None else base_ms) >= retention_ms
+
+
+def is_subscribed(group: Group, topics: SubscribedTopics, topic: str) -> bool:
+    """Does a member subscribe to `topic`? A consumer group whose topics cannot be read: assume so."""
+    return group.uses_consumer_protocol if topics is None else topic in topics

@@ -1,0 +1,234 @@
+"""JoinGroup: who may become, or stay, a member.
+
+no member id, dynamic   version 4+: an id is handed out, nothing else (KIP-394); before: a member
+no member id, static    a new member, or the instance's next incarnation, which fences the old (KIP-345)
+id that is pending      becomes a member
+id of a member          joins again; whether that rebalances depends on state and offers
+"""
+
+from dataclasses import replace
+
+from tallystick.broker.group.machine.commands import Env, Join, MemberIdRequired, Step
+from tallystick.broker.group.machine.draft import Draft, snapshot
+from tallystick.broker.group.machine.events import (
+    MemberAdded,
+    MemberPending,
+    MemberReplaced,
+    MembersRemoved,
+    MemberUpdated,
+    SyncsAnswered,
+)
+from tallystick.broker.group.machine.model import Group, GroupState, InstanceId, Member, Ticket
+from tallystick.broker.group.machine.rebalance import (
+    REBALANCING,
+    check_member,
+    complete_if_all_joined,
+    joined,
+    member_list,
+    prepare,
+    rebalance_or_complete,
+)
+from tallystick.kernel.codes import ErrorCode
+from tallystick.kernel.errors import Reject
+from tallystick.kernel.ids import MemberId
+from tallystick.kernel.limits import CLIENT_ID_SHOWN_MAX, GROUP_INSTANCE_ID_LENGTH_MAX
+
+
+def decide_join(group: Group | None, command: Join, env: Env) -> Step | Reject:
+    """Decide one JoinGroup.
+
+    A group that does not exist is created by a member without an id, and stored empty
+    before its first member is known, as Kafka does: later records presume it.
+
+    Rejects with: INVALID_SESSION_TIMEOUT, INVALID_REQUEST, UNKNOWN_MEMBER_ID, INCONSISTENT_GROUP_PROTOCOL,
+        GROUP_MAX_SIZE_REACHED, FENCED_INSTANCE_ID.
+    """
+    refusal = _check_session_timeout(command, env) or _check_instance_id(command)
+    if refusal is not None:
+        return refusal
+    known = group or Group(group_id=env.group_id, state_timestamp_ms=env.now.wall_ms)
+    if group is None and command.member_id is not None:
+        return Reject(ErrorCode.UNKNOWN_MEMBER_ID, f"group {env.group_id} does not exist")
+    if not _has_room(known, command.member_id, env.config.group_max_size):
+        return _turned_away(known, command, env)
+    names = frozenset(offered.name for offered in command.protocols)
+    if not known.supports_protocols(command.protocol_type, names):
+        return Reject(
+            ErrorCode.INCONSISTENT_GROUP_PROTOCOL,
+            f"member offers {command.protocol_type}:{sorted(names)}; "
+            f"group has {known.protocol_type}:{sorted(known.candidate_protocols())}",
+        )
+    draft = Draft(known, env)
+    if group is None:
+        draft.emit(snapshot(known))
+    if command.member_id is None:
+        return _join_new(draft, command)
+    if command.member_id in known.pending_members:
+        if command.instance_id is not None:
+            return Reject(ErrorCode.UNKNOWN_MEMBER_ID, "an id that is pending never belongs to an instance")
+        return _add(draft, command, command.member_id)
+    member = check_member(known, command.member_id, command.instance_id)
+    return member if isinstance(member, Reject) else _join_known(draft, command, member)
+
+
+def _check_session_timeout(command: Join, env: Env) -> Reject | None:
+    low, high = env.config.group_min_session_timeout_ms, env.config.group_max_session_timeout_ms
+    if low <= command.session_timeout_ms <= high:
+        return None
+    return Reject(
+        ErrorCode.INVALID_SESSION_TIMEOUT,
+        f"session timeout {command.session_timeout_ms} ms is outside {low}..{high}",
+    )
+
+
+def _check_instance_id(command: Join) -> Reject | None:
+    """Kafka has this in its clients alone; ours become part of member ids, and of what the log keeps."""
+    if command.instance_id is None or len(command.instance_id) <= GROUP_INSTANCE_ID_LENGTH_MAX:
+        return None
+    return Reject(
+        ErrorCode.INVALID_REQUEST,
+        f"group.instance.id has {len(command.instance_id)} characters;"
+        f" {GROUP_INSTANCE_ID_LENGTH_MAX} are allowed",
+    )
+
+
+def _has_room(group: Group, member_id: MemberId | None, most: int) -> bool:
+    """group.max.size. While members rejoin, the first `most` to come are kept, whoever they were."""
+    member = group.members.get(member_id) if member_id is not None else None
+    match group.state:
+        case GroupState.EMPTY | GroupState.DEAD:
+            return True
+        case GroupState.PREPARING_REBALANCE:
+            waiting = member is not None and member.awaiting_join is not None
+            return waiting or group.awaiting_join_count < most
+        case GroupState.COMPLETING_REBALANCE | GroupState.STABLE:
+            return member is not None or len(group.members) < most
+
+
+def _turned_away(group: Group, command: Join, env: Env) -> Step | Reject:
+    refusal = Reject(
+        ErrorCode.GROUP_MAX_SIZE_REACHED, f"group {group.group_id} has {env.config.group_max_size} members"
+    )
+    member_id = command.member_id
+    if member_id is None or not (member_id in group.members or member_id in group.pending_members):
+        return refusal
+    draft = Draft(group, env)
+    draft.emit(MembersRemoved(member_ids=(member_id,)))
+    complete_if_all_joined(draft)
+    return draft.step(refusal)
+
+
+def _join_new(draft: Draft, command: Join) -> Step:
+    client_id = command.client_id[:CLIENT_ID_SHOWN_MAX]
+    prefix = command.instance_id if command.instance_id is not None else client_id
+    new_id = MemberId(f"{prefix}-{draft.env.spare_id}")
+    if command.instance_id is not None:
+        owner = draft.group.member_of_instance(command.instance_id)
+        return _replace_static(draft, command, owner, new_id) if owner else _add(draft, command, new_id)
+    if not command.requires_known_member_id:
+        return _add(draft, command, new_id)
+    # KIP-394: no state is held for a member until it has proved that it received its id.
+    deadline = draft.env.now.deadline(command.session_timeout_ms)
+    draft.emit(MemberPending(member_id=new_id, deadline_ms=deadline))
+    return draft.step(MemberIdRequired(member_id=new_id))
+
+
+def _add(draft: Draft, command: Join, member_id: MemberId) -> Step:
+    """A new member, parked. It cannot heartbeat before it is answered, so it may wait for longer."""
+    env = draft.env
+    member = Member(
+        member_id=member_id,
+        instance_id=command.instance_id,
+        client_id=command.client_id,
+        client_host=command.client_host,
+        rebalance_timeout_ms=command.rebalance_timeout_ms,
+        session_timeout_ms=command.session_timeout_ms,
+        protocols=command.protocols,
+        session_deadline_ms=env.now.deadline(env.config.new_member_join_timeout_ms),
+        is_new=True,
+        awaiting_join=command.ticket,
+    )
+    draft.emit(MemberAdded(member=member, protocol_type=command.protocol_type))
+    rebalance_or_complete(draft)
+    return draft.step(None, own=command.ticket)
+
+
+def _join_known(draft: Draft, command: Join, member: Member) -> Step | Reject:
+    group = draft.group
+    same_offers = member.protocols == command.protocols
+    preparing = group.state is GroupState.PREPARING_REBALANCE
+    # A leader that joins a stable group wants to assign anew: what it watches may have changed.
+    assigns_anew = group.state is GroupState.STABLE and group.leader == member.member_id
+    if same_offers and not preparing and not assigns_anew:
+        # It probably missed the answer, and gets it again.
+        return draft.step(joined(group, member.member_id))
+    _update(draft, command, member, command.ticket)
+    rebalance_or_complete(draft)
+    return draft.step(None, own=command.ticket)
+
+
+def _update(draft: Draft, command: Join, member: Member, ticket: Ticket | None) -> None:
+    """Take over what the member says now; an older request of the same member is answered, not lost."""
+    draft.send(member.awaiting_join, REBALANCING)
+    draft.emit(
+        MemberUpdated(
+            member_id=member.member_id,
+            protocols=command.protocols,
+            rebalance_timeout_ms=command.rebalance_timeout_ms,
+            session_timeout_ms=command.session_timeout_ms,
+            ticket=ticket,
+        )
+    )
+
+
+def _replace_static(draft: Draft, command: Join, owner: Member, new_id: MemberId) -> Step:
+    """The instance's next incarnation takes the place, and the assignment, of the last one.
+
+    Stable and the same protocol would be chosen: no rebalance; the new id is stored and answered.
+
+    Source: KIP-345; KIP-814 for the leader's answer.
+    """
+    group, env = draft.group, draft.env
+    old_leader = group.leader
+    _fence(draft, owner)
+    draft.emit(
+        MemberReplaced(
+            old_member_id=owner.member_id,
+            new_member_id=new_id,
+            session_deadline_ms=env.now.deadline(command.session_timeout_ms),
+        )
+    )
+    successor = draft.group.members[new_id]
+    if group.state is not GroupState.STABLE:
+        _update(draft, command, successor, command.ticket)
+        if group.state is GroupState.COMPLETING_REBALANCE:
+            # The leader may be assigning to the old id right now: that assignment would reach nobody.
+            prepare(draft)
+        else:
+            complete_if_all_joined(draft)
+        return draft.step(None, own=command.ticket)
+    _update(draft, command, successor, None)
+    if draft.group.select_protocol() != group.protocol_name:
+        _update(draft, command, successor, command.ticket)
+        rebalance_or_complete(draft)
+        return draft.step(None, own=command.ticket)
+    draft.emit(snapshot(draft.group))
+    answer = joined(draft.group, new_id)
+    if command.supports_skip_assignment:
+        leads = draft.group.leader == new_id
+        members = member_list(draft.group) if leads else ()
+        return draft.step(replace(answer, members=members, skip_assignment=leads))
+    # An older client must not think it leads, or it would assign: it is told of the leader it replaced.
+    return draft.step(replace(answer, members=(), leader=old_leader))
+
+
+def _fence(draft: Draft, owner: Member) -> None:
+    """Whatever the old incarnation has parked is answered FENCED_INSTANCE_ID, at once."""
+    instance: InstanceId | None = owner.instance_id
+    fenced = Reject(ErrorCode.FENCED_INSTANCE_ID, f"{instance} joined again; {owner.member_id} is fenced")
+    draft.send(owner.awaiting_join, fenced)
+    draft.send(owner.awaiting_sync, fenced)
+    if owner.awaiting_sync is not None:
+        now = draft.env.now
+        deadlines = {owner.member_id: now.deadline(owner.session_timeout_ms)}
+        draft.emit(SyncsAnswered(session_deadlines_ms=deadlines))

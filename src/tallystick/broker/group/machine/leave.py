@@ -1,0 +1,119 @@
+"""Members go: by LeaveGroup, or because their time is up."""
+
+from tallystick.broker.group.machine.commands import (
+    DONE,
+    Env,
+    Leave,
+    LeavingMember,
+    Left,
+    SessionTimedOut,
+    Step,
+)
+from tallystick.broker.group.machine.draft import Draft
+from tallystick.broker.group.machine.events import GroupRevived
+from tallystick.broker.group.machine.expiry import session_deadline
+from tallystick.broker.group.machine.model import Group, GroupState
+from tallystick.broker.group.machine.rebalance import (
+    check_member,
+    complete_if_all_joined,
+    complete_join,
+    join_phase_timed_out,
+    prepare,
+    rebalance_or_complete,
+    remove_members,
+)
+from tallystick.kernel.codes import ErrorCode
+from tallystick.kernel.errors import Reject
+from tallystick.kernel.ids import MemberId
+
+NOTHING_TO_DO = Step(then_reply=DONE)
+
+
+def decide_leave(group: Group | None, command: Leave, env: Env) -> Step | Reject:
+    """Remove some members at once; each has an outcome of its own, and at most one rebalance follows."""
+    if group is None:
+        return Step(then_reply=Left(outcomes=(ErrorCode.UNKNOWN_MEMBER_ID,) * len(command.members)))
+    draft = Draft(group, env)
+    outcomes: list[ErrorCode | None] = []
+    for leaving in command.members:
+        found = _find(draft.group, leaving)
+        if isinstance(found, Reject):
+            outcomes.append(found.code)
+            continue
+        outcomes.append(None)
+        remove_members(draft, (found,), f"left the group: {leaving.reason or 'no reason given'}")
+    if None in outcomes:
+        match draft.group.state:
+            case GroupState.STABLE | GroupState.COMPLETING_REBALANCE:
+                # An id that was only pending is none of this generation's concern, but Kafka
+                # starts a rebalance for its leaving, too, and clients may count on it.
+                rebalance_or_complete(draft)
+            case GroupState.PREPARING_REBALANCE:
+                complete_if_all_joined(draft)
+            case GroupState.EMPTY | GroupState.DEAD:
+                pass
+    return draft.step(Left(outcomes=tuple(outcomes)))
+
+
+def _find(group: Group, leaving: LeavingMember) -> MemberId | Reject:
+    """Which member is meant? An administrator may name the instance alone (KIP-345)."""
+    if leaving.member_id is None:
+        owner = group.member_of_instance(leaving.instance_id) if leaving.instance_id is not None else None
+        if owner is None:
+            return Reject(ErrorCode.UNKNOWN_MEMBER_ID, f"no member is instance {leaving.instance_id}")
+        return owner.member_id
+    if leaving.member_id in group.pending_members:
+        return leaving.member_id
+    member = check_member(group, leaving.member_id, leaving.instance_id)
+    return member if isinstance(member, Reject) else member.member_id
+
+
+def decide_session_timeout(group: Group | None, command: SessionTimedOut, env: Env) -> Step:
+    """A session, or an id handed out and never used, ended. Looks again: time may have been extended."""
+    if group is None:
+        return NOTHING_TO_DO
+    deadline = session_deadline(group, command.member_id)
+    if deadline is None or deadline > env.now.monotonic_ms:
+        return NOTHING_TO_DO
+    draft = Draft(group, env)
+    was_member = command.member_id in group.members
+    remove_members(draft, (command.member_id,), "the session timed out")
+    if was_member and group.state in (GroupState.STABLE, GroupState.COMPLETING_REBALANCE):
+        rebalance_or_complete(draft)
+    elif group.state is GroupState.PREPARING_REBALANCE and draft.group.all_joined:
+        # Unlike a join or a leave, a death may also cut the initial delay short: so does Kafka.
+        complete_join(draft)
+    return draft.step(DONE)
+
+
+def decide_join_timeout(group: Group | None, env: Env) -> Step:
+    """The join phase is over, or the initial delay has another slice (KIP-62, KIP-134)."""
+    timer = group.join_timer if group is not None else None
+    if group is None or timer is None or timer.deadline_ms > env.now.monotonic_ms:
+        return NOTHING_TO_DO
+    draft = Draft(group, env)
+    join_phase_timed_out(draft)
+    return draft.step(DONE)
+
+
+def decide_sync_timeout(group: Group | None, env: Env) -> Step:
+    """Members that joined and never synced hold up a generation: without them, once more."""
+    deadline = group.sync_deadline_ms if group is not None else None
+    if group is None or deadline is None or deadline > env.now.monotonic_ms:
+        return NOTHING_TO_DO
+    draft = Draft(group, env)
+    late = tuple(member_id for member_id in group.members if member_id in group.pending_sync)
+    remove_members(draft, late, "no SyncGroup within the rebalance timeout")
+    prepare(draft)
+    return draft.step(DONE)
+
+
+def decide_revive(group: Group | None, env: Env) -> Step:
+    """After replay: a group larger than group.max.size is made to rebalance down to it."""
+    if group is None:
+        return NOTHING_TO_DO
+    draft = Draft(group, env)
+    draft.emit(GroupRevived(now=env.now))
+    if group.state is GroupState.STABLE and len(group.members) > env.config.group_max_size:
+        prepare(draft)
+    return draft.step(DONE)

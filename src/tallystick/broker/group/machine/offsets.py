@@ -1,0 +1,247 @@
+"""Offsets of a group: committed, deleted, expired; and the group's own end."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from tallystick.broker.group.machine.commands import (
+    DONE,
+    CommitOffsets,
+    CommitTxnOffsets,
+    DeleteGroup,
+    DeleteOffsets,
+    Env,
+    ForgetPartitions,
+    OffsetToCommit,
+    PerPartition,
+    Step,
+)
+from tallystick.broker.group.machine.events import (
+    DurableEvent,
+    Event,
+    GroupRemoved,
+    OffsetsCommitted,
+    OffsetsDeleted,
+    SessionExtended,
+)
+from tallystick.broker.group.machine.expiry import expired_offsets, is_subscribed
+from tallystick.broker.group.machine.model import CommittedOffset, Group, GroupState
+from tallystick.broker.group.machine.rebalance import REBALANCING, check_generation, check_member
+from tallystick.broker.group.machine.subscription import subscribed_topics
+from tallystick.kernel.codes import ErrorCode
+from tallystick.kernel.errors import Reject
+from tallystick.kernel.ids import INT64_MAX, MemberId, TimestampMs, TopicPartition
+
+_NOTHING_TO_DO = Step(then_reply=DONE)
+_ACTIVE = (GroupState.STABLE, GroupState.PREPARING_REBALANCE)
+
+
+def decide_commit(group: Group | None, command: CommitOffsets, env: Env) -> Step | Reject:
+    """Commit offsets of a member, or of a consumer that uses no group.
+
+    A commit proves that the member lives, and extends its session. During a rebalance
+    commits are welcome until the new generation exists: they are why clients commit
+    before they rejoin.
+
+    Rejects with: ILLEGAL_GENERATION, GROUP_ID_NOT_FOUND, UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID,
+        REBALANCE_IN_PROGRESS; per partition OFFSET_METADATA_TOO_LARGE.
+    """
+    if group is not None and group.state is not GroupState.EMPTY and _is_anonymous(command):
+        return Reject(
+            ErrorCode.UNKNOWN_MEMBER_ID, f"group {group.group_id} has members, and the commit names none"
+        )
+    refusal = _check_committer(group, command, env)
+    if refusal is not None:
+        return refusal
+    if group is not None and group.state is GroupState.COMPLETING_REBALANCE:
+        # It joined the new generation and still commits for the old one: the assignment may say otherwise.
+        return REBALANCING
+    refused = _too_long(command.offsets, env)
+    events: list[DurableEvent] = []
+    if len(refused) < len(command.offsets):
+        offsets = _offsets_to_store(command.offsets, refused, env, command.retention_ms)
+        events.append(OffsetsCommitted(group_id=env.group_id, offsets=offsets))
+    return Step(
+        append=tuple(events),
+        then_apply=(*events, *_session_extended(group, command, env)),
+        then_reply=PerPartition(refused=refused),
+    )
+
+
+def decide_commit_in_transaction(group: Group | None, command: CommitTxnOffsets, env: Env) -> Step | Reject:
+    """Have offsets wait for the end of a transaction.
+
+    Whoever names its member and generation is held to them, so that a member that was replaced cannot
+    commit for partitions that are another's now. A rebalance that is going on is no reason to refuse: the
+    generation tells who may commit, and until it changes the member's partitions are its own.
+
+    Source: KIP-447 "Fencing zombie"; ClassicGroup.validateOffsetCommit.
+    Rejects with: ILLEGAL_GENERATION, GROUP_ID_NOT_FOUND, UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID; per
+        partition OFFSET_METADATA_TOO_LARGE.
+    """
+    refusal = None if group is not None and _is_anonymous(command) else _check_committer(group, command, env)
+    if refusal is not None:
+        return refusal
+    refused = _too_long(command.offsets, env)
+    if len(refused) == len(command.offsets):
+        return Step(then_reply=PerPartition(refused=refused))
+    pending = OffsetsCommitted(
+        group_id=env.group_id,
+        offsets=_offsets_to_store(command.offsets, refused, env),
+        producer_id=command.identity.producer_id,
+    )
+    return Step(append=(pending,), then_apply=(pending,), then_reply=PerPartition(refused=refused))
+
+
+def _is_anonymous(command: CommitOffsets | CommitTxnOffsets) -> bool:
+    return command.generation is None and command.member_id is None and command.instance_id is None
+
+
+def _check_committer(
+    group: Group | None, command: CommitOffsets | CommitTxnOffsets, env: Env
+) -> Reject | None:
+    """May whoever commits do so for this generation? Without a group, or members, anybody without one may."""
+    if group is None:
+        if command.generation is None:
+            return None  # a simple group comes into being
+        code = ErrorCode.ILLEGAL_GENERATION
+        if command.knows_group_id_not_found:
+            code = ErrorCode.GROUP_ID_NOT_FOUND
+        return Reject(code, f"group {env.group_id} does not exist")
+    if command.generation is None and group.state is GroupState.EMPTY:
+        return None
+    # No id at all is the id of nobody, unless the instance it claims has another: then it is fenced.
+    member = check_member(group, command.member_id or MemberId(""), command.instance_id)
+    if isinstance(member, Reject):
+        return member
+    return check_generation(group, -1 if command.generation is None else command.generation)
+
+
+def _too_long(
+    offsets: Mapping[TopicPartition, OffsetToCommit], env: Env
+) -> Mapping[TopicPartition, ErrorCode]:
+    most = env.config.offset_metadata_max_bytes
+    refused = {
+        partition: ErrorCode.OFFSET_METADATA_TOO_LARGE
+        for partition, wanted in offsets.items()
+        # Kafka compares UTF-16 units, whatever the setting's name says.
+        if len(wanted.metadata) > most or len(wanted.metadata.encode("utf-16-le")) // 2 > most
+    }
+    return MappingProxyType(refused)
+
+
+def _offsets_to_store(
+    offsets: Mapping[TopicPartition, OffsetToCommit],
+    refused: Mapping[TopicPartition, ErrorCode],
+    env: Env,
+    retention_ms: int | None = None,
+) -> Mapping[TopicPartition, CommittedOffset]:
+    """What the record will hold: one with an expiry of its own has no room for epoch and topic id.
+
+    Some clients ask for a retention of Long.MAX_VALUE, which stands for ever.
+    """
+    now_ms = env.now.wall_ms
+    expire_ms = None if retention_ms is None else TimestampMs(min(now_ms + retention_ms, INT64_MAX))
+    return {
+        partition: CommittedOffset(
+            offset=wanted.offset,
+            leader_epoch=wanted.leader_epoch if expire_ms is None else None,
+            metadata=wanted.metadata,
+            commit_timestamp_ms=now_ms,
+            expire_timestamp_ms=expire_ms,
+            topic_id=wanted.topic_id if expire_ms is None else None,
+        )
+        for partition, wanted in offsets.items()
+        if partition not in refused
+    }
+
+
+def _session_extended(group: Group | None, command: CommitOffsets, env: Env) -> tuple[Event, ...]:
+    if group is None or command.member_id is None or group.state not in _ACTIVE:
+        return ()
+    member = group.members.get(command.member_id)
+    if member is None or member.is_new:
+        return ()
+    deadline = env.now.deadline(member.session_timeout_ms)
+    return (SessionExtended(member_id=member.member_id, session_deadline_ms=deadline),)
+
+
+def decide_delete_offsets(group: Group | None, command: DeleteOffsets, env: Env) -> Step | Reject:
+    """Delete offsets of topics that no member subscribes to.
+
+    An offset of an open transaction is part of what its client will commit: it stays, unless the operator
+    has chosen otherwise. Kafka deletes it (ADR 0023).
+
+    Rejects with: GROUP_ID_NOT_FOUND; NON_EMPTY_GROUP for members of a protocol we cannot read;
+        per partition GROUP_SUBSCRIBED_TO_TOPIC, POLICY_VIOLATION.
+    """
+    if group is None:
+        return Reject(ErrorCode.GROUP_ID_NOT_FOUND, f"group {env.group_id} does not exist")
+    if group.state is not GroupState.EMPTY and not group.uses_consumer_protocol:
+        return Reject(ErrorCode.NON_EMPTY_GROUP, f"group {group.group_id} is {group.state.value}")
+    topics = subscribed_topics(group)
+    refused: dict[TopicPartition, ErrorCode] = {}
+    for partition in command.partitions:
+        if is_subscribed(group, topics, partition.topic):
+            refused[partition] = ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC
+        elif group.has_pending_offset(partition) and not command.discards_pending:
+            refused[partition] = ErrorCode.POLICY_VIOLATION
+    known = frozenset(group.all_partitions())
+    gone = tuple(dict.fromkeys(p for p in command.partitions if p in known and p not in refused))
+    return _deletion(group, gone, PerPartition(refused=MappingProxyType(refused)))
+
+
+def decide_forget(group: Group | None, command: ForgetPartitions) -> Step:
+    """A topic was deleted: so are its offsets, that a namesake does not inherit them."""
+    if group is None:
+        return _NOTHING_TO_DO
+    gone = tuple(partition for partition in group.all_partitions() if partition.topic in command.topics)
+    return _deletion(group, gone, PerPartition())
+
+
+def _deletion(group: Group, gone: tuple[TopicPartition, ...], reply: PerPartition) -> Step:
+    if not gone:
+        return Step(then_reply=reply)
+    deleted = OffsetsDeleted(group_id=group.group_id, partitions=gone)
+    return Step(append=(deleted,), then_apply=(deleted,), then_reply=reply)
+
+
+def decide_delete_group(group: Group | None, command: DeleteGroup, env: Env) -> Step | Reject:
+    """Delete an empty group with all its offsets; not while a transaction has some of them open (ADR 0023).
+
+    Rejects with: GROUP_ID_NOT_FOUND, NON_EMPTY_GROUP, POLICY_VIOLATION.
+    """
+    if group is None:
+        return Reject(ErrorCode.GROUP_ID_NOT_FOUND, f"group {env.group_id} does not exist")
+    if group.state is not GroupState.EMPTY:
+        return Reject(ErrorCode.NON_EMPTY_GROUP, f"group {group.group_id} is {group.state.value}")
+    if group.pending_offsets and not command.discards_pending:
+        producers = ", ".join(map(str, group.pending_offsets))
+        return Reject(
+            ErrorCode.POLICY_VIOLATION,
+            f"group {group.group_id} has offsets in open transactions of producers {producers}",
+        )
+    return _removal(group, tuple(group.all_partitions()))
+
+
+def decide_expire(group: Group | None, env: Env) -> Step:
+    """Expire offsets; a group that is empty and has nothing left ends with them.
+
+    An id handed out keeps the group, which Kafka would remove under its owner's feet.
+    """
+    if group is None:
+        return _NOTHING_TO_DO
+    gone = expired_offsets(group, env.config, env.now.wall_ms)
+    all_gone = len(gone) == len(group.offsets) and not group.pending_offsets
+    if all_gone and group.state is GroupState.EMPTY and not group.pending_members:
+        return _removal(group, gone)
+    if not gone:
+        return _NOTHING_TO_DO
+    deleted = OffsetsDeleted(group_id=group.group_id, partitions=gone)
+    return Step(append=(deleted,), then_apply=(deleted,), then_reply=DONE)
+
+
+def _removal(group: Group, partitions: tuple[TopicPartition, ...]) -> Step:
+    events: tuple[DurableEvent, ...] = (GroupRemoved(group_id=group.group_id),)
+    if partitions:
+        events = (OffsetsDeleted(group_id=group.group_id, partitions=partitions), *events)
+    return Step(append=events, then_apply=events, then_reply=DONE)

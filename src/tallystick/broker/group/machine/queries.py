@@ -1,0 +1,109 @@
+"""Reading groups: what ListGroups, DescribeGroups and OffsetFetch are answered from."""
+
+from collections.abc import Iterable
+from typing import Final
+from uuid import UUID
+
+from tallystick.broker.group.machine.model import CommittedOffset, Group, GroupState, InstanceId, Offsets
+from tallystick.kernel.codes import ErrorCode
+from tallystick.kernel.errors import Reject
+from tallystick.kernel.ids import GroupId, MemberId, TopicPartition
+from tallystick.kernel.value import frozen
+
+# Kafka has consumer, share and streams groups besides; here every group is a classic one.
+GROUP_TYPE: Final = "classic"
+
+
+@frozen(kw_only=True)
+class ListedGroup:
+    group_id: GroupId
+    protocol_type: str
+    state: GroupState
+
+
+@frozen(kw_only=True)
+class DescribedMember:
+    member_id: MemberId
+    instance_id: InstanceId | None
+    client_id: str
+    client_host: str
+    metadata: bytes
+    assignment: bytes
+
+
+@frozen(kw_only=True)
+class DescribedGroup:
+    """A group as an administrator sees it; `protocol_name` and the members' bytes only when Stable."""
+
+    group_id: GroupId
+    state: GroupState
+    protocol_type: str
+    protocol_name: str
+    members: tuple[DescribedMember, ...]
+
+
+def list_groups(
+    groups: Iterable[Group], states: frozenset[str], types: frozenset[str]
+) -> tuple[ListedGroup, ...]:
+    """Groups in one of `states` and of one of `types`; an empty filter lets all pass.
+
+    Names are compared without case (KIP-518, KIP-848).
+    """
+    wanted_states = frozenset(name.lower() for name in states)
+    wanted_types = frozenset(name.lower() for name in types)
+    if wanted_types and GROUP_TYPE.lower() not in wanted_types:
+        return ()
+    return tuple(
+        ListedGroup(group_id=group.group_id, protocol_type=group.protocol_type or "", state=group.state)
+        for group in groups
+        if not wanted_states or group.state.value.lower() in wanted_states
+    )
+
+
+def describe(group: Group) -> DescribedGroup:
+    """Before a group is Stable its subscriptions belong to a protocol not yet chosen: they stay out."""
+    stable = group.state is GroupState.STABLE
+    protocol = group.protocol_name if stable else None
+    return DescribedGroup(
+        group_id=group.group_id,
+        state=group.state,
+        protocol_type=group.protocol_type or "",
+        protocol_name=protocol or "",
+        members=tuple(
+            DescribedMember(
+                member_id=member.member_id,
+                instance_id=member.instance_id,
+                client_id=member.client_id,
+                client_host=member.client_host,
+                metadata=(member.metadata(protocol) or b"") if stable else b"",
+                assignment=member.assignment,
+            )
+            for member in group.members.values()
+        ),
+    )
+
+
+def fetch_offset(
+    group: Group | None, partition: TopicPartition, *, topic_id: UUID | None, require_stable: bool
+) -> CommittedOffset | Reject | None:
+    """The committed offset of one partition; None when there is none.
+
+    Args:
+        topic_id: of the topic that has the name now. An offset committed to an earlier topic of that name
+            is not this topic's.
+        require_stable: refuse while a transaction may still change it (KIP-447).
+    Rejects with: UNSTABLE_OFFSET_COMMIT.
+    """
+    if group is None:
+        return None
+    if require_stable and group.has_pending_offset(partition):
+        return Reject(ErrorCode.UNSTABLE_OFFSET_COMMIT, f"{partition} has an offset in an open transaction")
+    offset = group.offsets.get(partition)
+    if offset is None or (topic_id and offset.topic_id and topic_id != offset.topic_id):
+        return None
+    return offset
+
+
+def committed(group: Group | None) -> Offsets:
+    """Every committed offset of a group."""
+    return {} if group is None else group.offsets

@@ -1,0 +1,234 @@
+"""From "somebody came or went" to a new generation: the join phase.
+
+Every function takes a Draft, emits events and answers parked requests. Which call leads
+to which is Kafka's cascade:
+
+    member added, updated   -> rebalance_or_complete
+    member gone             -> rebalance_or_complete, or complete_if_all_joined while preparing
+    rebalance_or_complete   -> prepare, or complete_if_all_joined
+    prepare                 -> complete_join when everyone is parked already
+    timer                   -> complete_join, or another slice of the initial delay
+"""
+
+from typing import Final
+
+from tallystick.broker.group.machine.commands import Joined, JoinedMember
+from tallystick.broker.group.machine.draft import Draft, snapshot
+from tallystick.broker.group.machine.events import (
+    GenerationStarted,
+    JoinTimerSet,
+    LeaderElected,
+    MembersRemoved,
+    RebalancePrepared,
+    SyncsAnswered,
+)
+from tallystick.broker.group.machine.model import (
+    PREVIOUS_STATES,
+    Generation,
+    Group,
+    GroupState,
+    InstanceId,
+    JoinTimer,
+    Member,
+)
+from tallystick.kernel.check import check
+from tallystick.kernel.codes import ErrorCode
+from tallystick.kernel.errors import Reject
+from tallystick.kernel.ids import MemberId
+
+# When only absent static members are left, the next look is this far away at least: a member may
+# have asked for a rebalance timeout of 0.
+REJOIN_WAIT_MS_MIN: Final = 1_000
+
+REBALANCING: Final = Reject(ErrorCode.REBALANCE_IN_PROGRESS, "the group is rebalancing: join again")
+
+
+def check_member(group: Group, member_id: MemberId, instance_id: InstanceId | None) -> Member | Reject:
+    """Who speaks? A static member is known by its instance, and only its latest member id may speak.
+
+    Source: KIP-345, fencing of duplicate members.
+    Rejects with: UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID.
+    """
+    member = group.members.get(member_id)
+    if instance_id is not None and (member is None or member.instance_id != instance_id):
+        owner = group.member_of_instance(instance_id)
+        if owner is None:
+            return Reject(ErrorCode.UNKNOWN_MEMBER_ID, f"no member has group.instance.id {instance_id}")
+        return Reject(
+            ErrorCode.FENCED_INSTANCE_ID,
+            f"{instance_id} belongs to member {owner.member_id}, not {member_id}",
+        )
+    if member is None:
+        return Reject(ErrorCode.UNKNOWN_MEMBER_ID, f"group {group.group_id} has no member {member_id}")
+    return member
+
+
+def check_generation(group: Group, generation: int) -> Reject | None:
+    if generation == group.generation:
+        return None
+    return Reject(
+        ErrorCode.ILLEGAL_GENERATION,
+        f"generation {generation}; group {group.group_id} is at {group.generation}",
+    )
+
+
+def member_list(group: Group) -> tuple[JoinedMember, ...]:
+    """All members, as the leader needs them to assign."""
+    return tuple(
+        JoinedMember(
+            member_id=member.member_id,
+            instance_id=member.instance_id,
+            metadata=member.metadata(group.protocol_name) or b"",
+        )
+        for member in group.members.values()
+    )
+
+
+def joined(group: Group, member_id: MemberId) -> Joined:
+    """The answer to a JoinGroup for the current generation; the leader also gets the members."""
+    leads = group.leader == member_id
+    return Joined(
+        member_id=member_id,
+        generation=group.generation,
+        protocol_type=group.protocol_type,
+        protocol_name=group.protocol_name,
+        leader=group.leader,
+        members=member_list(group) if leads else (),
+    )
+
+
+def rebalance_or_complete(draft: Draft) -> None:
+    """Start a rebalance where one can start; else see whether the one going on is complete."""
+    if draft.group.state in PREVIOUS_STATES[GroupState.PREPARING_REBALANCE]:
+        prepare(draft)
+    else:
+        complete_if_all_joined(draft)
+
+
+def prepare(draft: Draft) -> None:
+    """Begin the join phase.
+
+    Members that wait for an assignment are sent back to join. The first rebalance of an
+    empty group waits a little, so that consumers started together are assigned together (KIP-134).
+    """
+    group, env = draft.group, draft.env
+    if group.state is GroupState.COMPLETING_REBALANCE:
+        answer_syncs(draft, REBALANCING)
+    if group.state is GroupState.EMPTY:
+        delay_ms = env.config.group_initial_rebalance_delay_ms
+        timer = JoinTimer(
+            deadline_ms=env.now.deadline(delay_ms),
+            delay_ms=delay_ms,
+            remaining_ms=max(group.rebalance_timeout_ms - delay_ms, 0),
+        )
+    else:
+        timer = JoinTimer(deadline_ms=env.now.deadline(group.rebalance_timeout_ms))
+    draft.emit(RebalancePrepared(state_timestamp_ms=env.now.wall_ms, join_timer=timer))
+    complete_if_all_joined(draft)
+
+
+def answer_syncs(draft: Draft, refusal: Reject) -> None:
+    """Answer every parked SyncGroup with `refusal` and let those sessions run again."""
+    waiting = [member for member in draft.group.members.values() if member.awaiting_sync is not None]
+    for member in waiting:
+        draft.send(member.awaiting_sync, refusal)
+    if waiting:
+        now = draft.env.now
+        deadlines = {member.member_id: now.deadline(member.session_timeout_ms) for member in waiting}
+        draft.emit(SyncsAnswered(session_deadlines_ms=deadlines))
+
+
+def complete_if_all_joined(draft: Draft) -> None:
+    """End the join phase early when nobody is missing; the initial delay is never cut short."""
+    group = draft.group
+    preparing = group.state is GroupState.PREPARING_REBALANCE
+    initial = group.join_timer is not None and group.join_timer.is_initial
+    if preparing and not initial and group.all_joined:
+        complete_join(draft)
+
+
+def join_phase_timed_out(draft: Draft) -> None:
+    """The join timer fired: one more slice of the initial delay, or the phase ends."""
+    timer = draft.group.join_timer
+    check(timer is not None, "a join phase has a timer")
+    assert timer is not None
+    if timer.delay_ms is None or not draft.group.new_member_added or not timer.remaining_ms:
+        complete_join(draft)
+        return
+    delay_ms = min(draft.env.config.group_initial_rebalance_delay_ms, timer.remaining_ms)
+    remaining_ms = max(timer.remaining_ms - timer.delay_ms, 0)
+    deadline = draft.env.now.deadline(delay_ms)
+    draft.emit(
+        JoinTimerSet(join_timer=JoinTimer(deadline_ms=deadline, delay_ms=delay_ms, remaining_ms=remaining_ms))
+    )
+
+
+def complete_join(draft: Draft) -> None:
+    """End the join phase: drop who did not come, elect a leader, start the next generation.
+
+    Static members that did not come stay: their session timeout decides, not the rebalance (KIP-345).
+    """
+    missing = tuple(
+        member.member_id
+        for member in draft.group.members.values()
+        if member.awaiting_join is None and not member.is_static
+    )
+    if missing:
+        draft.emit(MembersRemoved(member_ids=missing))
+    group, env = draft.group, draft.env
+    if not group.members:
+        draft.emit(
+            snapshot(
+                group,
+                generation=Generation(group.generation + 1),
+                state_timestamp_ms=env.now.wall_ms,
+            )
+        )
+        return
+    if not _elect_leader_who_joined(draft):
+        # Only static members are left, and none came back: wait for one, or for their sessions to end.
+        deadline = env.now.deadline(max(group.rebalance_timeout_ms, REJOIN_WAIT_MS_MIN))
+        draft.emit(JoinTimerSet(join_timer=JoinTimer(deadline_ms=deadline)))
+        return
+    _start_generation(draft)
+
+
+def _elect_leader_who_joined(draft: Draft) -> bool:
+    group = draft.group
+    leader = group.members.get(group.leader) if group.leader is not None else None
+    if leader is not None and leader.awaiting_join is not None:
+        return True
+    present = next((m for m in group.members.values() if m.awaiting_join is not None), None)
+    if present is None:
+        return False
+    draft.emit(LeaderElected(member_id=present.member_id))
+    return True
+
+
+def _start_generation(draft: Draft) -> None:
+    group, env = draft.group, draft.env
+    protocol = group.select_protocol()
+    check(protocol is not None, f"group {group.group_id}: members without a common protocol were let in")
+    assert protocol is not None
+    waiting = [(member.member_id, member.awaiting_join) for member in group.members.values()]
+    draft.emit(
+        GenerationStarted(
+            generation=Generation(group.generation + 1),
+            protocol_name=protocol,
+            now=env.now,
+            sync_deadline_ms=env.now.deadline(group.rebalance_timeout_ms),
+        )
+    )
+    for member_id, ticket in waiting:
+        draft.send(ticket, joined(draft.group, member_id))
+
+
+def remove_members(draft: Draft, member_ids: tuple[MemberId, ...], reason: str) -> None:
+    """Members go. One that is parked is told UNKNOWN_MEMBER_ID, so that it joins afresh if it lives."""
+    gone = Reject(ErrorCode.UNKNOWN_MEMBER_ID, reason)
+    for member_id in member_ids:
+        member = draft.group.members.get(member_id)
+        if member is not None:
+            draft.send(member.awaiting_join, gone)
+            draft.send(member.awaiting_sync, gone)
+    draft.emit(MembersRemoved(member_ids=member_ids))

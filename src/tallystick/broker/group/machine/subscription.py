@@ -1,0 +1,54 @@
+"""The topics a group of consumers subscribes to: the one thing of theirs the broker reads.
+
+Metadata and assignments are the clients' own. Of the "consumer" protocol all versions begin
+with `int16 version, [string] topics`, and the broker needs the topics to know whose offsets are
+in use.
+"""
+
+import struct
+from typing import Final
+
+from tallystick.broker.group.machine.model import Group
+
+SubscribedTopics = frozenset[str] | None
+
+_INT16: Final = struct.Struct(">h")
+_INT32: Final = struct.Struct(">i")
+
+
+def subscribed_topics(group: Group) -> SubscribedTopics:
+    """Topics all members together subscribe to; None when they cannot be known.
+
+    Cost: reads every member's metadata.
+    """
+    if not group.uses_consumer_protocol:
+        return None
+    topics: set[str] = set()
+    for member in group.members.values():
+        metadata = member.metadata(group.protocol_name)
+        read = None if metadata is None else read_topics(metadata)
+        if read is None:
+            return None
+        topics.update(read)
+    return frozenset(topics)
+
+
+def read_topics(metadata: bytes) -> tuple[str, ...] | None:
+    """The topics at the head of a consumer subscription; None when these are not such bytes."""
+    try:
+        (count,) = _INT32.unpack_from(metadata, 2)
+        at = 6
+        topics = []
+        # Every name takes two bytes at least, so a count above the bytes left is a lie.
+        if not 0 <= count <= (len(metadata) - at) // 2:
+            return None
+        for _ in range(count):
+            (length,) = _INT16.unpack_from(metadata, at)
+            at += 2
+            if not 0 <= length <= len(metadata) - at:
+                return None
+            topics.append(metadata[at : at + length].decode())
+            at += length
+    except (struct.error, UnicodeDecodeError):
+        return None
+    return tuple(topics)

@@ -1,0 +1,92 @@
+"""SyncGroup and Heartbeat: members of a generation get their assignment and stay alive."""
+
+from tallystick.broker.group.machine.commands import DONE, Env, Heartbeat, Step, Sync, Synced
+from tallystick.broker.group.machine.draft import Draft, snapshot
+from tallystick.broker.group.machine.events import SessionExtended, SyncReceived, SyncsAnswered
+from tallystick.broker.group.machine.model import Group, GroupState, Member
+from tallystick.broker.group.machine.rebalance import REBALANCING, check_generation, check_member
+from tallystick.kernel.codes import ErrorCode
+from tallystick.kernel.errors import Reject
+from tallystick.kernel.ids import MemberId
+
+
+def decide_sync(group: Group | None, command: Sync, env: Env) -> Step | Reject:
+    """Park until the leader has assigned; the leader's own request ends the waiting for all.
+
+    The assignment is stored before anybody hears of it: after a restart every member
+    finds the generation it was told about.
+
+    Rejects with: UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID, ILLEGAL_GENERATION,
+        INCONSISTENT_GROUP_PROTOCOL, REBALANCE_IN_PROGRESS.
+    """
+    if group is None or group.state is GroupState.EMPTY:
+        return Reject(ErrorCode.UNKNOWN_MEMBER_ID, f"group {env.group_id} has no members")
+    member = check_member(group, command.member_id, command.instance_id)
+    if isinstance(member, Reject):
+        return member
+    refusal = check_generation(group, command.generation) or _check_protocol(group, command)
+    if refusal is not None:
+        return refusal
+    if group.state is GroupState.PREPARING_REBALANCE:
+        return REBALANCING
+    draft = Draft(group, env)
+    if group.state is GroupState.STABLE:
+        draft.emit(SyncReceived(member_id=member.member_id, ticket=None))
+        return draft.step(_synced(group, member))
+    draft.send(member.awaiting_sync, REBALANCING)
+    draft.emit(SyncReceived(member_id=member.member_id, ticket=command.ticket))
+    if group.leader == member.member_id:
+        _store_assignment(draft, dict(command.assignments))
+    return draft.step(None, own=command.ticket)
+
+
+def _check_protocol(group: Group, command: Sync) -> Reject | None:
+    """KIP-559: a member that believes in another protocol must not get this one's bytes."""
+    for said, known in (
+        (command.protocol_type, group.protocol_type),
+        (command.protocol_name, group.protocol_name),
+    ):
+        if said is not None and known is not None and said != known:
+            return Reject(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, f"member says {said}, group has {known}")
+    return None
+
+
+def _synced(group: Group, member: Member) -> Synced:
+    return Synced(
+        protocol_type=group.protocol_type,
+        protocol_name=group.protocol_name,
+        assignment=member.assignment,
+    )
+
+
+def _store_assignment(draft: Draft, assignments: dict[MemberId, bytes]) -> None:
+    """Members the leader forgot get an empty assignment; ids it invented are ignored."""
+    draft.emit(snapshot(draft.group, assignments=assignments, state_timestamp_ms=draft.env.now.wall_ms))
+    group, now = draft.group, draft.env.now
+    waiting = [member for member in group.members.values() if member.awaiting_sync is not None]
+    for member in waiting:
+        draft.send(member.awaiting_sync, _synced(group, member))
+    # Sessions did not run while these were parked; they start afresh.
+    deadlines = {member.member_id: now.deadline(member.session_timeout_ms) for member in waiting}
+    draft.emit(SyncsAnswered(session_deadlines_ms=deadlines))
+
+
+def decide_heartbeat(group: Group | None, command: Heartbeat, env: Env) -> Step | Reject:
+    """Keep a session alive; while a rebalance waits for the member, tell it so.
+
+    Rejects with: UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID, ILLEGAL_GENERATION; answers
+        REBALANCE_IN_PROGRESS, and extends the session all the same.
+    """
+    if group is None or group.state is GroupState.EMPTY:
+        return Reject(ErrorCode.UNKNOWN_MEMBER_ID, f"group {env.group_id} has no members")
+    member = check_member(group, command.member_id, command.instance_id)
+    if isinstance(member, Reject):
+        return member
+    refusal = check_generation(group, command.generation)
+    if refusal is not None:
+        return refusal
+    draft = Draft(group, env)
+    deadline = env.now.deadline(member.session_timeout_ms)
+    draft.emit(SessionExtended(member_id=member.member_id, session_deadline_ms=deadline))
+    preparing = group.state is GroupState.PREPARING_REBALANCE
+    return draft.step(REBALANCING if preparing else DONE)

@@ -1,0 +1,132 @@
+"""Finalized feature levels: what clients may rely on, kept in the metadata store (KIP-584, KIP-1022).
+
+One feature is here, `transaction.version`: 0 and 1 are the protocol of KIP-98 and differ in the form of the
+log's records alone, 2 moves the epoch with every end (KIP-890), and KIP-939 needs it. A client learns the
+level from ApiVersions, with an epoch that grows by one with every change: it recognises an older answer.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+from enum import IntEnum
+from types import MappingProxyType
+from typing import Final
+
+from tallystick.broker.metadata.store import MetadataStore, MetadataUnusable
+from tallystick.broker.metadata.worker import Worker
+from tallystick.kernel.codes import ErrorCode
+from tallystick.kernel.errors import Reject
+from tallystick.kernel.value import frozen
+
+TRANSACTION_VERSION: Final = "transaction.version"
+
+
+@frozen
+class LevelRange:
+    """The levels this version of the broker has."""
+
+    lowest: int
+    highest: int
+
+    def __contains__(self, level: int) -> bool:
+        return self.lowest <= level <= self.highest
+
+
+# A new data directory begins at the highest.
+SUPPORTED: Final[Mapping[str, LevelRange]] = MappingProxyType({TRANSACTION_VERSION: LevelRange(0, 2)})
+
+
+class UpgradeType(IntEnum):
+    """Which way a level may move; the numbers are the wire's."""
+
+    UPGRADE = 1
+    SAFE_DOWNGRADE = 2
+    UNSAFE_DOWNGRADE = 3
+
+
+@frozen
+class FeatureUpdate:
+    """What somebody wants of one feature; `upgrade_type` None: a number nobody knows."""
+
+    feature: str
+    level: int
+    upgrade_type: UpgradeType | None
+
+
+def check_update(finalized: Mapping[str, int], update: FeatureUpdate) -> Reject | None:
+    """May the level move from where it is, as far as the request alone tells?
+
+    Source: FeatureControlManager.updateFeature.
+    """
+    why = None
+    supported = SUPPORTED.get(update.feature)
+    now = finalized.get(update.feature, 0)
+    if update.upgrade_type is None:
+        why = "the upgrade type is none that this broker knows"
+    elif supported is None:
+        why = "this broker does not have the feature"
+    elif update.level not in supported:
+        why = f"this broker has levels {supported.lowest} to {supported.highest}"
+    elif update.level < now and update.upgrade_type is UpgradeType.UPGRADE:
+        why = f"it is at {now}, and the upgrade type allows no downgrade"
+    elif update.level > now and update.upgrade_type is not UpgradeType.UPGRADE:
+        why = f"it is at {now}, and the upgrade type is a downgrade"
+    if why is None:
+        return None
+    return Reject(
+        ErrorCode.INVALID_UPDATE_VERSION, f"{update.feature} cannot be set to {update.level}: {why}"
+    )
+
+
+Lowering = Callable[[int], AbstractAsyncContextManager[Reject | None]]
+
+
+class Features:
+    """The levels of this broker. Owned by it; lives on the loop."""
+
+    def __init__(self, store: MetadataStore, worker: Worker, lowering: Lowering) -> None:
+        """Raises: MetadataUnusable, when a level was finalized that this version does not have.
+
+        Args:
+        lowering: entered before `transaction.version` goes down to a level: says why it must not, and
+            keeps what it says true until it is left.
+        """
+        self._store = store
+        self._worker = worker
+        self._lowering = lowering
+        self._lock = asyncio.Lock()
+        self.epoch, stored = store.features()
+        for name, level in stored.items():
+            if name not in SUPPORTED or level not in SUPPORTED[name]:
+                raise MetadataUnusable(
+                    f"feature {name} is finalized at {level}, which this version does not have"
+                )
+        self.finalized: Mapping[str, int] = MappingProxyType(
+            {name: stored.get(name, levels.highest) for name, levels in SUPPORTED.items()}
+        )
+
+    @property
+    def transaction_version(self) -> int:
+        """0, 1 or 2."""
+        return self.finalized[TRANSACTION_VERSION]
+
+    async def update(self, updates: Sequence[FeatureUpdate], *, validate_only: bool = False) -> Reject | None:
+        """Set all levels, or, with a reason, none [MET-1].
+
+        Lowering is refused, in either way of it, where it would lose what the lower level cannot say: a
+        transaction that was prepared must not come to time out because an administrator tries something.
+        """
+        async with self._lock:
+            for update in updates:
+                refused = check_update(self.finalized, update)
+                if refused is not None:
+                    return refused
+            levels = {**self.finalized, **{update.feature: update.level for update in updates}}
+            level = levels[TRANSACTION_VERSION]
+            held = self._lowering(level) if level < self.transaction_version else nullcontext(None)
+            async with held as refused:
+                if refused is None and levels != self.finalized and not validate_only:
+                    epoch = self.epoch + 1
+                    await self._worker.run(lambda: self._store.set_features(epoch, levels))
+                    self.epoch, self.finalized = epoch, MappingProxyType(levels)
+                return refused

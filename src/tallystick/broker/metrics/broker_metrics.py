@@ -1,0 +1,391 @@
+"""What this broker measures of itself: every metric by name, and one walk that reads all gauges.
+
+One walk over partitions and transactional ids, and not one a gauge: a scrape of 10,000 partitions looks at
+each once. The walk yields after every few hundred, and what it shows was true when it looked; between two of
+its looks transactions come and go. Leader and coordinator are one process here, so a partition's open
+transaction is matched with the coordinator's at that moment. Kafka's leader cannot do that, hence
+
+* a late transaction of two-phase commit, which only its client may end, is counted apart from the others;
+* a transaction that no coordinator knows shows up at once, not after transaction.max.timeout.ms.
+
+Source: KIP-664 "Metrics", KIP-939 "Metric Changes"; Kafka 4.3: ReplicaManager, Partition.
+"""
+
+from collections import Counter as Tally
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from typing import Final, Protocol
+
+from tallystick.broker.metrics.registry import Counter, Reading, Registry, Sample, counter, gauge, of_kafka
+from tallystick.broker.partitions.partition import Partition
+from tallystick.broker.partitions.topics import GROUP_OFFSETS, TRANSACTION_STATE
+from tallystick.broker.txn.machine.consistency import Loss
+from tallystick.broker.txn.machine.model import (
+    Decided,
+    ForcedCause,
+    ForcedOutcome,
+    Ongoing,
+    TxnEntry,
+    TxnState,
+)
+from tallystick.kernel.errors import Reject
+from tallystick.kernel.ids import Identity, ProducerEpoch, ProducerId, TimestampMs
+from tallystick.kernel.value import frozen
+from tallystick.storage.producers import LATE_TRANSACTION_BUFFER_MS, ProducerState
+
+# Partitions, transactions or ids looked at between two chances for the loop.
+SLICE: Final = 256
+
+_REPLICAS: Final = "kafka.server:type=ReplicaManager,name="
+_STATES: Final = "kafka.coordinator.transaction:type=TransactionStateManager,name="
+_PARTITION: Final = "kafka.cluster:type=Partition,name="
+_BY_PARTITION: Final = ("topic", "partition")
+
+# ---- partitions
+PARTITIONS: Final = of_kafka(f"{_REPLICAS}PartitionCount", "Partitions, internal topics included.")
+PRODUCER_IDS: Final = of_kafka(
+    f"{_REPLICAS}ProducerIdCount", "Producer ids known in partitions, one counted in each."
+)
+LSO_LAG: Final = of_kafka(
+    f"{_PARTITION}LastStableOffsetLag",
+    "Offsets that read_committed clients cannot see yet: high watermark minus last stable offset.",
+    _BY_PARTITION,
+)
+OPEN_DURATION: Final = of_kafka(
+    f"{_PARTITION}MaxActiveTransactionDuration",
+    "Age in ms of the oldest transaction open in a partition (KIP-664).",
+    _BY_PARTITION,
+)
+LSO_LAG_MAX: Final = of_kafka(
+    f"{_REPLICAS}MaxLastStableOffsetLag", "The greatest LastStableOffsetLag of any partition (KIP-664)."
+)
+LATE: Final = of_kafka(
+    f"{_REPLICAS}PartitionsWithLateTransactionsCount",
+    "Partitions where a transaction is open that was last written to more than transaction.max.timeout.ms "
+    "and 5 minutes ago, without those of two-phase commit.",
+)
+LATE_TWO_PHASE: Final = gauge(
+    "partitions_with_late_two_phase_transactions",
+    "Partitions with a transaction as late, that has no timeout: only its client, or force, ends it.",
+)
+HANGING: Final = gauge(
+    "hanging_transactions",
+    "Transactions open in a partition that the coordinator does not have there: nothing will ever end them.",
+)
+HELD_BACK: Final = gauge(
+    "retention_held_back_bytes",
+    "What retention would have deleted but for open transactions, in whole segments.",
+)
+HELD_BACK_PARTITIONS: Final = gauge(
+    "retention_held_back_partitions", "Partitions where an open transaction holds retention back."
+)
+
+# ---- coordinator
+OPEN_TIME_MAX: Final = of_kafka(
+    f"{_STATES}ActiveTransactionOpenTimeMaxMs",
+    "Age in ms of the oldest open transaction, two-phase ones included (KIP-939).",
+)
+IDS: Final = gauge("transactional_ids", "Transactional ids by state.", ("state",))
+IN_DOUBT: Final = gauge(
+    "in_doubt_transactions",
+    "Open transactions of two-phase commit; the broker cannot tell which of them are prepared.",
+)
+IN_DOUBT_OPEN_TIME_MAX: Final = gauge(
+    "in_doubt_transaction_open_time_max_ms", "Age in ms of the oldest open transaction of two-phase commit."
+)
+KEPT: Final = gauge(
+    "kept_transactions",
+    "Open transactions whose client restarted, asked to keep them, and has yet to decide.",
+)
+UNMARKED_TIME_MAX: Final = gauge(
+    "decided_transaction_time_max_ms",
+    "Time in ms since the oldest decision that has not reached every partition yet.",
+)
+OFFLINE: Final = gauge(
+    "transaction_log_offline_partitions",
+    "Partitions of __transaction_state whose last append may or may not be there, until they are read back.",
+)
+OFFSETS_OFFLINE: Final = gauge(
+    "offsets_log_offline_partitions",
+    "Partitions of __consumer_offsets whose last append may or may not be there, until they are read back.",
+)
+
+# ---- the last start, where it was unclean
+HANGING_AT_START: Final = gauge(
+    "start_hanging_transactions", "Hanging transactions that the comparison at the last start has listed."
+)
+LOST_AT_START: Final = gauge(
+    "start_lost_offsets",
+    "Offsets gone from below acknowledged commits, found by the comparison at the last start.",
+)
+
+# ---- disk
+RESERVE: Final = gauge(
+    "reserve_bytes", "Disk space held for markers and internal topics (log.reserve.bytes)."
+)
+RESERVE_MISSING: Final = gauge(
+    "reserve_missing_bytes", "What the reserve lacks; while it lacks any, data is refused."
+)
+
+# ---- topics
+TOPICS_TO_DELETE: Final = of_kafka(
+    "kafka.controller:type=KafkaController,name=TopicsToDeleteCount",
+    "Topics that are deleted and whose names are not free yet: their directories cannot be given up.",
+)
+
+# ---- counted
+VERIFICATION_FAILURES: Final = of_kafka(
+    "kafka.server:type=AddPartitionsToTxnManager,name=VerificationFailureRate",
+    "Batches refused because the coordinator did not have their partition in a transaction.",
+)
+FORCED: Final = counter(
+    "forced_outcomes",
+    "Transactions aborted without their client having asked: terminated (InitProducerId), timed_out, "
+    "marker (an administrator, one partition).",
+    ("cause",),
+)
+DELETIONS_REFUSED: Final = counter(
+    "deletions_refused",
+    "Deletions of topics, records, groups or their offsets refused because of open transactions.",
+)
+RELOADS: Final = counter(
+    "coordinator_reloads",
+    "Partitions of a coordinator's topic that were read back and serve again.",
+    ("topic",),
+)
+
+FAMILIES: Final = (
+    *(PARTITIONS, PRODUCER_IDS, LSO_LAG, OPEN_DURATION, LSO_LAG_MAX, LATE, LATE_TWO_PHASE, HANGING),
+    *(HELD_BACK, HELD_BACK_PARTITIONS),
+    *(
+        OPEN_TIME_MAX,
+        IDS,
+        IN_DOUBT,
+        IN_DOUBT_OPEN_TIME_MAX,
+        KEPT,
+        UNMARKED_TIME_MAX,
+        OFFLINE,
+        OFFSETS_OFFLINE,
+    ),
+    *(HANGING_AT_START, LOST_AT_START),
+    *(RESERVE, RESERVE_MISSING, TOPICS_TO_DELETE),
+    *(VERIFICATION_FAILURES, FORCED, DELETIONS_REFUSED, RELOADS),
+)
+
+
+class BrokerMetrics:
+    """The registry, and the counters that the rest of the broker adds to. Made by the broker."""
+
+    def __init__(self) -> None:
+        self.registry = Registry()
+        self.verification_failures: Counter = self.registry.counter(VERIFICATION_FAILURES)
+        self.forced_outcomes: Counter = self.registry.counter(
+            FORCED, *((cause.name.lower(),) for cause in ForcedCause)
+        )
+        self.deletions_refused: Counter = self.registry.counter(DELETIONS_REFUSED)
+
+    def forced(self, outcome: ForcedOutcome) -> None:
+        """A transaction was ended, and not by its client."""
+        self.forced_outcomes.add(outcome.cause.name.lower())
+
+
+class Coordinator(Protocol):
+    """What is asked of either coordinator."""
+
+    @property
+    def offline_partitions(self) -> int: ...
+
+    @property
+    def reloads(self) -> int: ...
+
+
+class Transactions(Coordinator, Protocol):
+    """What the walk asks the coordinator."""
+
+    def entries(self) -> tuple[TxnEntry, ...] | Reject:
+        """Every transactional id; a Reject while they are being loaded."""
+        ...
+
+    def find_writer(self, producer_id: ProducerId) -> TxnEntry | None:
+        """Whose open or decided transaction this producer id signs."""
+        ...
+
+
+class Found(Protocol):
+    """What the walk asks the comparison after an unclean start."""
+
+    @property
+    def hanging(self) -> Sequence[object]: ...
+
+    @property
+    def losses(self) -> Sequence[Loss]: ...
+
+
+class Reserved(Protocol):
+    """What the walk asks the reserve."""
+
+    @property
+    def held_bytes(self) -> int: ...
+
+    @property
+    def size_bytes(self) -> int: ...
+
+
+@frozen(kw_only=True)
+class Observed:
+    """Where the gauges are read.
+
+    held_back      bytes that retention would delete from a partition if no transaction were open
+    unclean_start  None after a clean stop, or where nothing can have been lost
+    """
+
+    now_ms: Callable[[], TimestampMs]
+    transaction_max_timeout_ms: Callable[[], int]
+    partitions: Callable[[], list[Partition]]
+    transactions: Transactions
+    groups: Coordinator
+    held_back: Callable[[Partition], int]
+    reserve: Reserved
+    unclean_start: Found | None = None
+    topics_to_delete: Callable[[], int] = lambda: 0
+
+
+def read_gauges(of: Observed) -> Iterator[Reading | None]:
+    """Look at everything once; a `Source` of the registry."""
+    yield from _coordinator(of)
+    walk = _PartitionWalk(of)
+    for done, partition in enumerate(of.partitions(), 1):
+        yield from walk.look_at(partition)
+        if done % SLICE == 0:
+            yield None
+    yield from walk.readings()
+    found, reserve = of.unclean_start, of.reserve
+    losses = () if found is None else found.losses
+    yield OFFLINE, [((), of.transactions.offline_partitions)]
+    yield OFFSETS_OFFLINE, [((), of.groups.offline_partitions)]
+    reloads = {TRANSACTION_STATE: of.transactions.reloads, GROUP_OFFSETS: of.groups.reloads}
+    yield RELOADS, [((topic,), count) for topic, count in reloads.items()]
+    yield HANGING_AT_START, [((), 0 if found is None else len(found.hanging))]
+    yield LOST_AT_START, [((), sum(loss.last_offset - loss.first_offset + 1 for loss in losses))]
+    yield RESERVE, [((), reserve.held_bytes)]
+    yield RESERVE_MISSING, [((), max(0, reserve.size_bytes - reserve.held_bytes))]
+    yield TOPICS_TO_DELETE, [((), of.topics_to_delete())]
+
+
+def _coordinator(of: Observed) -> Iterator[Reading | None]:
+    entries = of.transactions.entries()
+    if isinstance(entries, Reject):
+        return  # no number is better than a wrong one
+    now_ms = of.now_ms()
+    states: Tally[str] = Tally({state.label: 0 for state in TxnState if state not in _IN_MEMORY})
+    open_ms = in_doubt_ms = unmarked_ms = in_doubt = kept = 0
+    for done, entry in enumerate(entries, 1):
+        states[entry.state.label] += 1
+        match entry.phase:
+            case Ongoing(started_ms=started_ms):
+                open_ms = max(open_ms, now_ms - started_ms)
+                kept += entry.is_kept
+                if entry.is_two_phase:
+                    in_doubt += 1
+                    in_doubt_ms = max(in_doubt_ms, now_ms - started_ms)
+            case Decided():
+                unmarked_ms = max(unmarked_ms, now_ms - entry.updated_ms)
+            case _:
+                pass
+        if done % SLICE == 0:
+            yield None
+    yield IDS, [((state,), count) for state, count in states.items()]
+    for family, value in (
+        (OPEN_TIME_MAX, open_ms),
+        (IN_DOUBT, in_doubt),
+        (IN_DOUBT_OPEN_TIME_MAX, in_doubt_ms),
+        (KEPT, kept),
+        (UNMARKED_TIME_MAX, unmarked_ms),
+    ):
+        yield family, [((), value)]
+
+
+_IN_MEMORY: Final = frozenset({TxnState.DEAD, TxnState.PREPARE_EPOCH_FENCE})
+
+
+class _PartitionWalk:
+    """What the partitions looked at so far add up to."""
+
+    def __init__(self, of: Observed) -> None:
+        self._of = of
+        self._coordinator_knows = not isinstance(of.transactions.entries(), Reject)
+        self._late_ms = of.transaction_max_timeout_ms() + LATE_TRANSACTION_BUFFER_MS
+        self._lags: list[Sample] = []
+        self._durations: list[Sample] = []
+        self._late = self._late_two_phase = self._hanging = 0
+        self._producer_ids = self._lag_max = 0
+        self._held_back = self._held_back_partitions = 0
+
+    def look_at(self, partition: Partition) -> Iterator[None]:
+        """Cost: constant where no transaction is open, else linear in those."""
+        log = partition.log
+        labels = (log.topic_partition.topic, str(log.topic_partition.partition))
+        producers = log.producer_state
+        self._producer_ids += len(producers.active)
+        lag = log.high_watermark - log.last_stable_offset
+        self._lags.append((labels, lag))
+        self._lag_max = max(self._lag_max, lag)
+        if producers.first_undecided_offset is None:
+            self._durations.append((labels, 0))
+            return
+        held_back = self._of.held_back(partition)
+        self._held_back += held_back
+        self._held_back_partitions += held_back > 0
+        yield from self._look_at_open(partition, labels)
+
+    def _look_at_open(self, partition: Partition, labels: tuple[str, ...]) -> Iterator[None]:
+        producers, now_ms = partition.log.producer_state, self._of.now_ms()
+        oldest_ms, late, late_two_phase = 0, False, False
+        # Between two slices some may end, which is no harm, and dictionaries may change, which is.
+        remaining = iter(list(producers.open_transactions()))
+        while some := list(islice(remaining, SLICE)):
+            for first_offset, producer_id in some:
+                state = producers.active.get(producer_id)
+                if state is None or state.txn_first_offset != first_offset:
+                    continue
+                entry = self._coordinators(partition, state)
+                self._hanging += self._coordinator_knows and entry is None
+                started_ms = _started_ms(entry, state)
+                if started_ms >= 0:
+                    oldest_ms = max(oldest_ms, now_ms - started_ms)
+                if 0 < state.last_timestamp_ms < now_ms - self._late_ms:
+                    two_phase = entry is not None and entry.is_two_phase
+                    late, late_two_phase = late or not two_phase, late_two_phase or two_phase
+            yield None
+        self._durations.append((labels, oldest_ms))
+        self._late += late
+        self._late_two_phase += late_two_phase
+
+    def _coordinators(self, partition: Partition, state: ProducerState) -> TxnEntry | None:
+        """The coordinator's side of a transaction that is open here; None: it has no such transaction."""
+        writer = Identity(ProducerId(state.producer_id), ProducerEpoch(state.epoch))
+        entry = self._of.transactions.find_writer(writer.producer_id)
+        return entry if entry is not None and entry.will_end(writer, partition.topic_partition) else None
+
+    def readings(self) -> Iterator[Reading]:
+        yield PARTITIONS, [((), len(self._lags))]
+        yield PRODUCER_IDS, [((), self._producer_ids)]
+        yield LSO_LAG, self._lags
+        yield OPEN_DURATION, self._durations
+        yield LSO_LAG_MAX, [((), self._lag_max)]
+        yield LATE, [((), self._late)]
+        yield LATE_TWO_PHASE, [((), self._late_two_phase)]
+        if self._coordinator_knows:
+            yield HANGING, [((), self._hanging)]
+        yield HELD_BACK, [((), self._held_back)]
+        yield HELD_BACK_PARTITIONS, [((), self._held_back_partitions)]
+
+
+def _started_ms(entry: TxnEntry | None, state: ProducerState) -> int:
+    """When a transaction began: by the coordinator's clock; where it has none, the time of the first batch
+    in it that is still remembered, and its age is no less than that; below 0 where batches have no time."""
+    if entry is not None and isinstance(entry.phase, Ongoing | Decided):
+        return entry.phase.started_ms
+    first_offset = state.txn_first_offset or 0
+    times = [b.timestamp_ms for b in state.batches if b.first_offset >= first_offset and b.timestamp_ms >= 0]
+    return times[0] if times else state.last_timestamp_ms

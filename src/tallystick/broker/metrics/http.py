@@ -1,0 +1,141 @@
+"""GET /metrics over HTTP/1.1, and nothing else: one request a connection, answered and closed.
+
+Whoever can connect can read; the address is what `metrics.listener` says, and there is no default. Bounded
+are the request (its size, the time it may take), the time a reader may take for the answer, and how many
+connections there are. One scrape is made at a time, in slices between which the broker does its work.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from tallystick.broker.config.broker_config import Endpoint
+from tallystick.broker.metrics.registry import CONTENT_TYPE
+from tallystick.kernel.limits import KIB
+
+_log = logging.getLogger("tallystick.broker.metrics")
+
+PATH: Final = "/metrics"
+REQUEST_BYTES_MAX: Final = 8 * KIB
+CONNECTIONS_MAX: Final = 16
+# For the request to arrive, and again for the answer to be taken.
+PATIENCE_S: Final = 10.0
+_HEAD_END: Final = b"\r\n\r\n"
+# Python's `http` has these, and costs half a millisecond of every start.
+_REASONS: Final = {
+    200: "OK",
+    400: "Bad Request",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    408: "Request Timeout",
+    431: "Request Header Fields Too Large",
+    500: "Internal Server Error",
+}
+
+
+class MetricsServer:
+    """Lives on the loop that starts it; owned by the service."""
+
+    def __init__(
+        self, listen: Endpoint, scrape: Callable[[], Iterator[str]], patience_s: float = PATIENCE_S
+    ) -> None:
+        """`scrape`: the text in pieces, between two of which others may have the loop."""
+        self._listen = listen
+        self._scrape = scrape
+        self._patience_s = patience_s
+        self._server: asyncio.Server | None = None
+        self._scraping = asyncio.Lock()
+        self._answering: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> Endpoint:
+        """Listen. Returns the address bound, the port chosen when it was 0. Raises: OSError."""
+        host, port = self._listen.host or None, self._listen.port
+        self._server = await asyncio.start_server(self._connected, host, port, limit=REQUEST_BYTES_MAX)
+        address = self._server.sockets[0].getsockname()
+        return Endpoint(str(address[0]), int(address[1]))
+
+    async def stop(self) -> None:
+        """Close at once: a scraper that gets no answer asks again."""
+        if self._server is not None:
+            self._server.close()
+        for task in self._answering:
+            task.cancel()
+        await asyncio.gather(*self._answering, return_exceptions=True)
+
+    def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._answering) >= CONNECTIONS_MAX:
+            writer.transport.abort()
+            return
+        task = asyncio.create_task(self._serve(reader, writer), name="metrics")
+        self._answering.add(task)
+        task.add_done_callback(self._answering.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        transport = writer.transport
+        transport.set_write_buffer_limits(high=0)  # `drain` then waits until the kernel has all of it
+        try:
+            answer = await self._answer(reader)
+            if answer is not None:
+                writer.writelines(answer)
+                async with asyncio.timeout(self._patience_s):
+                    await writer.drain()
+                transport.close()
+        except (OSError, TimeoutError):
+            pass  # the peer is gone, or does not read
+        finally:
+            if not transport.is_closing():
+                transport.abort()
+
+    async def _answer(self, reader: asyncio.StreamReader) -> list[bytes] | None:
+        """The whole answer; None for a peer that left without having asked."""
+        try:
+            async with asyncio.timeout(self._patience_s):
+                head = await reader.readuntil(_HEAD_END)
+        except TimeoutError:
+            return _plain(408)
+        except asyncio.LimitOverrunError:
+            return _plain(431)
+        except asyncio.IncompleteReadError:
+            return None
+        status = _judge(head)
+        if status != 200:
+            return _plain(status)
+        try:
+            body = await self._body()
+        except Exception:
+            _log.exception("a scrape failed")
+            return _plain(500)
+        return [_head(status, CONTENT_TYPE, sum(map(len, body))), *body]
+
+    async def _body(self) -> list[bytes]:
+        pieces = []
+        async with self._scraping:
+            for piece in self._scrape():
+                pieces.append(piece.encode())
+                await asyncio.sleep(0)  # others first
+        return pieces
+
+
+def _judge(head: bytes) -> int:
+    """What to say to a request, of which the first line is all that matters."""
+    words = head.partition(b"\r\n")[0].decode("latin-1").split(" ")
+    if len(words) != 3 or not words[2].startswith("HTTP/1."):
+        return 400
+    method, target, _ = words
+    if target.partition("?")[0] != PATH:
+        return 404
+    return 200 if method == "GET" else 405
+
+
+def _plain(status: int) -> list[bytes]:
+    text = f"{status} {_REASONS[status]}\n".encode()
+    return [_head(status, "text/plain; charset=utf-8", len(text)), text]
+
+
+def _head(status: int, content_type: str, length: int) -> bytes:
+    allow = "Allow: GET\r\n" if status == 405 else ""
+    return (
+        f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Type: {content_type}\r\n"
+        f"Content-Length: {length}\r\n{allow}Connection: close\r\n\r\n"
+    ).encode()

@@ -1,0 +1,456 @@
+"""When logs are cleaned: retention on a timer, compaction in a child process, one log at a time.
+
+The loop looks for the log that needs it most, orders a round from a child
+(`storage.compaction.cleaner_worker`) and puts each segment that comes back in place with a few renames; what
+blocks runs in a thread. Nothing here decides what is kept: see `storage.retention` and
+`storage.compaction.rules`.
+
+Source: Kafka's LogCleaner, LogCleanerManager, LogManager.cleanupLogs.
+"""
+
+import asyncio
+import json
+import logging
+import sys
+from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
+from typing import Any, Final, Protocol
+
+from tallystick.kernel.clock import Clock
+from tallystick.kernel.ids import INT64_MAX, TopicPartition
+from tallystick.kernel.value import frozen
+from tallystick.storage.compaction.cleaner import CleanedGroup, CleaningRequest, remove_files
+from tallystick.storage.compaction.rules import Cleanable, CleaningLimits, plan_cleaning
+from tallystick.storage.compaction.swap import Elsewhere, Here, Swap
+from tallystick.storage.fs import StorageFailure, is_out_of_descriptors
+from tallystick.storage.log import Log
+from tallystick.storage.log_start import delete_oldest_segments
+from tallystick.storage.retention import RetentionLimits, RetentionPlan, SegmentFacts, plan_retention
+from tallystick.storage.segment import CLEANED, SWAP
+from tallystick.storage.validation import COMPACT, DELETE
+
+_log = logging.getLogger("tallystick.broker.cleaning")
+
+_WORKER: Final = "tallystick.storage.compaction.cleaner_worker"
+# A child that says nothing for this long has met a disk that hangs; it is ended and the round is lost.
+_SILENCE_S_MAX: Final = 3600.0
+# A log whose compaction fails again and again is read in full each time, so it waits longer each time.
+_REST_MS_MAX: Final = 3_600_000
+# A process out of descriptors tries to put a segment in place again: so often, after so long.
+_STEP_TRIES: Final = 600
+_STEP_AGAIN_S: Final = 0.1
+# One group names at most 64 old segments.
+_LINE_BYTES_MAX: Final = 64 * 1024
+
+
+@frozen(kw_only=True)
+class CleaningConfig:
+    """The broker's settings; what concerns one topic is in its log's."""
+
+    enabled: bool
+    backoff_ms: int
+    retention_interval_ms: int
+    key_map_bytes: int
+
+
+class WorkerFailed(Exception):
+    """The child could not finish; its reason is the text."""
+
+
+class NoRoom(Exception):
+    """The child met a full disk; its reason is the text."""
+
+
+class LogChanged(Exception):
+    """Records were deleted while the child read them; what was put in place before is right."""
+
+
+class Input(Protocol):
+    def write(self, data: bytes) -> None: ...
+
+    async def drain(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Output(Protocol):
+    async def readline(self) -> bytes: ...
+
+
+class Child(Protocol):
+    """A process that cleans: it is written one request and says a line for each thing it did."""
+
+    @property
+    def stdin(self) -> Input | None: ...
+
+    @property
+    def stdout(self) -> Output | None: ...
+
+    @property
+    def returncode(self) -> int | None: ...
+
+    def kill(self) -> None: ...
+
+    async def wait(self) -> int: ...
+
+
+async def start_child() -> Child:
+    """A cleaner of our own program."""
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", _WORKER),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        limit=_LINE_BYTES_MAX,
+    )
+
+
+class Cleaning:
+    """Owner of all cleaning in one broker. Started and stopped by it, lives on the loop.
+
+    Args:
+        logs: every open log. cleaned: where the last round of each ended; changed here, and written to
+            its checkpoint by the owner of the data directory.
+    """
+
+    def __init__(
+        self,
+        logs: Mapping[TopicPartition, Log],
+        cleaned: MutableMapping[TopicPartition, int],
+        config: Callable[[], CleaningConfig],
+        clock: Clock,
+        start_child: Callable[[], Awaitable[Child]] = start_child,
+    ) -> None:
+        self._logs = logs
+        self._cleaned = cleaned
+        self._config = config
+        self._clock = clock
+        self._start_child = start_child
+        self._tasks: list[asyncio.Task[None]] = []
+        self._round: tuple[TopicPartition, asyncio.Task[None]] | None = None
+        self._drops: dict[asyncio.Task[None], TopicPartition] = {}
+        self._resting: dict[TopicPartition, int] = {}  # a round failed: when to try again
+        self._failed: dict[TopicPartition, int] = {}  # how many rounds did, one after the other
+
+    # -- life -----------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self._tasks = [
+            asyncio.create_task(self._retain_forever(), name="retention"),
+            asyncio.create_task(self._compact_forever(), name="compaction"),
+        ]
+
+    async def stop(self) -> None:
+        """End the child and the timers. A log that was being cleaned is as it was, or as it will be."""
+        tasks = [*self._tasks, *self._drops]
+        for task in tasks:
+            task.cancel()
+        if self._round is not None:
+            await self.cancel(self._round[0])
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def cancel(self, topic_partition: TopicPartition) -> None:
+        """Before a log is closed or deleted: returns when nothing here uses it any more."""
+        if self._round is not None and self._round[0] == topic_partition:
+            task = self._round[1]
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        self._resting.pop(topic_partition, None)
+        self._failed.pop(topic_partition, None)
+        # Their paths may soon be those of another topic of the name.
+        drops = [drop for drop, name in self._drops.items() if name == topic_partition]
+        for drop in drops:
+            drop.cancel()
+        await asyncio.gather(*drops, return_exceptions=True)
+
+    # -- retention ---------------------------------------------------------------------------------------
+
+    async def _retain_forever(self) -> None:
+        while True:
+            await asyncio.sleep(self._config().retention_interval_ms / 1000)
+            for topic_partition in list(self._logs):
+                self.retain(topic_partition)
+                await asyncio.sleep(0)  # others first
+
+    def retain(self, topic_partition: TopicPartition) -> int:
+        """Delete what has expired in one log; returns how many segments. Failures are logged, not raised."""
+        log = self._logs.get(topic_partition)
+        if log is None or log.failure is not None or self._is_cleaning(topic_partition):
+            return 0
+        now_ms = self._clock.now_ms()
+        try:
+            plan = _plan_retention(log, now_ms, log.last_stable_offset)
+            if plan.includes_last:
+                log.roll(now_ms)
+            if plan.delete:
+                delete_oldest_segments(log, plan.delete)
+                _log.info("%s: deleted %d segments: %s", topic_partition, plan.delete, plan.reason)
+        except (StorageFailure, OSError) as exc:
+            _log.error("%s: retention failed: %s", topic_partition, exc)
+            return 0
+        return plan.delete
+
+    def _is_cleaning(self, topic_partition: TopicPartition) -> bool:
+        return self._round is not None and self._round[0] == topic_partition
+
+    # -- compaction ----------------------------------------------------------------------------------------
+
+    async def _compact_forever(self) -> None:
+        while True:
+            if not (self._config().enabled and await self.compact_once()):
+                await asyncio.sleep(max(self._config().backoff_ms, 1) / 1000)
+
+    async def compact_once(self) -> bool:
+        """One round over the log that needs it most; False when none does, or when to wait is better."""
+        found = await self._find_dirtiest()
+        if found is None:
+            return False
+        topic_partition, log, cleanable = found
+        task = asyncio.create_task(
+            self._clean(topic_partition, log, cleanable), name=f"clean {topic_partition}"
+        )
+        self._round = (topic_partition, task)
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            ours = asyncio.current_task()
+            if ours is not None and ours.cancelling():
+                raise  # we are to end; `stop` ends the round
+            return False
+        except LogChanged:
+            return False
+        except NoRoom as exc:
+            rest_ms = self._config().backoff_ms
+            _log.warning("%s: no room to compact it, tried again in %d ms: %s", topic_partition, rest_ms, exc)
+            self._resting[topic_partition] = self._clock.monotonic_ms() + rest_ms
+            return True  # another log may need less, and make room
+        except (WorkerFailed, StorageFailure, OSError) as exc:
+            # What the child could not read or write stays as it is, and what it finished before is right.
+            self._failed[topic_partition] = failed = self._failed.get(topic_partition, 0) + 1
+            rest_ms = min(self._config().backoff_ms << min(failed, 32), _REST_MS_MAX)
+            _log.error("%s: compaction failed, tried again in %d ms: %s", topic_partition, rest_ms, exc)
+            self._resting[topic_partition] = self._clock.monotonic_ms() + rest_ms
+            return True
+        finally:
+            if task.done():
+                self._round = None
+        return True
+
+    async def _find_dirtiest(self) -> tuple[TopicPartition, Log, Cleanable] | None:
+        """Overdue logs first, then the greatest share of new bytes."""
+        best: tuple[TopicPartition, Log, Cleanable] | None = None
+        for topic_partition, log in list(self._logs.items()):
+            if (
+                COMPACT not in log.config.cleanup_policy
+                or log.failure is not None
+                or self._rests(topic_partition)
+            ):
+                continue
+            try:
+                found = self._plan(topic_partition, log)
+            except (StorageFailure, OSError) as exc:
+                _log.error("%s: cannot be looked at: %s", topic_partition, exc)
+                continue
+            if found.wanted and (best is None or _urgency(found) > _urgency(best[2])):
+                best = (topic_partition, log, found)
+            await asyncio.sleep(0)  # others first
+        if best is None or self._logs.get(best[0]) is not best[1]:
+            return None
+        return best
+
+    def _rests(self, topic_partition: TopicPartition) -> bool:
+        until = self._resting.get(topic_partition)
+        if until is None:
+            return False
+        if until > self._clock.monotonic_ms():
+            return True
+        del self._resting[topic_partition]
+        return False
+
+    def _plan(self, topic_partition: TopicPartition, log: Log) -> Cleanable:
+        config = log.config
+        timed = config.min_compaction_lag_ms > 0 or config.max_compaction_lag_ms < INT64_MAX
+        return plan_cleaning(
+            list(_facts(log, with_times=timed)),
+            CleaningLimits(
+                min_compaction_lag_ms=config.min_compaction_lag_ms,
+                max_compaction_lag_ms=config.max_compaction_lag_ms,
+                min_cleanable_dirty_ratio=config.min_cleanable_dirty_ratio,
+            ),
+            checkpoint=self._cleaned.get(topic_partition),
+            log_start_offset=log.log_start_offset,
+            last_stable_offset=log.last_stable_offset,
+            now_ms=self._clock.now_ms(),
+        )
+
+    async def _clean(self, topic_partition: TopicPartition, log: Log, cleanable: Cleanable) -> None:
+        request = self._request(log, cleanable)
+        started = self._clock.monotonic_ms()
+        worker = await self._start_child()
+        try:
+            done = await self._follow(worker, log, request)
+        finally:
+            if worker.returncode is None:
+                worker.kill()
+            await worker.wait()
+            _remove_leftovers(log)
+        self._cleaned[topic_partition] = done["end_offset"]
+        self._failed.pop(topic_partition, None)
+        _log.info(
+            "%s: compacted up to %d, %d bytes to %d, in %d ms",
+            *(topic_partition, done["end_offset"], done["bytes_read"], done["bytes_written"]),
+            self._clock.monotonic_ms() - started,
+        )
+
+    def _request(self, log: Log, cleanable: Cleanable) -> CleaningRequest:
+        segments = [
+            (facts.base_offset, facts.next_offset, facts.size_bytes)
+            for facts in _facts(log, with_times=False)
+            if facts.next_offset <= cleanable.first_uncleanable_offset
+        ]
+        producers = tuple(
+            (state.producer_id, state.last_data_offset, state.epoch)
+            for state in log.producer_state.active.values()
+        )
+        return CleaningRequest(
+            directory=log.directory,
+            segments=tuple(segments),
+            first_dirty_offset=cleanable.first_dirty_offset,
+            segment_bytes=log.config.segment_bytes,
+            index_interval_bytes=log.config.index_interval_bytes,
+            delete_retention_ms=log.config.delete_retention_ms,
+            now_ms=self._clock.now_ms(),
+            key_map_bytes=self._config().key_map_bytes,
+            producers=producers,
+        )
+
+    async def _follow(self, worker: Child, log: Log, request: CleaningRequest) -> dict[str, Any]:
+        """Hand the round to the child and put in place what it finishes; its last word is returned."""
+        assert worker.stdin is not None  # for the type checker: both are pipes
+        assert worker.stdout is not None
+        worker.stdin.write(f"{json.dumps(request.as_json())}\n".encode())
+        await worker.stdin.drain()
+        worker.stdin.close()
+        while True:
+            line = await asyncio.wait_for(worker.stdout.readline(), _SILENCE_S_MAX)
+            if not line:
+                raise WorkerFailed(f"the child ended with {await worker.wait()}")
+            said: dict[str, Any] = json.loads(line)
+            match said.pop("kind"):
+                case "done":
+                    return said
+                case "failed":
+                    raise (NoRoom if said["full"] else WorkerFailed)(said["reason"])
+            said["old"] = tuple(said["old"])
+            await self._put_in_place(log, CleanedGroup(**said))
+
+    async def _put_in_place(self, log: Log, group: CleanedGroup) -> None:
+        """All steps or none: a cancellation waits, for between them files and memory differ."""
+        await _uninterrupted(asyncio.ensure_future(self._swap(log, group)))
+
+    async def _swap(self, log: Log, group: CleanedGroup) -> None:
+        swap = Swap(log, group)
+        if not swap.is_current():
+            # What the child read is not the log any more. The round ends, and nothing counts as clean: in
+            # what follows a tombstone may be gone that still deletes a value in this group.
+            swap.abandon()
+            raise LogChanged
+        try:
+            for step in swap.steps():
+                await _run_step(step)
+        except OSError as exc:
+            # Names on the disk are not what memory says: the next start finishes the exchange.
+            raise log.fail(f"a compacted segment cannot be put in place: {exc}") from exc
+        drop = asyncio.create_task(
+            _drop(swap, log.config.file_delete_delay_ms), name="drop replaced segments"
+        )
+        self._drops[drop] = log.topic_partition
+        drop.add_done_callback(self._drops.pop)
+
+
+async def _run_step(step: Here | Elsewhere) -> None:
+    """Run a step of an exchange; where the process is out of descriptors, again until it has some.
+
+    That says nothing about the disk, and every step may be begun anew. Raises: as the step.
+    """
+    for tries_left in range(_STEP_TRIES, 0, -1):
+        try:
+            if isinstance(step, Here):
+                step.run()
+            else:
+                await asyncio.to_thread(step.run)
+            return
+        except OSError as exc:
+            if not is_out_of_descriptors(exc) or tries_left == 1:
+                raise
+            await asyncio.sleep(_STEP_AGAIN_S)
+
+
+async def _drop(swap: Swap, delay_ms: int) -> None:
+    await asyncio.sleep(delay_ms / 1000)
+    try:
+        await asyncio.to_thread(swap.drop)
+    except OSError as exc:
+        # The directory is gone with its topic; what else is left goes at the next start.
+        _log.info("replaced segments were not removed: %s", exc)
+
+
+async def _uninterrupted(task: "asyncio.Future[None]") -> None:
+    """Wait for a task to end; a cancellation of ourselves is passed on afterwards."""
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError as exc:
+            cancelled = exc
+        except Exception:
+            break  # `result` raises it
+    if cancelled is not None and task.exception() is None:
+        raise cancelled
+    task.result()
+
+
+def held_back_bytes(log: Log, now_ms: int) -> int:
+    """What retention would delete now if no transaction were open. Raises: StorageFailure, OSError."""
+    held = _plan_retention(log, now_ms, log.last_stable_offset).delete
+    free = _plan_retention(log, now_ms, log.high_watermark).delete
+    return sum(segment.size for segment in log.segments[held:free])
+
+
+def _plan_retention(log: Log, now_ms: int, up_to: int) -> RetentionPlan:
+    return plan_retention(
+        _facts(log, with_times=log.config.retention_ms is not None),
+        RetentionLimits(
+            deletes=DELETE in log.config.cleanup_policy,
+            retention_ms=log.config.retention_ms,
+            retention_bytes=log.config.retention_bytes,
+        ),
+        size_bytes=log.size_bytes,
+        log_start_offset=log.log_start_offset,
+        last_stable_offset=up_to,
+        now_ms=now_ms,
+    )
+
+
+def _facts(log: Log, *, with_times: bool) -> Iterator[SegmentFacts]:
+    """Facts of each segment, oldest first; a timestamp is read from its index only when asked for."""
+    for number, segment in enumerate(log.segments):
+        last = number + 1 == len(log.segments)
+        newest = segment.largest_timestamp[0] if with_times else -1
+        yield SegmentFacts(
+            segment.base_offset,
+            log.log_end_offset if last else log.segments[number + 1].base_offset,
+            segment.size,
+            newest if newest >= 0 else None,
+        )
+
+
+def _urgency(cleanable: Cleanable) -> tuple[bool, float]:
+    return cleanable.overdue, cleanable.dirty_ratio
+
+
+def _remove_leftovers(log: Log) -> None:
+    """What a child that failed or was ended has left; after a finished round there is nothing."""
+    if not log.fs.exists(log.directory) or log.failure is not None:
+        return
+    for segment in log.segments:
+        remove_files(log.fs, log.directory, segment.base_offset, CLEANED)
+        remove_files(log.fs, log.directory, segment.base_offset, SWAP)

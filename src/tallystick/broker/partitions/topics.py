@@ -1,0 +1,555 @@
+"""Topics and their partitions: the image that handlers read, and the only way to change it.
+
+A change is made durable in the metadata store first, then in the files, then in the image [MET-1]; the lock
+makes changes one at a time. A deleted topic leaves the image as soon as that is durable. Its name is free
+when its directories have given theirs up, and not before: a deletion that fails in between goes on by itself,
+after a crash at the next start [MET-3]. Files go last, and nothing depends on when.
+"""
+
+import asyncio
+import logging
+import re
+import sqlite3
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import field, replace
+from functools import partial
+from types import MappingProxyType
+from typing import Final, Protocol
+
+from tallystick.broker.config.broker_config import BrokerConfig
+from tallystick.broker.config.topic_config import TopicConfig, internal_problems, is_harmful
+from tallystick.broker.metadata.store import MetadataStore, Topic, is_in_doubt, is_refused
+from tallystick.broker.metadata.worker import Worker
+from tallystick.broker.partitions.partition import Partition
+from tallystick.kernel.codes import ErrorCode
+from tallystick.kernel.errors import Reject, TallystickError
+from tallystick.kernel.ids import TopicPartition
+from tallystick.kernel.limits import TOPIC_NAME_LENGTH_MAX
+from tallystick.kernel.settings import BadConfig
+from tallystick.kernel.value import frozen
+from tallystick.storage.fs import is_broken, is_passing
+from tallystick.storage.log_dir import random_id
+from tallystick.storage.validation import LogConfig
+
+_log = logging.getLogger("tallystick.broker.topics")
+
+GROUP_OFFSETS: Final = "__consumer_offsets"
+TRANSACTION_STATE: Final = "__transaction_state"
+INTERNAL: Final = frozenset({GROUP_OFFSETS, TRANSACTION_STATE})
+COMPACTED: Final = MappingProxyType({"cleanup.policy": "compact"})
+
+
+# How long after a deletion that failed it is gone on with: twice as long after each further failure.
+RETRY_S: Final = 1.0
+RETRY_MAX_S: Final = 60.0
+
+# What a disk that fails, or is full, makes of a change of files or metadata.
+_FAILURES: Final = (OSError, TallystickError, sqlite3.Error)
+
+
+class TopicDeleted(TallystickError):
+    """What was waited for will not come: the topic is gone."""
+
+
+_LEGAL: Final = re.compile(r"[a-zA-Z0-9._-]+")
+
+
+def check_name(name: str) -> Reject | None:
+    """Refuse what cannot be a topic's name, with Kafka's rules.
+
+    Source: Topic.validate.
+    """
+    why = None
+    if not name:
+        why = "is empty"
+    elif name in (".", ".."):
+        why = "is a directory"
+    elif len(name) > TOPIC_NAME_LENGTH_MAX:
+        why = f"has {len(name)} characters, at most {TOPIC_NAME_LENGTH_MAX} are allowed"
+    elif not _LEGAL.fullmatch(name):
+        why = "has a character that is not an ASCII letter, a digit, '.', '_' or '-'"
+    return None if why is None else Reject(ErrorCode.INVALID_TOPIC_EXCEPTION, f"topic name {name!r} {why}")
+
+
+@frozen
+class NewTopic:
+    """What somebody wants made."""
+
+    name: str
+    partitions: int
+    configs: Mapping[str, str] = field(default_factory=dict)
+
+
+class PartitionFiles(Protocol):
+    """Makes, opens and removes the logs of partitions, one at a time; what is not `async` blocks."""
+
+    def open_partition(self, topic: Topic, index: int, config: TopicConfig) -> Partition: ...
+
+    async def make_partition(self, topic: Topic, index: int, config: TopicConfig) -> Partition: ...
+
+    def find_foreign(self, topic: Topic) -> tuple[TopicPartition, ...]: ...
+
+    def hand_over(self, deleted: Topic, to: Topic) -> tuple[TopicPartition, ...]: ...
+
+    async def give_up(self, topic: Topic) -> None: ...
+
+    def give_up_now(self, topic: Topic) -> None: ...
+
+    @property
+    def has_given_up(self) -> bool: ...
+
+    async def remove_given_up(self) -> None: ...
+
+    def failed(self, cause: Exception) -> None: ...
+
+    def log_config(self, topic: str, config: TopicConfig) -> LogConfig: ...
+
+
+class Topics:
+    """Lives on the loop; owned by the broker."""
+
+    def __init__(
+        self,
+        store: MetadataStore,
+        files: PartitionFiles,
+        worker: Worker,
+        config: BrokerConfig,
+        *,
+        new_uuid: Callable[[], uuid.UUID] = uuid.uuid4,
+    ) -> None:
+        self._new_uuid = new_uuid
+        self._store = store
+        self._files = files
+        self._worker = worker
+        self._config = config
+        self._lock = asyncio.Lock()
+        self._by_name: dict[str, Topic] = {}
+        self._by_id: dict[uuid.UUID, Topic] = {}
+        self._partitions: dict[str, list[Partition]] = {}
+        # Collisions: Kafka's metric names write '.' as '_', so two names may not differ in that alone.
+        self._folded: dict[str, str] = {}
+        self._begun: dict[str, Topic] = {}  # in the metadata; the disk had no room for all of their files
+        self._undecided: set[str] = set()  # out of the image, and their deletion is not durable yet
+        self._unfinished: dict[uuid.UUID, Topic] = {}  # deleted, and their names are not free yet
+        self._finishing: asyncio.Task[None] | None = None
+        self._started = False
+
+    # ----------------------------------------------------------------------- reading
+
+    def __iter__(self) -> Iterator[Topic]:
+        return iter(self._by_name.values())
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    def names(self) -> list[str]:
+        return sorted(self._by_name)
+
+    def find(self, name: str) -> Topic | None:
+        return self._by_name.get(name)
+
+    def find_id(self, topic_id: uuid.UUID) -> Topic | None:
+        return self._by_id.get(topic_id)
+
+    def partitions(self, name: str) -> list[Partition]:
+        """The partitions of a topic by index; empty for a topic that is not there."""
+        return self._partitions.get(name, [])
+
+    def partition(self, name: str, index: int) -> Partition | None:
+        found = self._partitions.get(name)
+        return found[index] if found is not None and 0 <= index < len(found) else None
+
+    def all_partitions(self) -> list[Partition]:
+        return [partition for found in self._partitions.values() for partition in found]
+
+    @property
+    def partition_count(self) -> int:
+        return sum(map(len, self._partitions.values()))
+
+    @property
+    def _room(self) -> int:
+        """How many partitions clients may still have made; the broker's own topics do not count."""
+        internal = sum(len(self._partitions.get(name, ())) for name in INTERNAL)
+        return self._config.max_partitions - (self.partition_count - internal)
+
+    def config_of(self, topic: Topic) -> TopicConfig:
+        config = self._config.topic(topic.configs)
+        # Whatever is stored for it: nothing takes records away from the broker's own topics but compaction.
+        return replace(config, cleanup_policy=("compact",)) if topic.name in INTERNAL else config
+
+    # ---------------------------------------------------------------------- starting
+
+    def load(self) -> None:
+        """Open every log; finish deletions a crash interrupted. Blocking: the broker is starting.
+
+        Raises: CorruptLog, OSError, MetadataUnusable.
+        """
+        topics = {topic.name: topic for topic in self._store.topics()}
+        for deleted in self._store.deleted_topics():
+            self._resume_deletion(deleted, topics.get(deleted.name))
+        for topic in map(self._without_harm, topics.values()):
+            config = self.config_of(topic)
+            partitions = [self._files.open_partition(topic, i, config) for i in range(topic.partitions)]
+            self._enter(topic, partitions)
+
+    def _without_harm(self, topic: Topic) -> Topic:
+        """A topic without settings that could destroy what is in it: earlier versions took them [TXN-15]."""
+        harmless = {name: value for name, value in topic.configs.items() if not is_harmful(name, value)}
+        if topic.name not in INTERNAL or {**harmless, **COMPACTED} == topic.configs:
+            return topic
+        ignored = sorted(topic.configs.items() - harmless.items())
+        _log.warning(
+            "settings of %s that take records away are ignored, alter them: %s; its policy is `compact`",
+            topic.name,
+            ", ".join(f"{name}={value}" for name, value in ignored) or "no cleanup.policy of its own",
+        )
+        return replace(topic, configs=MappingProxyType({**harmless, **COMPACTED}))
+
+    def _resume_deletion(self, deleted: Topic, successor: Topic | None) -> None:
+        self._unfinished[deleted.topic_id] = deleted
+        try:
+            if successor is not None:
+                # Earlier versions gave the name away before the deletion was finished, and the successor the
+                # directories that were left: what was acknowledged to its producers is in them.
+                for name in self._files.hand_over(deleted, successor):
+                    _log.warning("%s holds records of a deleted topic, too: its deletion had failed", name)
+            self._files.give_up_now(deleted)
+            self._store.forget_deleted([deleted.topic_id])
+        except _FAILURES as exc:
+            self._say_unfinished(deleted, exc)
+        else:
+            del self._unfinished[deleted.topic_id]
+
+    def start(self) -> None:
+        """Go on with deletions that the start could not finish."""
+        self._started = True
+        self._finish_later()
+
+    async def stop(self) -> None:
+        """End what runs beside the requests; the next start goes on with it."""
+        self._started = False
+        if self._finishing is not None:
+            self._finishing.cancel()
+            await asyncio.gather(self._finishing, return_exceptions=True)
+
+    def _enter(self, topic: Topic, partitions: list[Partition]) -> None:
+        self._by_name[topic.name] = topic
+        self._by_id[topic.topic_id] = topic
+        self._partitions[topic.name] = partitions
+        self._folded[_fold(topic.name)] = topic.name
+
+    def _leave(self, topic: Topic) -> None:
+        del self._by_name[topic.name], self._by_id[topic.topic_id]
+        del self._partitions[topic.name], self._folded[_fold(topic.name)]
+
+    # ---------------------------------------------------------------------- creating
+
+    def check_new(self, wanted: NewTopic) -> Reject | None:
+        """Would this topic be made? Reads only; what validate_only answers."""
+        refused = check_name(wanted.name)
+        if refused is not None:
+            return refused
+        if wanted.name in self._by_name:
+            return _exists(wanted.name)
+        if self.is_deleting(wanted.name):
+            return _being_deleted(wanted.name)
+        if wanted.name in INTERNAL:
+            # Groups and transactions need it: it is made beside the limit, and beside a name of a client's.
+            return self.check_configs(wanted.name, wanted.configs)
+        other = self._folded.get(_fold(wanted.name)) or _INTERNAL_FOLDED.get(_fold(wanted.name))
+        if other is not None:
+            return Reject(
+                ErrorCode.INVALID_TOPIC_EXCEPTION,
+                f"topic {wanted.name!r} differs from {other!r} only in '.' and '_'",
+            )
+        room = self._room
+        if not 0 < wanted.partitions <= room:
+            return Reject(
+                ErrorCode.INVALID_PARTITIONS,
+                f"{wanted.partitions} partitions; 1 to {room} can be made (max.partitions)",
+            )
+        return self.check_configs(wanted.name, wanted.configs)
+
+    def check_configs(self, name: str, configs: Mapping[str, str]) -> Reject | None:
+        """Are these settings that a topic of that name may have?"""
+        try:
+            config = self._config.topic(configs)
+        except BadConfig as exc:
+            return Reject(ErrorCode.INVALID_CONFIG, str(exc))
+        if name in INTERNAL:
+            problems = list(internal_problems(configs, config))
+            if problems:
+                reason = f"topic {name!r} is the broker's own: {'; '.join(problems)}"
+                return Reject(ErrorCode.INVALID_CONFIG, reason)
+        return None
+
+    async def create(self, wanted: NewTopic) -> Topic | Reject:
+        """Make a topic. Where the disk is full the next attempt, or start, finishes what was begun."""
+        try:
+            return await self._create(wanted)
+        except _FAILURES as exc:
+            return self._refusal(f"topic {wanted.name!r} cannot be made", exc)
+
+    def _refusal(self, what: str, exc: Exception) -> Reject:
+        """What a change is answered that the disk refused. Raises `exc` where it says nothing of the disk."""
+        if is_in_doubt(exc) or is_broken(exc):
+            # It may be in the file: what rests on the contrary could be gone after a restart.
+            self._files.failed(exc)
+        elif not (is_refused(exc) or isinstance(exc, TallystickError)) and not (
+            isinstance(exc, OSError) and is_passing(exc)
+        ):
+            raise exc
+        _log.error("%s: %s", what, exc)
+        return Reject(ErrorCode.KAFKA_STORAGE_ERROR, f"{what}: {exc}")
+
+    async def _create(self, wanted: NewTopic) -> Topic | Reject:
+        async with self._lock:
+            topic = self._begun.get(wanted.name)
+            if topic is None:
+                refused = self.check_new(wanted)
+                if refused is not None:
+                    return refused
+                configs = MappingProxyType(dict(wanted.configs))
+                topic = Topic(wanted.name, random_id(self._new_uuid), wanted.partitions, configs)
+                refused = self._refuse_foreign(topic)
+                if refused is not None:
+                    return refused
+                await self._worker.run(lambda: self._store.create_topics([topic]))
+                self._begun[topic.name] = topic
+            self._enter(topic, await self._open(topic, range(topic.partitions)))
+            del self._begun[topic.name]
+            _log.info("created topic %s, %d partitions", topic.name, topic.partitions)
+            if (topic.partitions, topic.configs) == (wanted.partitions, wanted.configs):
+                return topic
+            return _exists(topic.name)
+
+    def _refuse_foreign(self, topic: Topic) -> Reject | None:
+        """Refuse what could not be opened, now or at a start: directories of another topic."""
+        foreign = self._files.find_foreign(topic)
+        if not foreign:
+            return None
+        return Reject(
+            ErrorCode.KAFKA_STORAGE_ERROR,
+            f"directories of another topic named {topic.name!r} are in the data directory, move them away: "
+            + ", ".join(map(str, foreign)),
+        )
+
+    async def _open(self, topic: Topic, indexes: range) -> list[Partition]:
+        config = self.config_of(topic)
+        return [await self._files.make_partition(topic, index, config) for index in indexes]
+
+    async def create_if_absent(self, wanted: NewTopic) -> Topic | Reject:
+        """The topic of that name, made if it is not there: auto-creation and internal topics."""
+        made = await self.create(wanted)
+        if isinstance(made, Reject) and made.code is ErrorCode.TOPIC_ALREADY_EXISTS:
+            return self._by_name[wanted.name]
+        return made
+
+    async def grow(self, name: str, partitions: int) -> Topic | Reject:
+        """Add partitions up to a total. What a failure has begun, the next attempt or start finishes."""
+        try:
+            return await self._grow(name, partitions)
+        except _FAILURES as exc:
+            return self._refusal(f"topic {name!r} cannot have {partitions} partitions", exc)
+
+    async def _grow(self, name: str, partitions: int) -> Topic | Reject:
+        async with self._lock:
+            refused = self.check_growth(name, partitions)
+            if refused is not None:
+                return refused
+            topic = self._by_name[name]
+            grown = replace(topic, partitions=partitions)
+            refused = self._refuse_foreign(grown)
+            if refused is not None:
+                return refused
+            await self._worker.run(lambda: self._store.set_partitions({name: partitions}))
+            added = await self._open(grown, range(topic.partitions, partitions))
+            self._enter(grown, self._partitions[name] + added)
+            return grown
+
+    def check_growth(self, name: str, partitions: int) -> Reject | None:
+        """Could the topic have this many partitions in all?"""
+        topic = self._by_name.get(name)
+        if topic is None:
+            return Reject(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {name!r}")
+        room = self._room
+        if not topic.partitions < partitions <= topic.partitions + room:
+            return Reject(
+                ErrorCode.INVALID_PARTITIONS,
+                f"topic {name!r} has {topic.partitions} partitions, {partitions} were asked for; "
+                f"{room} more can be made (max.partitions)",
+            )
+        return None
+
+    # ---------------------------------------------------------------------- changing
+
+    async def configure(self, name: str, configs: Mapping[str, str]) -> Reject | None:
+        """Replace a topic's own settings."""
+        return await self.alter(name, lambda _: configs)
+
+    async def alter(
+        self, name: str, change: Callable[[Mapping[str, str]], Mapping[str, str]]
+    ) -> Reject | None:
+        """Change a topic's own settings.
+
+        Args:
+            change: makes the new settings of those that are there when its turn has come; what it raises is
+                raised here.
+        """
+        async with self._lock:
+            topic = self._by_name.get(name)
+            if topic is None:
+                return Reject(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {name!r}")
+            configs = MappingProxyType(dict(change(topic.configs)))
+            refused = self.check_configs(name, configs)
+            if refused is not None:
+                return refused
+            changed = replace(topic, configs=configs)
+            try:
+                await self._worker.run(lambda: self._store.set_topic_config(name, configs))
+            except _FAILURES as exc:
+                return self._refusal(f"topic {name!r} cannot be configured", exc)
+            self._by_name[name] = self._by_id[topic.topic_id] = changed
+            self._apply_config(changed)
+            return None
+
+    def reconfigure(self, config: BrokerConfig) -> None:
+        """The broker settings that topics fall back to have changed."""
+        self._config = config
+        for topic in self._by_name.values():
+            self._apply_config(topic)
+
+    def _apply_config(self, topic: Topic) -> None:
+        config = self.config_of(topic)
+        for partition in self._partitions[topic.name]:
+            partition.configure(config, self._files.log_config(topic.name, config))
+
+    # ---------------------------------------------------------------------- deleting
+
+    async def delete(
+        self, name: str, refused: Callable[[Sequence[Partition]], Reject | None] = lambda partitions: None
+    ) -> Reject | None:
+        """Delete a topic; go on with a deletion that failed.
+
+        Order: nothing of it is read again, whatever crashes, as soon as it has left the image; when None is
+            returned its name is free. Files that cannot be removed at once are removed later.
+        Args:
+            refused: looks at the partitions and says why not. Nothing is written to them after that look.
+        """
+        async with self._lock:
+            topic = self._by_name.get(name) or self._begun.get(name)
+            if topic is not None:
+                partitions = self.partitions(name)
+                if (reason := refused(partitions)) is not None:
+                    return reason
+                try:
+                    await self._forget_durably(topic)
+                except _FAILURES as exc:
+                    return self._refusal(f"topic {name!r} cannot be deleted", exc)
+                for partition in partitions:
+                    partition.fail(TopicDeleted(f"topic {name!r} was deleted"))
+            elif not self.is_deleting(name):
+                return Reject(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {name!r}")
+            await self._finish_deletions(name)
+            if self.is_deleting(name):
+                return _being_deleted(name)
+        await self._remove_given_up()
+        return None
+
+    def is_deleting(self, name: str) -> bool:
+        """Whether a topic of that name is deleted and the name is not free yet."""
+        return any(topic.name == name for topic in self._unfinished.values())
+
+    def may_return(self, name: str) -> bool:
+        """Whether a topic that is not there may be there again: its deletion is not durable yet."""
+        return name in self._undecided
+
+    @property
+    def unfinished_deletions(self) -> int:
+        """Topics that are deleted and whose names are not free yet."""
+        return len(self._unfinished)
+
+    async def _forget_durably(self, topic: Topic) -> None:
+        """Put the deletion on the disk, take the topic out of the image. Raises: sqlite3.Error, OSError."""
+        partitions, begun = self._partitions.get(topic.name), self._begun.pop(topic.name, None)
+        if partitions is not None:
+            self._leave(topic)
+        self._undecided.add(topic.name)
+        try:
+            await self._worker.run(lambda: self._store.delete_topics([topic]))
+        except Exception:
+            if partitions is not None:
+                self._enter(topic, partitions)
+            if begun is not None:
+                self._begun[topic.name] = begun
+            raise
+        finally:
+            self._undecided.discard(topic.name)
+        self._unfinished[topic.topic_id] = topic
+
+    async def _finish_deletions(self, name: str | None = None) -> None:
+        """Free the names of deleted topics, or of one. What fails is logged, and tried again later."""
+        for topic in [each for each in self._unfinished.values() if name in (None, each.name)]:
+            try:
+                await self._files.give_up(topic)
+                await self._worker.run(partial(self._store.forget_deleted, [topic.topic_id]))
+            except _FAILURES as exc:
+                self._say_unfinished(topic, exc)
+            else:
+                del self._unfinished[topic.topic_id]
+                _log.info("deleted topic %s", topic.name)
+
+    def _say_unfinished(self, topic: Topic, exc: Exception) -> None:
+        _log.error(
+            "topic %s is deleted, but its name cannot be used again yet, and its room is not free: %s; "
+            "this is tried again by itself",
+            topic.name,
+            exc,
+        )
+        self._finish_later()
+        if is_broken(exc):
+            self._files.failed(exc)
+
+    async def _remove_given_up(self) -> None:
+        try:
+            await self._files.remove_given_up()
+        except OSError as exc:
+            _log.warning("files of deleted topics are still there, this is tried again by itself: %s", exc)
+            self._finish_later()
+
+    def _finish_later(self) -> None:
+        """See to it that deletions are finished, if there are any, and unless that is under way."""
+        if self._started and self._finishing is None and (self._unfinished or self._files.has_given_up):
+            self._finishing = asyncio.get_running_loop().create_task(self._finish(), name="finish deletions")
+
+    async def _finish(self) -> None:
+        wait_s = RETRY_S
+        try:
+            while self._unfinished or self._files.has_given_up:
+                await asyncio.sleep(wait_s)
+                async with self._lock:
+                    await self._finish_deletions()
+                await self._remove_given_up()
+                wait_s = min(2 * wait_s, RETRY_MAX_S)
+        finally:
+            self._finishing = None
+
+
+def _exists(name: str) -> Reject:
+    return Reject(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic {name!r} already exists.")
+
+
+def _being_deleted(name: str) -> Reject:
+    return Reject(
+        ErrorCode.KAFKA_STORAGE_ERROR,
+        f"topic {name!r} is deleted, and its directories cannot be given up yet: its name is free when they "
+        "are, which is tried again and again; the broker's log says what is in the way",
+    )
+
+
+def _fold(name: str) -> str:
+    return name.replace(".", "_")
+
+
+_INTERNAL_FOLDED: Final = MappingProxyType({_fold(name): name for name in INTERNAL})

@@ -1,0 +1,41 @@
+"""The one place where an entry changes, live and on replay alike [TXN-2]."""
+
+from typing import assert_never
+
+from tallystick.broker.txn.machine.commands import EntryExpired, EntryStored, Event, MarkersNoted
+from tallystick.broker.txn.machine.model import PREVIOUS_STATES, Decided, TxnEntry
+from tallystick.kernel.check import check
+from tallystick.kernel.value import replace
+
+
+def apply(entry: TxnEntry | None, event: Event) -> TxnEntry | None:
+    """The entry as it is after `event`; None when the id is not known any more.
+
+    A record of the log is a whole entry, so that compaction may drop what came before.
+    """
+    match event:
+        case EntryStored(entry=stored):
+            return stored
+        case EntryExpired():
+            return None
+        case MarkersNoted(marker=marker, offsets=offsets):
+            phase = entry and entry.phase
+            if entry is None or not isinstance(phase, Decided) or phase.marker != marker:
+                return entry
+            return replace(entry, phase=replace(phase, written={**phase.written, **offsets}))
+        case _:
+            assert_never(event)
+
+
+def check_transition(before: TxnEntry | None, after: TxnEntry) -> None:
+    """Raise InvariantBroken where an entry may not follow another [TXN-3] [TXN-4] [TXN-6]."""
+    name = after.transactional_id
+    if before is None:
+        return
+    if before.state not in PREVIOUS_STATES[after.state]:
+        check(False, f"{name}: {before.state.label} -> {after.state.label}")
+    older, newer = before.client, after.client
+    if older.producer_id == newer.producer_id and older.epoch > newer.epoch:
+        check(False, f"{name}: client {older} -> {newer}")
+    if isinstance(before.phase, Decided) and isinstance(after.phase, Decided):
+        check(before.phase.outcome is after.phase.outcome, f"{name}: decided twice")

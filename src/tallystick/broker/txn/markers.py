@@ -1,0 +1,114 @@
+"""End markers, written to the partitions of this broker."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable
+from typing import Final, Protocol
+
+from tallystick.broker.partitions.partition import Partition
+from tallystick.broker.partitions.topics import GROUP_OFFSETS, TopicDeleted, Topics
+from tallystick.broker.txn.machine.commands import SendMarkers
+from tallystick.broker.txn.machine.model import Outcome
+from tallystick.broker.txn.marker_sender import Marked
+from tallystick.kernel.clock import Clock
+from tallystick.kernel.codes import ErrorCode
+from tallystick.kernel.errors import Reject
+from tallystick.kernel.ids import Offset, TopicPartition
+from tallystick.protocol.records.control import ControlType, Marker, encode_marker
+from tallystick.storage.log import AppendOrigin, AppendResult, LogFull, TxnGuard
+
+_log = logging.getLogger("tallystick.transactions")
+
+_TYPES: Final = {Outcome.COMMIT: ControlType.COMMIT, Outcome.ABORT: ControlType.ABORT}
+
+
+class Groups(Protocol):
+    """Who owns the partitions of `__consumer_offsets`: a marker there decides offsets, too."""
+
+    async def write_marker(self, index: int, batch: bytes, guard: TxnGuard) -> AppendResult | Reject: ...
+
+
+class PartitionMarkers:
+    """A MarkerSink. Lives on the loop."""
+
+    def __init__(self, topics: Topics, groups: Groups, clock: Clock) -> None:
+        self._topics = topics
+        self._groups = groups
+        self._clock = clock
+        self._latest: tuple[SendMarkers, int, bytes] | None = None
+
+    def write(
+        self, send: SendMarkers, partition: TopicPartition, coordinator_epoch: int
+    ) -> Marked | Awaitable[Marked]:
+        """Write one marker, on whichever terms the partition is. None: there is nothing to end there."""
+        found = self._topics.partition(partition.topic, partition.partition)
+        if found is None and self._topics.may_return(partition.topic):
+            # Without its marker the transaction would be complete, and open in a partition that is back.
+            return Reject(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{partition.topic!r} is being deleted")
+        if found is None:
+            return None  # deleted with all that was in it
+        batch = self._encode(send, _epoch_for(found, send, coordinator_epoch))
+        guard = TxnGuard(transaction_version=send.transaction_version)
+        if partition.topic == GROUP_OFFSETS:
+            return self._write_through_groups(send, found, batch, guard)
+        try:
+            appended = found.append(batch, AppendOrigin.COORDINATOR, guard)
+        except LogFull as exc:
+            return Reject(ErrorCode.KAFKA_STORAGE_ERROR, str(exc))
+        if isinstance(appended, Reject):
+            return _judge(found, send, appended)
+        synced = found.durable(appended.last_offset)
+        return appended.base_offset if synced is None else _after(synced, appended.base_offset)
+
+    async def _write_through_groups(
+        self, send: SendMarkers, partition: Partition, batch: bytes, guard: TxnGuard
+    ) -> Marked:
+        appended = await self._groups.write_marker(partition.topic_partition.partition, batch, guard)
+        return _judge(partition, send, appended) if isinstance(appended, Reject) else appended.base_offset
+
+    def _encode(self, send: SendMarkers, coordinator_epoch: int) -> bytes:
+        """The batch; all partitions of a transaction get the same."""
+        latest = self._latest
+        if latest is not None and latest[0] is send and latest[1] == coordinator_epoch:
+            return latest[2]
+        marker = Marker(type=_TYPES[send.outcome], coordinator_epoch=coordinator_epoch)
+        batch = encode_marker(marker, send.marker, timestamp_ms=self._clock.now_ms())
+        self._latest = (send, coordinator_epoch, batch)
+        return batch
+
+
+def _epoch_for(partition: Partition, send: SendMarkers, coordinator_epoch: int) -> int:
+    """Our epoch, or a higher one that the partition has seen.
+
+    There is no other coordinator: a higher epoch came from an administrator's marker, or from before
+    `__transaction_state` was lost, and with ours the partition would refuse the marker for ever.
+    """
+    state = partition.log.producer_state.active.get(send.marker.producer_id)
+    seen = None if state is None else state.coordinator_epoch
+    return coordinator_epoch if seen is None else max(coordinator_epoch, seen)
+
+
+def _judge(partition: Partition, send: SendMarkers, refused: Reject) -> Marked:
+    """A marker that is too old ends nothing: whatever is open there was begun by a later pair.
+
+    Kafka stops at that, and the id stays undecided until its coordinator is loaded anew (KAFKA-19999).
+    """
+    if refused.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+        return None
+    if refused.code is not ErrorCode.INVALID_PRODUCER_EPOCH:
+        return refused
+    _log.warning(
+        "%s has moved on from the transaction that %s ends: %s",
+        partition.topic_partition,
+        send.marker,
+        refused.reason,
+    )
+    return None
+
+
+async def _after(synced: "asyncio.Future[None]", offset: Offset) -> Marked:
+    try:
+        await synced
+    except TopicDeleted:
+        return None
+    return offset

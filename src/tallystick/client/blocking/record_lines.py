@@ -1,0 +1,311 @@
+"""Records as lines: of text, as Kafka's console tools read and print them, and of JSON. Pure.
+
+A line to send is headers, key and value, of which the first two are there on request:
+
+    name:value,name:value <headers.delimiter> key <key.separator> value
+
+A line that was read has what is asked for, in Kafka's order: timestamp, partition, offset, leader epoch,
+headers, key, value. JSON loses nothing: a line that `JsonForm` prints is one that it reads, and bytes that
+are not UTF-8 are `{"base64": "..."}`.
+
+Source: Kafka 4.3 LineMessageReader and DefaultMessageFormatter.
+"""
+
+import binascii
+import json
+from base64 import b64decode, b64encode
+from collections.abc import Mapping
+from typing import Final, Protocol, TypeVar
+
+from tallystick.client.consumer.decode import ConsumerRecord
+from tallystick.kernel.errors import TallystickError
+from tallystick.kernel.ids import INT32_MAX, INT64_MAX
+from tallystick.kernel.settings import BadConfig, unknown
+from tallystick.kernel.value import frozen
+from tallystick.protocol.records import Headers, TimestampType
+
+F = TypeVar("F")
+
+_SHOWN_MAX: Final = 60
+_TIMESTAMP_TYPES: Final = {
+    TimestampType.CREATE_TIME: "CreateTime",
+    TimestampType.LOG_APPEND_TIME: "LogAppendTime",
+}
+# What a printed record has and a sent one cannot choose: read over, so that a topic can be copied.
+_OF_THE_LOG: Final = frozenset({"topic", "offset", "timestamp_type", "leader_epoch"})
+_OF_THE_RECORD: Final = frozenset({"partition", "timestamp", "headers", "key", "value"})
+
+
+class BadLine(TallystickError):
+    """A line is not a record in the form that was asked for. Nothing was sent of it."""
+
+    def __init__(self, why: str, line: bytes) -> None:
+        super().__init__(why, line)
+        self.why, self.line = why, line
+
+    def __str__(self) -> str:
+        text = self.line.decode(errors="backslashreplace")
+        return f"{self.why}: {text if len(text) <= _SHOWN_MAX else text[:_SHOWN_MAX] + '…'!r}"
+
+
+@frozen(kw_only=True)
+class Outgoing:
+    """A record to send; None where the line leaves the choice to the producer."""
+
+    value: bytes | None
+    key: bytes | None = None
+    headers: Headers = ()
+    partition: int | None = None
+    timestamp_ms: int | None = None
+
+
+class Reads(Protocol):
+    """From a line, without its end, to a record."""
+
+    def read(self, line: bytes) -> Outgoing:
+        """Raises: BadLine."""
+        ...
+
+
+class Prints(Protocol):
+    """From a record to its line, the end included."""
+
+    def format(self, record: ConsumerRecord) -> bytes: ...
+
+
+# ------------------------------------------------------------------------------------ text
+
+
+@frozen(kw_only=True)
+class LineReader:
+    """How a line is split. The fields are Kafka's properties, with dots: `parse.key`, `null.marker` ...
+
+    ignore_error  a line without a separator has no key, or no headers, and is no mistake
+    """
+
+    parse_key: bool = False
+    parse_headers: bool = False
+    key_separator: str = "\t"
+    headers_delimiter: str = "\t"
+    headers_separator: str = ","
+    headers_key_separator: str = ":"
+    null_marker: str | None = None
+    ignore_error: bool = False
+
+    @classmethod
+    def parse(cls, properties: Mapping[str, str]) -> "LineReader":
+        """Raises: BadConfig with every problem."""
+        made = _form(cls, properties, "--property")
+        marks = {
+            "headers.delimiter": made.headers_delimiter,
+            "headers.separator": made.headers_separator,
+            "headers.key.separator": made.headers_key_separator,
+        }
+        problems = [f"--property {name}: must not be empty" for name, text in marks.items() if not text]
+        if not made.key_separator:
+            problems.append("--property key.separator: must not be empty")
+        if len({*marks.values()}) < len(marks):
+            problems.append(f"--property {', '.join(marks)}: must be different from each other")
+        if made.null_marker in {made.key_separator, *marks.values()}:
+            problems.append("--property null.marker: must be different from the separators")
+        if problems:
+            raise BadConfig("\n".join(problems))
+        return made
+
+    def read(self, line: bytes) -> Outgoing:
+        headers, rest = self._cut(line, line, self.parse_headers, self.headers_delimiter, "headers delimiter")
+        key, value = self._cut(line, rest, self.parse_key, self.key_separator, "key separator")
+        return Outgoing(
+            value=self._content(value),
+            key=None if key is None else self._content(key),
+            headers=() if headers is None or self._is_null(headers) else self._split(headers, line),
+        )
+
+    def _cut(
+        self, line: bytes, rest: bytes, enabled: bool, mark: str, name: str
+    ) -> tuple[bytes | None, bytes]:
+        if not enabled:
+            return None, rest
+        before, found, after = rest.partition(mark.encode())
+        if found:
+            return before, after
+        if self.ignore_error:
+            return None, rest
+        raise BadLine(f"no {name} {mark!r} in it", line)
+
+    def _split(self, text: bytes, line: bytes) -> Headers:
+        headers = []
+        for pair in text.split(self.headers_separator.encode()):
+            name, found, value = pair.partition(self.headers_key_separator.encode())
+            if not found and not self.ignore_error:
+                raise BadLine(f"no {self.headers_key_separator!r} in the header {pair!r}", line)
+            if self._is_null(name):
+                raise BadLine("a header's name is the null marker", line)
+            try:
+                headers.append((name.decode(), self._content(value) if found else None))
+            except UnicodeDecodeError:
+                raise BadLine(f"a header's name is not UTF-8: {name!r}", line) from None
+        return tuple(headers)
+
+    def _is_null(self, text: bytes) -> bool:
+        return self.null_marker is not None and text == self.null_marker.encode()
+
+    def _content(self, text: bytes) -> bytes | None:
+        return None if self._is_null(text) else text
+
+
+@frozen(kw_only=True)
+class LineWriter:
+    """What a line shows. The fields are Kafka's properties, with dots: `print.key`, `key.separator` ..."""
+
+    print_timestamp: bool = False
+    print_partition: bool = False
+    print_offset: bool = False
+    print_epoch: bool = False
+    print_headers: bool = False
+    print_key: bool = False
+    print_value: bool = True
+    key_separator: str = "\t"
+    line_separator: str = "\n"
+    headers_separator: str = ","
+    null_literal: str = "null"
+
+    @classmethod
+    def parse(cls, properties: Mapping[str, str]) -> "LineWriter":
+        """Raises: BadConfig with every problem."""
+        return _form(cls, properties, "--property")
+
+    def format(self, record: ConsumerRecord) -> bytes:
+        parts = []
+        if self.print_timestamp:
+            parts.append(f"{_TIMESTAMP_TYPES[record.timestamp_type]}:{record.timestamp_ms}".encode())
+        if self.print_partition:
+            parts.append(b"Partition:%d" % record.partition)
+        if self.print_offset:
+            parts.append(b"Offset:%d" % record.offset)
+        if self.print_epoch:
+            epoch = record.leader_epoch
+            parts.append(self.null_literal.encode() if epoch is None else b"Epoch:%d" % epoch)
+        if self.print_headers:
+            headers = [name.encode() + b":" + self._content(value) for name, value in record.headers]
+            parts.append(self.headers_separator.encode().join(headers) if headers else b"NO_HEADERS")
+        if self.print_key:
+            parts.append(self._content(record.key))
+        if self.print_value:
+            parts.append(self._content(record.value))
+        return self.key_separator.encode().join(parts) + self.line_separator.encode()
+
+    def _content(self, content: bytes | None) -> bytes:
+        return self.null_literal.encode() if content is None else content
+
+
+def _form(cls: type[F], properties: Mapping[str, str], option: str) -> F:
+    """An instance from texts by dotted name. Separators may be blank, so nothing is stripped."""
+    declared = {name.replace("_", "."): name for name in cls.__annotations__}
+    values: dict[str, object] = {}
+    problems = []
+    for name, text in properties.items():
+        if name not in declared:
+            problems.append(f"{option} {unknown(name, declared)}")
+        elif cls.__annotations__[declared[name]] is not bool:
+            values[declared[name]] = text
+        elif text.lower() in ("true", "false"):
+            values[declared[name]] = text.lower() == "true"
+        else:
+            problems.append(f"{option} {name}: {text!r} is not true or false")
+    if problems:
+        raise BadConfig("\n".join(problems))
+    return cls(**values)
+
+
+# ------------------------------------------------------------------------------------ JSON
+
+
+class JsonForm:
+    """One object a line.
+
+    `{"topic", "partition", "offset", "timestamp", "timestamp_type", "leader_epoch", "headers": [[name,
+    content], ...], "key", "value"}`, a content being a text, null, or `{"base64": "..."}`. To send,
+    everything but one of key and value may be left out, and what only a log has is read over.
+    """
+
+    def read(self, line: bytes) -> Outgoing:
+        try:
+            found = json.loads(line)
+        except (ValueError, RecursionError) as exc:
+            raise BadLine(f"not JSON ({exc})", line) from None
+        if not isinstance(found, dict):
+            raise BadLine("not a JSON object", line)
+        stray = found.keys() - _OF_THE_LOG - _OF_THE_RECORD
+        if stray:
+            raise BadLine(f"no record has {', '.join(sorted(stray))}", line)
+        if not found.keys() & {"key", "value"}:
+            raise BadLine("neither key nor value", line)
+        try:
+            return Outgoing(
+                value=_bytes(found.get("value"), "value"),
+                key=_bytes(found.get("key"), "key"),
+                headers=_headers(found.get("headers") or []),
+                partition=_number(found.get("partition"), "partition", INT32_MAX),
+                timestamp_ms=_number(found.get("timestamp"), "timestamp", INT64_MAX),
+            )
+        except ValueError as exc:
+            raise BadLine(str(exc), line) from None
+
+    def format(self, record: ConsumerRecord) -> bytes:
+        shown = {
+            "topic": record.topic,
+            "partition": record.partition,
+            "offset": record.offset,
+            "timestamp": record.timestamp_ms,
+            "timestamp_type": _TIMESTAMP_TYPES[record.timestamp_type],
+            "leader_epoch": record.leader_epoch,
+            "headers": [[name, _content(value)] for name, value in record.headers],
+            "key": _content(record.key),
+            "value": _content(record.value),
+        }
+        return json.dumps(shown, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+
+
+def _content(content: bytes | None) -> str | dict[str, str] | None:
+    if content is None:
+        return None
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        return {"base64": b64encode(content).decode()}
+
+
+def _bytes(content: object, name: str) -> bytes | None:
+    match content:
+        case None:
+            return None
+        case str():
+            return content.encode()
+        case {"base64": str(text), **others} if not others:
+            try:
+                return b64decode(text, validate=True)
+            except binascii.Error as exc:
+                raise ValueError(f"{name}: base64: {exc}") from None
+    raise ValueError(f'{name}: is not a text, null or {{"base64": "..."}}')
+
+
+def _headers(found: object) -> Headers:
+    if not isinstance(found, list):
+        raise ValueError("headers: is not a list of [name, content]")
+    headers = []
+    for pair in found:
+        match pair:
+            case [str(name), content]:
+                headers.append((name, _bytes(content, f"header {name}")))
+            case _:
+                raise ValueError(f"headers: {pair!r} is not [name, content]")
+    return tuple(headers)
+
+
+def _number(found: object, name: str, high: int) -> int | None:
+    if found is None:
+        return None
+    if not isinstance(found, int) or isinstance(found, bool) or not 0 <= found <= high:
+        raise ValueError(f"{name}: {found!r} is not a number from 0 to {high}")
+    return found

@@ -1,0 +1,126 @@
+"""Keeping the picture of a cluster fresh: one question at a time, for everybody who wants an answer.
+
+A refresh that was begun may answer with what was true before somebody noticed that something moved. So who
+asks while one is under way shares the next one, and a thousand partitions that lost their leader cost two.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from contextvars import Context
+
+from tallystick.client.errors import ClientError, Closed, refused
+from tallystick.client.net.metadata import EMPTY, MetadataImage, merge, without_topics
+from tallystick.kernel.codes import ErrorCode
+from tallystick.kernel.value import replace
+from tallystick.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
+
+_log = logging.getLogger("tallystick.client")
+
+
+class Refresher:
+    """The image of a cluster, and the rounds that renew it. Lives on one loop; begins when first asked."""
+
+    def __init__(
+        self,
+        ask: Callable[[MetadataRequest], Awaitable[MetadataResponse]],
+        max_age_ms: int,
+        auto_create: bool,
+        idle_ms: int | None,
+    ) -> None:
+        """Args:
+        ask: asks one broker or another; raises ClientError.
+        max_age_ms: a round is begun this long after the last one, whoever asks.
+        auto_create: whether asking may create a topic.
+        idle_ms: a topic nobody followed for so long is left out.
+        """
+        self.image: MetadataImage = EMPTY
+        self.all_topics = False
+        self._ask = ask
+        self._max_age_ms = max_age_ms
+        self._auto_create = auto_create
+        self._idle_ms = idle_ms
+        self._followed: dict[str, float] = {}  # topic, and when it was last wanted
+        self._next: asyncio.Future[ClientError | None] | None = None
+        self._running: asyncio.Future[ClientError | None] | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._aging: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    def follow(self, topics: Iterable[str]) -> None:
+        """Ask for these from now on."""
+        now = asyncio.get_running_loop().time()
+        for topic in topics:
+            self._followed[topic] = now
+
+    def forget(self, topics: Iterable[str]) -> None:
+        """Ask for these no longer."""
+        gone = list(topics)
+        for topic in gone:
+            self._followed.pop(topic, None)
+        self.image = without_topics(self.image, gone)
+
+    def next_round(self) -> "asyncio.Future[ClientError | None]":
+        """The next refresh that is not under way yet; what it yields is why it failed, if it did."""
+        loop = asyncio.get_running_loop()
+        if self._next is None:
+            self._next = loop.create_future()
+            if self._closed:
+                self._next.set_result(Closed("the client was closed"))
+        if not self._closed and (self._task is None or self._task.done()):
+            # Not in the context of whoever asks first: its limits are not those of the others.
+            self._task = loop.create_task(self._rounds(), context=Context())
+        return self._next
+
+    def close(self) -> list["asyncio.Task[None]"]:
+        """No further round; what is still to be waited for, cancelled."""
+        self._closed = True
+        if self._aging is not None:
+            self._aging.cancel()
+        for round_ in (self._running, self._next):
+            if round_ is not None and not round_.done():
+                round_.set_result(Closed("the client was closed"))
+        if self._task is None:
+            return []
+        self._task.cancel()
+        return [self._task]
+
+    async def _rounds(self) -> None:
+        while self._next is not None and not self._closed:
+            self._running, self._next = self._next, None
+            failure: ClientError | None = Closed("the refresh broke off")
+            try:
+                failure = await self._refresh()
+            finally:
+                if not self._running.done():
+                    self._running.set_result(failure)
+                self._running = None
+
+    async def _refresh(self) -> ClientError | None:
+        loop = asyncio.get_running_loop()
+        if self._aging is not None:
+            self._aging.cancel()
+        try:
+            await self._renew(loop.time())
+        except ClientError as exc:
+            _log.debug("no new metadata: %s", exc)
+            return exc
+        finally:
+            if not self._closed:
+                self._aging = loop.call_later(self._max_age_ms / 1000, self.next_round)
+        return None
+
+    async def _renew(self, now: float) -> None:
+        if self._idle_ms is not None:
+            idle = [t for t, at in self._followed.items() if at * 1000 + self._idle_ms < now * 1000]
+            self.forget(idle)
+        everything = self.all_topics
+        topics = None if everything else tuple(MetadataRequestTopic(name=name) for name in self._followed)
+        answer = await self._ask(
+            MetadataRequest(topics=topics, allow_auto_topic_creation=self._auto_create and not everything)
+        )
+        if answer.error_code:
+            if answer.error_code == ErrorCode.REBOOTSTRAP_REQUIRED:
+                self.image = replace(self.image, nodes={})
+            raise refused("Metadata", "", answer.error_code)
+        self.image = merge(self.image, answer, all_topics=everything)

@@ -1,0 +1,117 @@
+"""An Arrow batch whose rows say where they go, divided by topic and partition. Pure.
+
+    value       binary or string; the one column that must be there
+    key         binary or string, may be null
+    topic       string; needed unless one topic is given for all
+    partition   integer; null where the key decides
+    timestamp   timestamp of any unit, or int64 milliseconds since the epoch; null for now
+    headers     list of struct (key: string, value: binary), may be null
+
+Other columns are not looked at. The names and types are those of Spark's Kafka sink, which has no timestamp.
+
+Source: Spark's Kafka guide, "Writing Data to Kafka"; KafkaWriter.validateQuery.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tallystick import _lazy
+from tallystick.client.producer.arrow_rows import ArrowRows
+from tallystick.client.producer.batches import Run, runs_of
+from tallystick.protocol.records import Headers
+
+if TYPE_CHECKING:
+    from pyarrow import RecordBatch, Table
+
+
+class Share(NamedTuple):
+    """Rows for one topic, and one partition unless their keys decide; `places` are theirs in the batch."""
+
+    topic: str
+    partition: int | None
+    rows: ArrowRows
+    places: Sequence[int]
+
+
+def shares(batch: "RecordBatch | Table", topic: str | None, now_ms: int) -> list[Share]:
+    """The rows of `batch` by where they go, each share in their order; none for a batch without rows.
+
+    Args:
+        topic: for all rows, whatever their column says.
+    Raises: ValueError, TypeError: a column is missing, has another type, or a row has no topic.
+    Cost: 0.1 us a row where topics or partitions differ; headers and changing timestamps cost 1 us.
+    """
+    if not batch.num_rows:
+        return []
+    value = _column(batch, "value")
+    if value is None:
+        raise ValueError(f"a column `value` is needed, there are: {', '.join(batch.schema.names)}")
+    runs = _runs(_column(batch, "timestamp"), now_ms)
+    rows = ArrowRows.of(value, _column(batch, "key"), runs, _headers(_column(batch, "headers")))
+    topics, of_row = _topics(_column(batch, "topic"), topic, rows.count)
+    partitions = _partitions(_column(batch, "partition"))
+    if len(topics) == 1 and partitions is None:
+        return [Share(topics[0], None, rows, range(rows.count))]
+    return list(_divided(rows, topics, of_row, partitions))
+
+
+def _divided(rows: ArrowRows, topics: Sequence[str], of_row: Any, partitions: Any) -> Iterator[Share]:
+    np = _lazy.load("numpy")
+    if partitions is None:
+        partitions = np.full(rows.count, -1, dtype=np.int64)
+    order = np.lexsort((partitions, of_row))  # stable: rows of a share keep their order
+    of_row, partitions = of_row[order], partitions[order]
+    changes = np.flatnonzero((np.diff(of_row) != 0) | (np.diff(partitions) != 0)) + 1
+    begins = [0, *changes.tolist()]
+    for begin, places in zip(begins, np.split(order, changes), strict=True):
+        partition = int(partitions[begin])
+        listed = places.tolist()
+        own = rows if len(begins) == 1 else rows.pick(listed, keyed=True)
+        yield Share(topics[of_row[begin]], None if partition < 0 else partition, own, listed)
+
+
+def _column(batch: "RecordBatch | Table", name: str) -> Any:
+    """The column in one piece; None where there is none."""
+    if name not in batch.schema.names:
+        return None
+    column = batch.column(name)
+    return column.combine_chunks() if hasattr(column, "combine_chunks") else column
+
+
+def _topics(column: Any, topic: str | None, count: int) -> tuple[list[str], Any]:
+    """Names of topics, and which of them each row has."""
+    np, pa = _lazy.load("numpy"), _lazy.load("pyarrow")
+    if topic is not None:
+        return [topic], np.zeros(count, dtype=np.int64)
+    if column is None:
+        raise ValueError("no topic is given, and there is no column `topic`")
+    if column.null_count:
+        raise ValueError(f"{column.null_count} of {count} rows have no topic")
+    encoded = column.cast(pa.string()).dictionary_encode()
+    return encoded.dictionary.to_pylist(), encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+
+
+def _partitions(column: Any) -> Any:
+    """The partition of each row, -1 for none; None where no row has one."""
+    np, pc = _lazy.load("numpy"), _lazy.load("pyarrow.compute")
+    if column is None or column.null_count == len(column):
+        return None
+    if pc.min(column).as_py() < 0:
+        raise ValueError(f"partition {pc.min(column).as_py()} is negative")
+    return pc.fill_null(column, -1).to_numpy(zero_copy_only=False).astype(np.int64)
+
+
+def _runs(column: Any, now_ms: int) -> list[Run]:
+    if column is None or column.null_count == len(column):
+        return [(0, now_ms)]
+    pa, pc = _lazy.load("pyarrow"), _lazy.load("pyarrow.compute")
+    if pa.types.is_timestamp(column.type):
+        column = column.cast(pa.timestamp("ms", tz=column.type.tz), safe=False)
+    return runs_of(pc.fill_null(column.cast(pa.int64()), now_ms).to_pylist())
+
+
+def _headers(column: Any) -> list[Headers] | None:
+    pc = _lazy.load("pyarrow.compute")
+    if column is None or not pc.sum(pc.list_value_length(column)).as_py():
+        return None
+    return [tuple((header["key"], header["value"]) for header in row or ()) for row in column.to_pylist()]

@@ -1,0 +1,173 @@
+"""The requests of a transactional producer, and what their answers say. Pure: no waiting, no retrying.
+
+An answer with an error code becomes the error it means, so that one place decides about trying again
+(`client.retry`). -1 and its like end here.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Final, TypeVar
+
+from tallystick.client.errors import refused
+from tallystick.client.offsets import GroupMetadata, OffsetAndMetadata
+from tallystick.client.transactions.modes import Seen, Wish
+from tallystick.client.transactions.state import End
+from tallystick.kernel.codes import ErrorCode
+from tallystick.kernel.ids import Identity, ProducerEpoch, ProducerId, TopicPartition
+from tallystick.protocol.messages.add_offsets_to_txn import AddOffsetsToTxnRequest
+from tallystick.protocol.messages.add_partitions_to_txn import (
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnResponse,
+    AddPartitionsToTxnTopic,
+)
+from tallystick.protocol.messages.describe_transactions import DescribeTransactionsResponse
+from tallystick.protocol.messages.end_txn import EndTxnRequest, EndTxnResponse
+from tallystick.protocol.messages.init_producer_id import InitProducerIdResponse
+from tallystick.protocol.messages.txn_offset_commit import (
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitRequestPartition,
+    TxnOffsetCommitRequestTopic,
+    TxnOffsetCommitResponse,
+)
+
+V = TypeVar("V")
+
+# KIP-890: these versions are version 2 of transactions; the ones below them are the versions before.
+END_BUMPS: Final = 5
+OFFSETS_JOIN: Final = 5
+ADD_PARTITIONS_OF_CLIENTS: Final = 3
+INIT_MOVES_EPOCH: Final = 3
+"""KIP-360: the producer says who it is, and gets its next epoch."""
+
+
+def pair(producer_id: int, epoch: int) -> Identity | None:
+    """A pair as it is on the wire, where -1 is none."""
+    if producer_id < 0 or epoch < 0:
+        return None
+    return Identity(ProducerId(producer_id), ProducerEpoch(epoch))
+
+
+def claimed(transactional_id: str, answer: InitProducerIdResponse) -> tuple[Identity, Identity | None]:
+    """The pair that may speak, and the pair of what is in doubt, if anything is."""
+    client = pair(answer.producer_id, answer.producer_epoch)
+    if answer.error_code or client is None:
+        code = answer.error_code or ErrorCode.UNKNOWN_SERVER_ERROR
+        raise refused("InitProducerId", transactional_id, code)
+    return client, pair(answer.ongoing_txn_producer_id, answer.ongoing_txn_producer_epoch)
+
+
+def seen(transactional_id: str, answer: DescribeTransactionsResponse) -> Seen | None:
+    """What the coordinator shows of an id; None when it knows of none (105)."""
+    (state,) = answer.transaction_states
+    if state.error_code == ErrorCode.TRANSACTIONAL_ID_NOT_FOUND:
+        return None
+    if state.error_code:
+        raise refused("DescribeTransactions", transactional_id, state.error_code)
+    identity = pair(state.producer_id, state.producer_epoch)
+    if identity is None:  # made, and never initialised
+        return None
+    # docs/formats/private-tags.md: ours remembers what it ended for a client as a whole.
+    forced = {pair(f.producer_id, f.producer_epoch) for f in state.forced_outcomes if f.topic is None}
+    return Seen(
+        state=state.transaction_state, identity=identity, forced=frozenset(f for f in forced if f is not None)
+    )
+
+
+def end_request(transactional_id: str, end: End) -> EndTxnRequest:
+    return EndTxnRequest(
+        transactional_id=transactional_id,
+        producer_id=end.client.producer_id,
+        producer_epoch=end.client.epoch,
+        committed=end.wish is Wish.COMMIT,
+    )
+
+
+def next_client(transactional_id: str, answer: EndTxnResponse) -> Identity | None:
+    """The pair for the next transaction, where the end moved it."""
+    if answer.error_code:
+        raise refused("EndTxn", transactional_id, answer.error_code)
+    return pair(answer.producer_id, answer.producer_epoch)
+
+
+def add_partitions(
+    transactional_id: str, client: Identity, partitions: Iterable[TopicPartition]
+) -> AddPartitionsToTxnRequest:
+    topics = _by_topic({each: each.partition for each in partitions})
+    return AddPartitionsToTxnRequest(
+        v3_and_below_transactional_id=transactional_id,
+        v3_and_below_producer_id=client.producer_id,
+        v3_and_below_producer_epoch=client.epoch,
+        v3_and_below_topics=tuple(
+            AddPartitionsToTxnTopic(name=name, partitions=tuple(sorted(found)))
+            for name, found in sorted(topics.items())
+        ),
+    )
+
+
+def check_added(transactional_id: str, answer: AddPartitionsToTxnResponse) -> None:
+    """Raise what was refused first; 55 only says that another partition was."""
+    codes = {
+        TopicPartition(topic.name, result.partition_index): result.partition_error_code
+        for topic in answer.results_by_topic_v3_and_below
+        for result in topic.results_by_partition
+        if result.partition_error_code
+    }
+    if not codes:
+        return
+    at = min(codes, key=lambda each: (codes[each] == ErrorCode.OPERATION_NOT_ATTEMPTED, each))
+    raise refused("AddPartitionsToTxn", transactional_id, codes[at], f"partition {at}")
+
+
+def add_offsets(transactional_id: str, client: Identity, group_id: str) -> AddOffsetsToTxnRequest:
+    return AddOffsetsToTxnRequest(
+        transactional_id=transactional_id,
+        producer_id=client.producer_id,
+        producer_epoch=client.epoch,
+        group_id=group_id,
+    )
+
+
+def commit_offsets(
+    transactional_id: str,
+    client: Identity,
+    group: GroupMetadata,
+    offsets: Mapping[TopicPartition, OffsetAndMetadata],
+) -> TxnOffsetCommitRequest:
+    topics = _by_topic({at: _offset(at, offset) for at, offset in sorted(offsets.items())})
+    return TxnOffsetCommitRequest(
+        transactional_id=transactional_id,
+        group_id=group.group_id,
+        producer_id=client.producer_id,
+        producer_epoch=client.epoch,
+        generation_id_or_member_epoch=group.generation_id,
+        member_id=group.member_id,
+        group_instance_id=group.group_instance_id,
+        topics=tuple(
+            TxnOffsetCommitRequestTopic(name=name, partitions=tuple(found)) for name, found in topics.items()
+        ),
+    )
+
+
+def _offset(at: TopicPartition, offset: OffsetAndMetadata) -> TxnOffsetCommitRequestPartition:
+    return TxnOffsetCommitRequestPartition(
+        partition_index=at.partition,
+        committed_offset=offset.offset,
+        committed_leader_epoch=-1 if offset.leader_epoch is None else offset.leader_epoch,
+        committed_metadata=offset.metadata,
+    )
+
+
+def codes_of(answer: TxnOffsetCommitResponse) -> dict[TopicPartition, int]:
+    """The code of every partition that was answered, 0 included."""
+    return {
+        TopicPartition(topic.name, result.partition_index): result.error_code
+        for topic in answer.topics
+        for result in topic.partitions
+    }
+
+
+def _by_topic(values: Mapping[TopicPartition, V]) -> dict[str, list[V]]:
+    topics: defaultdict[str, list[V]] = defaultdict(list)
+    for at, value in values.items():
+        topics[at.topic].append(value)
+    return topics

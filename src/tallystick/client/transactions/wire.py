@@ -1,0 +1,170 @@
+"""One transactional id and its coordinators: each request repeated until it is answered, or max.block.ms.
+
+What is repeated and what an error means is `client.retry`'s; what follows from an answer is the machine's.
+"""
+
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from typing import TypeVar
+
+from tallystick.client.errors import BrokerRefused, refused
+from tallystick.client.net.cluster import Cluster
+from tallystick.client.offsets import GroupMetadata, OffsetAndMetadata
+from tallystick.client.transactions import requests
+from tallystick.client.transactions.modes import EPOCH_BUMP_VERSION, KEEP_API_VERSION, Offer, Seen
+from tallystick.client.transactions.state import End
+from tallystick.kernel.codes import ErrorCode
+from tallystick.kernel.errors import Effect, Remedy
+from tallystick.kernel.ids import Identity, TopicPartition
+from tallystick.protocol.apis import ApiKey
+from tallystick.protocol.messages.add_offsets_to_txn import AddOffsetsToTxnResponse
+from tallystick.protocol.messages.add_partitions_to_txn import AddPartitionsToTxnResponse
+from tallystick.protocol.messages.describe_transactions import (
+    DescribeTransactionsRequest,
+    DescribeTransactionsResponse,
+)
+from tallystick.protocol.messages.end_txn import EndTxnResponse
+from tallystick.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
+from tallystick.protocol.messages.txn_offset_commit import TxnOffsetCommitResponse
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class TxnWire:
+    """Asks for one transactional id. What a method raises has the worst effect of its attempts."""
+
+    def __init__(self, cluster: Cluster, transactional_id: str, limit_ms: int) -> None:
+        self.transactional_id = transactional_id
+        self._cluster = cluster
+        self._limit_ms = limit_ms
+
+    @property
+    def transaction_version(self) -> int:
+        """Finalized now, as far as any broker has told."""
+        return self._cluster.feature("transaction.version")
+
+    async def offer(self) -> Offer:
+        """What the coordinator says it can do."""
+
+        async def attempt() -> Offer:
+            node = await self._cluster.coordinator("transaction", self.transactional_id)
+            versions = await self._cluster.versions(node)
+            return Offer(
+                init_version=versions.highest(ApiKey.INIT_PRODUCER_ID) or 0,
+                transaction_version=self.transaction_version,
+                describes=versions.highest(ApiKey.DESCRIBE_TRANSACTIONS) is not None,
+            )
+
+        return await self._retrying("InitProducerId", attempt)
+
+    async def init_producer_id(self, request: InitProducerIdRequest) -> tuple[Identity, Identity | None]:
+        """The pair that may speak, and the pair of what is in doubt."""
+        keeps = request.keep_prepared_txn or request.enable_2pc
+        version = KEEP_API_VERSION if keeps else None
+
+        async def attempt() -> tuple[Identity, Identity | None]:
+            answer = await self._ask(
+                request, InitProducerIdResponse, version=version, max_version=KEEP_API_VERSION - 1
+            )
+            return requests.claimed(self.transactional_id, answer)
+
+        return await self._retrying("InitProducerId", attempt)
+
+    async def describe(self) -> Seen | None:
+        """What the coordinator shows; None when it knows of no such id."""
+        request = DescribeTransactionsRequest(transactional_ids=(self.transactional_id,))
+
+        async def attempt() -> Seen | None:
+            answer = await self._ask(request, DescribeTransactionsResponse)
+            return requests.seen(self.transactional_id, answer)
+
+        return await self._retrying("DescribeTransactions", attempt)
+
+    async def add_partitions(self, client: Identity, partitions: Collection[TopicPartition]) -> None:
+        """Below version 2: tell the coordinator before the first batch."""
+        request = requests.add_partitions(self.transactional_id, client, partitions)
+
+        async def attempt() -> None:
+            answer = await self._ask(
+                request, AddPartitionsToTxnResponse, max_version=requests.ADD_PARTITIONS_OF_CLIENTS
+            )
+            requests.check_added(self.transactional_id, answer)
+
+        await self._retrying("AddPartitionsToTxn", attempt)
+
+    async def add_offsets(self, client: Identity, group_id: str) -> None:
+        """Below version 2: tell the coordinator before the first offset of a group."""
+        request = requests.add_offsets(self.transactional_id, client, group_id)
+
+        async def attempt() -> None:
+            answer = await self._ask(request, AddOffsetsToTxnResponse)
+            if answer.error_code:
+                raise refused("AddOffsetsToTxn", self.transactional_id, answer.error_code)
+
+        await self._retrying("AddOffsetsToTxn", attempt)
+
+    async def commit_offsets(
+        self,
+        client: Identity,
+        group: GroupMetadata,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata],
+        *,
+        joining: bool,
+    ) -> None:
+        """Have a group's offsets written; those that were are not sent again.
+
+        Args:
+            joining: they join the transaction by themselves (version 2).
+        """
+        left = dict(offsets)
+        api, version = "TxnOffsetCommit", requests.OFFSETS_JOIN
+
+        async def attempt() -> None:
+            node = await self._cluster.coordinator("group", group.group_id)
+            request = requests.commit_offsets(self.transactional_id, client, group, left)
+            answer = await self._cluster.send(
+                node, request, TxnOffsetCommitResponse, max_version=version if joining else version - 1
+            )
+            codes = requests.codes_of(answer)
+            for at in [at for at in left if codes.get(at) == ErrorCode.NONE]:
+                del left[at]
+            unknown = ErrorCode.UNKNOWN_SERVER_ERROR
+            errors = [refused(api, group.group_id, codes.get(at, unknown), str(at)) for at in left]
+            if errors:  # first what trying again does not help
+                raise min(errors, key=lambda each: each.remedy.repeats)
+
+        await self._retrying(api, attempt, group.group_id)
+
+    async def end(self, end: End) -> Identity | None:
+        """Commit or abort; the pair for the next transaction, where the end moves it.
+
+        Raises: an error to LOOK_UP has effect UNKNOWN only through an earlier attempt: it refuses this one.
+        """
+        request = requests.end_request(self.transactional_id, end)
+        version = requests.END_BUMPS if end.version >= EPOCH_BUMP_VERSION else None
+
+        async def attempt() -> Identity | None:
+            answer = await self._ask(
+                request, EndTxnResponse, version=version, max_version=requests.END_BUMPS - 1
+            )
+            try:
+                return requests.next_client(self.transactional_id, answer)
+            except BrokerRefused as exc:
+                if exc.remedy is Remedy.LOOK_UP:
+                    exc.effect = Effect.NONE
+                raise
+
+        return await self._retrying("EndTxn", attempt)
+
+    async def _ask(
+        self, request: object, answer: type[R], *, version: int | None = None, max_version: int | None = None
+    ) -> R:
+        """One attempt at the transaction coordinator; `version` wins over `max_version`."""
+        node = await self._cluster.coordinator("transaction", self.transactional_id)
+        if version is not None:
+            return await self._cluster.send(node, request, answer, version=version)
+        return await self._cluster.send(node, request, answer, max_version=max_version)
+
+    async def _retrying(self, api: str, attempt: Callable[[], Awaitable[T]], subject: str = "") -> T:
+        deadline = self._cluster.deadline("max.block.ms", self._limit_ms)
+        return await self._cluster.retrying(api, subject or self.transactional_id, attempt, deadline)

@@ -1,0 +1,78 @@
+"""consume_into under asyncio: as `tallystick.dualwrite.consume_into`, awaited."""
+
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from typing import Generic, TypeVar
+
+from tallystick.client.aio.consumer import Consumer
+from tallystick.client.consumer.decode import ConsumerRecord
+from tallystick.client.consumer.engine import RebalanceListener
+from tallystick.dualwrite.consume_recipe import OnDataLoss, Reading
+from tallystick.dualwrite.drivers import AsyncDriver, Watch
+from tallystick.dualwrite.stores.base import AsyncOffsetStore, AsyncOffsetTransaction
+from tallystick.dualwrite.transaction import Half
+from tallystick.kernel.ids import TopicPartition
+
+X = TypeVar("X", bound=AsyncOffsetTransaction)
+
+
+class Batch(Half[X]):
+    """Some records, and the database transaction that their rows go into."""
+
+    def __init__(self, database: X, records: tuple[ConsumerRecord, ...]) -> None:
+        super().__init__(database)
+        self.records = records
+
+
+class _OnRebalance(RebalanceListener):
+    def __init__(self, reading: Reading[X]) -> None:
+        self._reading = reading
+
+    async def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
+        self._reading.unsync()
+
+    async def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None: ...
+    async def on_partitions_lost(self, partitions: frozenset[TopicPartition]) -> None: ...
+
+
+class Consuming(Generic[X]):
+    """A consumer whose offsets are in a database. Made by `consume_into`; for one task."""
+
+    def __init__(self, reading: Reading[X], watch: Watch | None) -> None:
+        self._reading = reading
+        self._driver = AsyncDriver(watch)
+
+    @asynccontextmanager
+    async def batch(self, timeout_s: float = 1.0, most: int | None = None) -> AsyncIterator[Batch[X]]:
+        """Records and a transaction; when the block ends, rows and offsets are committed together."""
+        driver, reading = self._driver, self._reading
+        took = await driver.run_async(reading.poll(timeout_s, most))
+        database = await driver.run_async(reading.begin(took))
+        batch = Batch(database, took.records)
+        try:
+            yield batch
+        except BaseException:
+            batch.end()
+            await driver.run_async(reading.rollback(database, took))
+            raise
+        batch.end()
+        await driver.run_async(reading.commit(database, took))
+
+
+def consume_into(
+    store: AsyncOffsetStore[X],
+    consumer: Consumer,
+    topics: Iterable[str] = (),
+    *,
+    partitions: Iterable[TopicPartition] = (),
+    group: str | None = None,
+    on_data_loss: OnDataLoss = "fail",
+    watch: Watch | None = None,
+) -> Consuming[X]:
+    """Read topics into a database, each record once."""
+    reading: Reading[X] = Reading(store, consumer, group, on_data_loss)
+    if partitions:
+        consumer.assign(partitions)
+    else:
+        consumer.subscribe(list(topics), _OnRebalance(reading))
+    return Consuming(reading, watch)

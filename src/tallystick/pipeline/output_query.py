@@ -1,0 +1,133 @@
+"""One output as one Spark query: this is where it is decided which sink carries it.
+
+Topics alone go through the data source's sink, whose decisions are in a topic; with a table among the sinks a
+row of its database decides. Either way the next start finds out what was decided.
+"""
+
+from collections.abc import Mapping
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+from pyspark.sql.streaming.query import StreamingQuery
+
+from tallystick import _lazy
+from tallystick.kernel.value import frozen
+from tallystick.pipeline.clients import of_role, sink_options
+from tallystick.pipeline.definition import Definition, Output, TableSink, TableWrite, TopicSink, checkpoint_of
+from tallystick.pipeline.outputs import dead_letter_records, dead_letters, records
+from tallystick.spark.options.sink_options import SinkOptions
+from tallystick.spark.options.sinks import Sink, ToTable, Write, quoted, to_table, to_topic
+from tallystick.spark.protocol.decide import NewCheckpoint, NewPrefix
+from tallystick.spark.sink.combined_attempt import TABLE_STATION
+from tallystick.spark.sink.context import Station
+from tallystick.spark.sink.foreach_batch import foreach_batch
+
+_DEAD = "_dead_letter"
+
+
+@frozen(kw_only=True)
+class Start:
+    """How the queries are started.
+
+    once           read what is there now, in as many batches as it takes, and end
+    on_new         what to do where decisions are known and the checkpoint is not
+    on_new_prefix  what to do where the checkpoint goes on and its decisions are not known
+    """
+
+    once: bool = False
+    on_new: NewCheckpoint = NewCheckpoint.REFUSE
+    on_new_prefix: NewPrefix = NewPrefix.REFUSE
+
+
+def start_query(
+    spark: SparkSession, definition: Definition, output: Output, client: Mapping[str, str], how: Start
+) -> StreamingQuery:
+    """Start the query of an output; its views are declared.
+
+    Args:
+        client: [kafka], or the address of the pipeline's own broker: `bootstrap.servers` among them.
+    Raises: BadConfig with what Spark says of a key or a value.
+    """
+    options = {
+        **sink_options(definition, output, client),
+        "onNewCheckpoint": how.on_new.value,
+        "onNewPrefix": how.on_new_prefix.value,
+        "checkpointLocation": checkpoint_of(definition, output),
+    }
+    if output.database is None:
+        writer = records(spark, definition, output).writeStream.format("tallystick").options(**options)
+    else:
+        rows = _with_dead_letters(spark, definition, output)
+        sinks = _sinks(spark, definition, output)
+        together = foreach_batch(options, *sinks, database=output.database)
+        writer = rows.writeStream.foreachBatch(together)
+    writer = (
+        writer.queryName(definition.prefix(output))
+        .outputMode(output.mode.value)
+        .option("checkpointLocation", options["checkpointLocation"])
+    )
+    if how.once:
+        return writer.trigger(availableNow=True).start()
+    return writer.trigger(processingTime=definition.trigger or "0 seconds").start()
+
+
+def resume_options(definition: Definition, output: Output) -> dict[str, str]:
+    """What sources are told, to begin where the last decision of an output ended."""
+    where = {} if output.database is None else {"resume.from.database": output.database}
+    return {
+        **where,
+        "resume.from.prefix": definition.prefix(output),
+        "checkpointLocation": checkpoint_of(definition, output),
+    }
+
+
+def station_of(
+    spark: SparkSession, definition: Definition, output: Output, client: Mapping[str, str], patience_ms: int
+) -> Station:
+    """What the query of an output decides with, for whoever looks at it or ends what it left.
+
+    Args:
+        patience_ms: for each request; a cluster that is away must not hold up whoever looks.
+    """
+    options = SinkOptions(
+        prefix=definition.prefix(output),
+        client={**of_role("producer", client), "max.block.ms": str(patience_ms)},
+        modes=definition.modes,
+    )
+    if output.database is None:
+        return Station(options)
+    module = _lazy.load(TABLE_STATION)
+    tables = tuple(sink for sink in _sinks(spark, definition, output) if isinstance(sink, ToTable))
+    at_database = module.AtDatabase(where=module.opened(output.database), tables=tables)
+    found: Station = at_database(module.in_database(options))
+    return found
+
+
+def _sinks(spark: SparkSession, definition: Definition, output: Output) -> tuple[Sink, ...]:
+    """The sinks of an output with tables, and one for the dead letters that come with its rows."""
+    columns = spark.table(output.view).columns
+    alive = f"{_DEAD} IS NULL" if dead_letters(definition, output) else None
+    whole = f"to_json(struct({', '.join(map(quoted, columns))}), map('ignoreNullFields', 'false'))"
+    made: list[Sink] = []
+    for sink in output.sinks:
+        match sink:
+            case TopicSink():
+                made.append(to_topic(sink.topic, key=sink.key, value=sink.value or whole, where=alive))
+            case TableSink():
+                write: Write = "upsert" if sink.write is TableWrite.UPSERT else "append"
+                made.append(to_table(sink.table, columns=columns, write=write, keys=sink.keys, where=alive))
+    for source in dead_letters(definition, output):
+        dead = {name: f"{_DEAD}.{name}" for name in ("key", "value", "headers")}
+        made.append(
+            to_topic(str(source.dead_letter), **dead, where=f"{_DEAD}.topic = '{source.dead_letter}'")
+        )
+    return tuple(made)
+
+
+def _with_dead_letters(spark: SparkSession, definition: Definition, output: Output) -> DataFrame:
+    """The rows of the view, and the dead letters beside them, in a column of their own."""
+    rows = spark.table(output.view)
+    for source in dead_letters(definition, output):
+        dead = dead_letter_records(spark, source).select(f.struct("*").alias(_DEAD))
+        rows = rows.unionByName(dead, allowMissingColumns=True)
+    return rows

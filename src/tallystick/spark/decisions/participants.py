@@ -1,0 +1,119 @@
+"""The transactional ids of a prefix, on a cluster. Thin: what follows from the answers is `decide`'s."""
+
+from collections.abc import Collection, Iterable, Mapping
+
+from tallystick.admin.listing import gather
+from tallystick.admin.model import TransactionDescription
+from tallystick.admin.transactions import Transactions
+from tallystick.client.errors import BrokerRefused, ClientError, Fenced, IdExpired, refused
+from tallystick.client.net.cluster import Cluster
+from tallystick.client.transactions.modes import REFUSALS, Mode, Wish
+from tallystick.client.transactions.state import End
+from tallystick.client.transactions.wire import TxnWire
+from tallystick.kernel.codes import ErrorCode
+from tallystick.kernel.ids import Identity
+from tallystick.kernel.value import replace
+from tallystick.protocol.messages.init_producer_id import InitProducerIdRequest
+from tallystick.spark.options.sink_options import TIMEOUT_MS, SinkOptions
+from tallystick.spark.protocol.committable import Participant
+from tallystick.spark.protocol.transactional_ids import coordinator_id
+
+
+class ClusterParticipants:
+    """One prefix on one cluster, on one loop; the cluster is the caller's, who closes it."""
+
+    def __init__(self, cluster: Cluster, options: SinkOptions, limit_ms: int) -> None:
+        """Args:
+        limit_ms: how long each request may take, with all its repetitions.
+        """
+        self._cluster, self._options, self._limit_ms = cluster, options, limit_ms
+        self._name = coordinator_id(options.prefix)
+        self._transactions = Transactions(cluster, limit_ms)
+
+    async def claim(self) -> tuple[Identity, int]:
+        held = await self._initialise(self._name, self._options.coordinator_timeout_ms, None)
+        return held, self._wire(self._name).transaction_version
+
+    async def reclaim(self, held: Identity) -> Identity | None:
+        # KIP-360: with the pair it believes to have, a producer is fenced if another was given the id since.
+        try:
+            return await self._initialise(self._name, self._options.coordinator_timeout_ms, held)
+        except (Fenced, IdExpired):
+            return None
+
+    async def holds(self, held: Identity) -> bool:
+        found = (await self.describe([self._name]))[self._name]
+        return found is not None and found.writer == held
+
+    async def describe(self, transactional_ids: Iterable[str]) -> Mapping[str, TransactionDescription | None]:
+        names = tuple(transactional_ids)
+        answers = await self._transactions.describe(names)
+        for failure in answers.failures.values():
+            code = failure.code if isinstance(failure, BrokerRefused) else None
+            if code != ErrorCode.TRANSACTIONAL_ID_NOT_FOUND:
+                raise failure
+        return {name: answers.found.get(name) for name in names}
+
+    async def end(
+        self, participants: Collection[Participant], transaction_version: int, wish: Wish
+    ) -> Mapping[str, ClientError]:
+        named = {each.transactional_id: each for each in participants}
+
+        async def one(name: str) -> None:
+            end = End(client=named[name].identity, wish=wish, version=transaction_version)
+            await self._wire(name).end(end)
+
+        return (await gather(named, one)).failures
+
+    async def recover(
+        self, participants: Collection[Participant], transaction_version: int, wish: Wish
+    ) -> Mapping[str, ClientError]:
+        named = {each.transactional_id: each.identity for each in participants}
+
+        async def one(name: str) -> None:
+            client, kept = await self._keep(name)
+            if kept != named[name]:
+                # The id was used again. What is open now is another transaction, and stays open.
+                why = f"{named[name]} is no longer what is open: that is {kept}"
+                raise refused("InitProducerId", name, ErrorCode.INVALID_PRODUCER_EPOCH, why)
+            await self._wire(name).end(End(client=client, wish=wish, version=transaction_version))
+
+        return (await gather(named, one)).failures
+
+    async def _keep(self, name: str) -> tuple[Identity, Identity | None]:
+        """Become the id's client, and leave what is open: the new pair, and the one of what is open.
+
+        Not `Producer.complete_transaction`: that aborts what it was not asked for, as KIP-939's recipe does,
+        and here that may be what a newer driver has decided on [SPK-28].
+        """
+        two_phase = Mode.TWO_PHASE.value in self._options.modes
+        request = InitProducerIdRequest(
+            transactional_id=name,
+            transaction_timeout_ms=int(self._options.client.get("transaction.timeout.ms", TIMEOUT_MS)),
+            enable_2pc=two_phase,
+            keep_prepared_txn=True,
+        )
+        try:
+            return await self._wire(name).init_producer_id(request)
+        except BrokerRefused as exc:
+            if (Mode.TWO_PHASE, exc.code) not in REFUSALS or not two_phase:
+                raise
+            return await self._wire(name).init_producer_id(replace(request, enable_2pc=False))
+
+    async def open_ids(self) -> Collection[str]:
+        answers = await self._transactions.list(states=("Ongoing",))
+        # A coordinator that does not answer keeps its orphans until the next batch; they are in no decision.
+        return {each.transactional_id for found in answers.found.values() for each in found}
+
+    async def _initialise(self, name: str, timeout_ms: int, held: Identity | None) -> Identity:
+        request = InitProducerIdRequest(
+            transactional_id=name,
+            transaction_timeout_ms=timeout_ms,
+            producer_id=-1 if held is None else held.producer_id,
+            producer_epoch=-1 if held is None else held.epoch,
+        )
+        client, _ = await self._wire(name).init_producer_id(request)
+        return client
+
+    def _wire(self, name: str) -> TxnWire:
+        return TxnWire(self._cluster, name, self._limit_ms)

@@ -1,0 +1,367 @@
+"""Decisions in a row of a database, in one transaction with the rows of the tables they are about.
+
+    prefix         of the transactional ids
+    owner          the pair of P/coordinator that the prefix was last claimed with
+    decision       the last one, as `committable` has it; done when all its transactions are committed
+
+The database's commit is the commit point: before it a crash takes everything back, rows and records; after
+it everything is carried forward [SPK-40]. Two places tell who has the prefix, the cluster and the row, and
+they must agree on who was last. So the row is claimed under its lock, and given to a pair only if the cluster
+says, while the lock is held, that this pair is the last one: of two drivers the one that claimed the cluster
+later has the row in the end, whoever is quicker [SPK-43]. docs/adr/0038.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from secrets import token_hex
+from typing import Any, Final, Protocol, cast
+
+from sqlalchemy import (
+    Column,
+    CursorResult,
+    Engine,
+    Executable,
+    Inspector,
+    Integer,
+    MetaData,
+    SmallInteger,
+    String,
+    Table,
+    Text,
+    inspect,
+    select,
+    update,
+)
+from sqlalchemy.dialects import mysql, postgresql, sqlite
+from sqlalchemy.schema import CreateTable
+
+from tallystick.admin.model import TransactionDescription
+from tallystick.client.errors import ClientError, NotAuthorized
+from tallystick.client.transactions.modes import Mode, Wish
+from tallystick.dualwrite.errors import BadStore, NotCommitted
+from tallystick.dualwrite.stores.sql import SqlStore, SqlTransaction
+from tallystick.dualwrite.stores.sql_table import Name, first_statements
+from tallystick.kernel.check import check
+from tallystick.kernel.clock import Clock, SystemClock
+from tallystick.kernel.errors import InDoubt
+from tallystick.kernel.ids import Identity
+from tallystick.kernel.value import replace
+from tallystick.spark.decisions.staging import Staged
+from tallystick.spark.options.sinks import Moves
+from tallystick.spark.protocol.committable import (
+    Decision,
+    Noted,
+    Participant,
+    decode_decision,
+    encode_decision,
+)
+from tallystick.spark.protocol.decision_fold import Known
+from tallystick.spark.protocol.errors import NoDecisionTopic, PrefixTaken, VoteLost
+from tallystick.spark.protocol.ports import Participants
+
+_log = logging.getLogger("tallystick.spark")
+
+TABLE: Final = "tallystick_decisions"
+SCHEMA_VERSION: Final = 1
+_PLACE: Final = "#place"  # no prefix has this character
+_PLACE_BYTES: Final = 16
+_UNNOTED: Final = (NoDecisionTopic, NotAuthorized)
+_MYSQL: Final = ("mysql", "mariadb")
+
+_TABLE: Final = Table(
+    TABLE,
+    MetaData(),
+    Column("prefix", Name, primary_key=True),
+    Column("owner", String(64), nullable=False),
+    Column("nonce", String(64)),
+    Column("done", SmallInteger, nullable=False),
+    Column("decision", Text().with_variant(mysql.LONGTEXT(charset="utf8mb4"), *_MYSQL)),
+    Column("schema_version", Integer, nullable=False),
+    mysql_engine="InnoDB",
+)
+
+
+class DecisionRow:
+    """The row of one prefix. Waits for the database; `RowLog` is awaited instead."""
+
+    def __init__(self, engine: Engine, prefix: str, staged: Sequence[Staged] = ()) -> None:
+        self.prefix = prefix
+        self._engine, self._staged = engine, staged
+        self._store = SqlStore(engine)  # for its transactions, which ask what a commit is worth
+        self._made = False
+
+    def claim(self, held: Identity, is_last: Callable[[], bool]) -> bool:
+        """Give the prefix to `held`, and sweep what others staged, if `is_last()` under the row's lock.
+
+        Order: waits for a decision on its way; when this returns True it is in the row or will never be.
+        """
+        self.make()
+        for each in self._staged:
+            each.create()
+        transaction = self._store.begin()
+        try:
+            connection = transaction.connection
+            if connection.dialect.name == "postgresql":
+                for statement in first_statements("postgresql", claiming=True):
+                    connection.execute(statement)
+            connection.execute(self._claiming(str(held), connection.dialect.name))
+            if not is_last():
+                return False
+            for each in self._staged:
+                each.sweep(connection)
+            transaction.commit()
+        finally:
+            transaction.rollback()
+        return True
+
+    def _claiming(self, owner: str, dialect: str) -> Executable:
+        values = {"prefix": self.prefix, "owner": owner, "done": 0, "schema_version": SCHEMA_VERSION}
+        if dialect in _MYSQL:
+            return mysql.insert(_TABLE).values(values).on_duplicate_key_update(owner=owner)
+        made = postgresql.insert(_TABLE) if dialect == "postgresql" else sqlite.insert(_TABLE)
+        return made.values(values).on_conflict_do_update(index_elements=["prefix"], set_={"owner": owner})
+
+    def place(self) -> str | None:
+        """Return what the decisions call their database: that stays, whatever its address becomes."""
+        if not self._made and not inspect(self._engine).has_table(TABLE):
+            return None
+        with self._engine.connect() as connection:
+            name = connection.execute(select(_TABLE.c.owner).where(_TABLE.c.prefix == _PLACE)).scalar()
+        return None if name is None else f"database {name}"
+
+    def read(self) -> Known:
+        """Raises: BadCommittable, BadStore."""
+        if not self._made:
+            found = inspect(self._engine)
+            if not found.has_table(TABLE):
+                return Known()
+            _check_columns(found)
+        with self._engine.connect() as connection:
+            row = connection.execute(select(_TABLE).where(_TABLE.c.prefix == self.prefix)).mappings().first()
+        if row is None:
+            return Known()
+        if row["schema_version"] != SCHEMA_VERSION:
+            raise BadStore(f"{TABLE}: the row of {self.prefix!r} has version {row['schema_version']}")
+        if row["decision"] is None:
+            return Known()
+        return Known(decision=decode_decision(row["decision"].encode()), done=bool(row["done"]))
+
+    def decide(
+        self, decision: Decision, held: Identity, moves: Moves, in_time: Callable[[], bool] = lambda: True
+    ) -> None:
+        """The commit point: the row and the moved rows, in one transaction, if the prefix is still `held`'s.
+
+        Args:
+            in_time: asked when everything is moved: will the cluster still have what was prepared?
+        Raises: PrefixTaken, VoteLost, RowsRefused: nothing is decided. InDoubt.
+        """
+        check(len(moves.rows) == len(self._staged), "a decision moves the rows of every table")
+        self._commit(
+            held,
+            {"decision": encode_decision(decision).decode(), "nonce": decision.nonce, "done": 0},
+            moves,
+            in_time,
+        )
+
+    def forget(self, held: Identity) -> None:
+        nothing = Moves(attempts=(), rows=(0,) * len(self._staged))
+        self._commit(held, {"decision": None, "nonce": None, "done": 0}, nothing, lambda: True)
+
+    def _commit(
+        self, held: Identity, values: Mapping[str, object], moves: Moves, in_time: Callable[[], bool]
+    ) -> None:
+        mine = (_TABLE.c.prefix == self.prefix, _TABLE.c.owner == str(held))
+        transaction = self._store.begin()
+        try:
+            # First, since it takes the lock that a claim waits for.
+            done = transaction.connection.execute(update(_TABLE).where(*mine).values(values))
+            if cast(CursorResult[Any], done).rowcount != 1:
+                raise PrefixTaken(self.prefix, f"its row in {TABLE} is no longer {held}'s")
+            for each, rows in zip(self._staged, moves.rows, strict=True):
+                each.move(transaction.connection, moves.attempts, rows)
+            if not in_time():
+                raise VoteLost(
+                    f"{self.prefix}: the rows took so long to move that the cluster may abort the batch's "
+                    "transactions first. Nothing was decided: make batches smaller, or raise "
+                    "kafka.transaction.timeout.ms; with two-phase commit there is no limit"
+                )
+            self._end(transaction)
+        finally:
+            transaction.rollback()
+
+    def _end(self, transaction: SqlTransaction) -> None:
+        """Commit. Raises: why it certainly did not; InDoubt after anything else [DW-3]."""
+        try:
+            transaction.commit()
+        except NotCommitted as exc:
+            raise exc.cause from exc
+        except Exception as exc:
+            raise InDoubt(
+                f"the decision of {self.prefix!r} was sent to the database and its outcome could not be "
+                f"learned: {exc}; the query finds out when it is started again"
+            ) from exc
+
+    def mark_done(self, nonce: str) -> None:
+        mine = (_TABLE.c.prefix == self.prefix, _TABLE.c.nonce == nonce)
+        with self._engine.begin() as connection:
+            connection.execute(update(_TABLE).where(*mine).values(done=1))
+
+    def make(self) -> None:
+        """The table, where it is not there; once. Raises: BadStore for one of another version."""
+        if self._made:
+            return
+        with self._engine.begin() as connection:
+            connection.execute(CreateTable(_TABLE, if_not_exists=True))
+            _check_columns(inspect(connection))
+            connection.execute(_naming(connection.dialect.name))
+        self._made = True
+
+
+def _naming(dialect: str) -> Executable:
+    """Name the database, unless it has its name."""
+    name = token_hex(_PLACE_BYTES)
+    values = {"prefix": _PLACE, "owner": name, "done": 0, "schema_version": SCHEMA_VERSION}
+    if dialect in _MYSQL:
+        return mysql.insert(_TABLE).values(values).prefix_with("IGNORE")
+    made = postgresql.insert(_TABLE) if dialect == "postgresql" else sqlite.insert(_TABLE)
+    return made.values(values).on_conflict_do_nothing(index_elements=["prefix"])
+
+
+def _check_columns(found: Inspector) -> None:
+    there = {each["name"] for each in found.get_columns(TABLE)}
+    if missing := [each.name for each in _TABLE.columns if each.name not in there]:
+        raise BadStore(f"table {TABLE} is of another version: it has no {', '.join(missing)}")
+
+
+class Notes(Protocol):
+    """What the cluster is told of the decisions in a database: `decisions.DecisionTopic`."""
+
+    async def open(self) -> None: ...
+
+    async def read(self) -> Known: ...
+
+    async def write_note(self, noted: Noted | None) -> None: ...
+
+
+class RowLog:
+    """`ports.DecisionLog` in a database. A decision moves what `moving` named before."""
+
+    def __init__(
+        self, row: DecisionRow, limit_ms: int, clock: Clock | None = None, notes: Notes | None = None
+    ) -> None:
+        """Args:
+        limit_ms: how long a decision may take where the cluster ends what is prepared.
+        notes: without them nothing tells that the database has lost what it acknowledged.
+        """
+        self._notes = notes
+        self._row, self._limit_ms, self._clock = row, limit_ms, clock or SystemClock()
+        self._moving: tuple[str, Moves] | None = None
+
+    def moving(self, nonce: str, moves: Moves) -> None:
+        """What the decision with this nonce, the lease's, will move."""
+        self._moving = (nonce, moves)
+
+    async def open(self) -> None:
+        await asyncio.to_thread(self._row.make)
+        if self._notes is not None:
+            try:
+                await self._notes.open()
+            except _UNNOTED as exc:
+                self._go_without(exc)
+
+    def _go_without(self, why: Exception) -> None:
+        _log.warning(
+            "%s: the cluster takes no note of decisions, so that nothing will tell if the database loses "
+            "one, as an asynchronous replica that is promoted may: %s",
+            self._row.prefix,
+            why,
+        )
+        self._notes = None
+
+    async def place(self) -> str | None:
+        return await asyncio.to_thread(self._row.place)
+
+    async def read(self) -> Known:
+        noted = None
+        if self._notes is not None:
+            try:
+                # First: what is decided and noted meanwhile must not look lost.
+                noted = (await self._notes.read()).noted
+            except _UNNOTED as exc:
+                self._go_without(exc)
+        return replace(await asyncio.to_thread(self._row.read), noted=noted)
+
+    async def note(self, decision: Decision | None) -> None:
+        if self._notes is None:
+            return
+        noted = None
+        if decision is not None:
+            noted = Noted(number=decision.number, what=str(decision), offsets=decision.offsets)
+        try:
+            await self._notes.write_note(noted)
+        except _UNNOTED as exc:
+            self._go_without(exc)
+
+    async def append(self, decision: Decision, held: Identity, transaction_version: int) -> None:
+        nonce, moves = self._moving or ("", Moves(attempts=(), rows=()))
+        check(nonce == decision.nonce, "a decision is taken with the rows that were voted for")
+        began_ms = self._clock.now_ms()
+
+        def in_time() -> bool:
+            keeps = decision.mode == Mode.TWO_PHASE.value or not decision.participants
+            return keeps or self._clock.now_ms() - began_ms < self._limit_ms
+
+        await asyncio.to_thread(self._row.decide, decision, held, moves, in_time)
+
+    async def mark_done(self, nonce: str) -> None:
+        await asyncio.to_thread(self._row.mark_done, nonce)
+
+    async def forget(self, held: Identity, transaction_version: int) -> None:
+        await asyncio.to_thread(self._row.forget, held)
+        await self.note(None)
+
+
+class RowParticipants:
+    """`ports.Participants`: a claim takes the row, too [SPK-43]; the rest is the cluster's."""
+
+    def __init__(self, cluster: Participants, row: DecisionRow) -> None:
+        self._cluster, self._row = cluster, row
+
+    async def claim(self) -> tuple[Identity, int]:
+        held, transaction_version = await self._cluster.claim()
+        if not await self._take(held):
+            raise PrefixTaken(self._row.prefix, "another query began at the same time")
+        return held, transaction_version
+
+    async def reclaim(self, held: Identity) -> Identity | None:
+        fresh = await self._cluster.reclaim(held)
+        return fresh if fresh is not None and await self._take(fresh) else None
+
+    async def _take(self, held: Identity) -> bool:
+        loop = asyncio.get_running_loop()
+
+        def is_last() -> bool:
+            return asyncio.run_coroutine_threadsafe(self._cluster.holds(held), loop).result()
+
+        # One thread has the connection from its first statement to its last, whoever stops waiting for it.
+        return await asyncio.to_thread(self._row.claim, held, is_last)
+
+    async def holds(self, held: Identity) -> bool:
+        return await self._cluster.holds(held)
+
+    async def describe(self, transactional_ids: Iterable[str]) -> Mapping[str, TransactionDescription | None]:
+        return await self._cluster.describe(transactional_ids)
+
+    async def end(
+        self, participants: Collection[Participant], transaction_version: int, wish: Wish
+    ) -> Mapping[str, ClientError]:
+        return await self._cluster.end(participants, transaction_version, wish)
+
+    async def recover(
+        self, participants: Collection[Participant], transaction_version: int, wish: Wish
+    ) -> Mapping[str, ClientError]:
+        return await self._cluster.recover(participants, transaction_version, wish)
+
+    async def open_ids(self) -> Collection[str]:
+        return await self._cluster.open_ids()

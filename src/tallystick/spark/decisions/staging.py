@@ -1,0 +1,316 @@
+"""Rows on their way into a table: staged by the tasks, moved by the driver in the transaction that decides.
+
+A staging table belongs to one prefix and one target. It has the target's columns, none of its constraints,
+and for each row the attempt that wrote it:
+
+    create   driver   before a batch, outside of every transaction that decides
+    stage    task     as many short transactions as it likes; nothing depends on them yet
+    move     driver   what the voted attempts staged, all of it, into the target [SPK-41]
+    sweep    driver   with the claim of the prefix: whatever is there is nobody's any more [SPK-42]
+
+A staged row need not survive a crash of the database: the vote says how many there are, and fewer are not
+moved. PostgreSQL therefore keeps them out of its log. docs/adr/0038.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from hashlib import sha256
+from itertools import count, repeat
+from typing import Any, Final
+
+import pyarrow as pa
+from sqlalchemy import (
+    JSON,
+    Boolean,
+    Column,
+    ColumnElement,
+    Connection,
+    Date,
+    DateTime,
+    Engine,
+    Executable,
+    Float,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Numeric,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+    Uuid,
+    cast,
+    delete,
+    func,
+    insert,
+    inspect,
+    select,
+    text,
+)
+from sqlalchemy.dialects import mysql, postgresql, sqlite
+from sqlalchemy.exc import DBAPIError, NoSuchTableError
+from sqlalchemy.schema import CreateTable, DropTable
+
+from tallystick.kernel.settings import BadConfig
+from tallystick.spark.options.sinks import ToTable
+from tallystick.spark.protocol.errors import SinkError, VoteLost
+
+_log = logging.getLogger("tallystick.spark")
+
+ATTEMPT: Final = "tallystick_attempt"
+ROW: Final = "tallystick_row"
+_ATTEMPT_LENGTH: Final = 32
+_DIGITS: Final = 24
+_MYSQL: Final = ("mysql", "mariadb")
+# What drivers want as an object of their own, and a batch has as text: staged as text, and cast when moved.
+_AS_TEXT: Final = (JSON, Uuid)
+# What PostgreSQL reads from a text as it takes it from its driver; all else is inserted, with casts.
+_COPIED: Final[Mapping[Callable[[pa.DataType], bool], tuple[type, ...]]] = {
+    pa.types.is_null: (object,),
+    pa.types.is_boolean: (Boolean,),
+    pa.types.is_integer: (Integer, Numeric),
+    pa.types.is_floating: (Float,),
+    pa.types.is_decimal: (Numeric,),
+    pa.types.is_string: (String,),
+    pa.types.is_binary: (LargeBinary,),
+    pa.types.is_date: (Date,),
+    pa.types.is_timestamp: (DateTime,),
+}
+# TRUNCATE gives the space back, but would wait for a zombie in the middle of an insert.
+_TRUNCATE_WAIT: Final = "SET LOCAL lock_timeout = '200ms'"
+
+
+class RowsRefused(SinkError):
+    """The table does not take the rows of a batch. Nothing was decided."""
+
+
+class Staged:
+    """One table of a query: the target, and where its rows wait. Belongs to one engine."""
+
+    def __init__(self, engine: Engine, prefix: str, sink: ToTable) -> None:
+        """Looks into the database. Args: sink: with its columns. Raises: BadConfig."""
+        self.sink = sink
+        self._engine = engine
+        self._made = False
+        self._dialect = engine.dialect.name
+        self.target = _reflected(engine, sink)
+        if problems := list(self._problems()):
+            raise BadConfig("\n".join(problems))
+        self._names = tuple(name for name, _ in sink.columns or ())
+        name = sha256(f"{prefix}\0{sink.table}".encode()).hexdigest()[:_DIGITS]
+        self.table = Table(
+            f"tallystick_staged_{name}",
+            MetaData(),
+            Column(ATTEMPT, String(_ATTEMPT_LENGTH), primary_key=True),
+            Column(ROW, Integer, primary_key=True, autoincrement=False),
+            *(Column(each, self._staged_type(each), nullable=True) for each in self._names),
+            schema=sink.schema,
+            prefixes=["UNLOGGED"] if self._dialect == "postgresql" else [],
+            mysql_engine="InnoDB",
+        )
+
+    def _staged_type(self, name: str) -> Any:
+        found = self.target.c[name].type
+        return Text() if isinstance(found, _AS_TEXT) else found
+
+    def _problems(self) -> Iterator[str]:
+        at, there = f"table {self.sink.table}", self.target.c
+        given = [name for name, _ in self.sink.columns or ()]
+        for name in given:
+            if name not in there:
+                yield f"{at}: has no column {name}; it has {', '.join(there.keys())}"
+        for column in there:
+            fills_itself = (
+                column.nullable or column.server_default is not None or column.autoincrement is True
+            )
+            if (
+                column.name not in given
+                and not fills_itself
+                and column is not self.target.autoincrement_column
+            ):
+                yield f"{at}: column {column.name} may not be null, has no default, and is not written"
+        if self.sink.write == "upsert":
+            yield from self._key_problems(at)
+
+    def _key_problems(self, at: str) -> Iterator[str]:
+        unique = {frozenset(self.target.primary_key.columns.keys())}
+        unique |= {
+            frozenset(each.columns.keys())
+            for each in self.target.constraints
+            if isinstance(each, UniqueConstraint)
+        }
+        unique |= {frozenset(each.columns.keys()) for each in self.target.indexes if each.unique}
+        unique.discard(frozenset())
+        keys = frozenset(self.sink.keys)
+        if keys not in unique:
+            shown = (
+                " or ".join(", ".join(sorted(each)) for each in sorted(unique, key=sorted)) or "no columns"
+            )
+            yield f"{at}: keys {', '.join(self.sink.keys)}: what it keeps unique is {shown}"
+        elif self._dialect in _MYSQL and len(unique) > 1:
+            # ON DUPLICATE KEY UPDATE takes whichever it meets first.
+            yield f"{at}: has several unique keys, and {self._dialect} cannot be told by which to replace"
+
+    # ---- driver, before a batch
+
+    def create(self) -> None:
+        """Make it, or make it again where the target has changed; what was in it is nobody's. Once."""
+        if self._made:
+            return
+        with self._engine.begin() as connection:
+            found = inspect(connection)
+            if found.has_table(self.table.name, self.table.schema):
+                there = found.get_columns(self.table.name, self.table.schema)
+                kinds = {each["name"]: self._ddl(each["type"]) for each in there}
+                if [each.name for each in self.table.columns] != list(kinds) or any(
+                    kinds[name] != self._ddl(self.table.c[name].type) for name in self._names
+                ):
+                    connection.execute(DropTable(self.table))
+            connection.execute(CreateTable(self.table, if_not_exists=True))
+        self._made = True
+
+    def _ddl(self, kind: Any) -> str:
+        text: str = kind.compile(self._engine.dialect)
+        return text
+
+    def sweep(self, connection: Connection) -> None:
+        """Remove what is there. Housekeeping: what nobody voted for is never moved, so it may fail."""
+        for statement in self._sweeping(connection):
+            try:
+                with connection.begin_nested():
+                    if self._dialect == "postgresql":
+                        connection.execute(text(_TRUNCATE_WAIT))
+                    connection.execute(statement)
+                return
+            except DBAPIError as exc:
+                if exc.connection_invalidated:
+                    raise
+                _log.info("%s: not swept: %s", self.table.name, exc.orig)
+
+    def _sweeping(self, connection: Connection) -> Iterator[Executable]:
+        if self._dialect == "postgresql":
+            yield text(f"TRUNCATE {connection.dialect.identifier_preparer.format_table(self.table)}")
+        yield delete(self.table)
+
+    # ---- task
+
+    def stage(self, attempt: str, first: int, rows: pa.RecordBatch) -> None:
+        """Put rows of one attempt there.
+
+        Args:
+            first: the number of its first row; all rows of an attempt have numbers of their own.
+            rows: with the sink's columns.
+        """
+        columns = [
+            _python_values(rows.column(name), self.table.c[name].type, self._dialect) for name in self._names
+        ]
+        made = zip(repeat(attempt, rows.num_rows), count(first), *columns)
+        with self._engine.begin() as connection:
+            if self._engine.driver == "psycopg" and self._is_copied(rows.schema):
+                self._copy(connection, made)
+            else:
+                names = self.table.c.keys()
+                connection.execute(insert(self.table), [dict(zip(names, row, strict=True)) for row in made])
+
+    def _is_copied(self, schema: pa.Schema) -> bool:
+        return all(
+            any(
+                is_of(schema.field(name).type) and isinstance(self.table.c[name].type, kinds)
+                for is_of, kinds in _COPIED.items()
+            )
+            for name in self._names
+        )
+
+    def _copy(self, connection: Connection, made: Iterable[tuple[Any, ...]]) -> None:
+        """A seventh of an insert's processor time: docs/notes/performance.md."""
+        quoted = connection.dialect.identifier_preparer
+        names = ", ".join(map(quoted.quote, self.table.c.keys()))
+        statement = f"COPY {quoted.format_table(self.table)} ({names}) FROM STDIN"
+        psycopg: Any = connection.connection.driver_connection
+        with psycopg.cursor() as cursor, cursor.copy(statement) as copy:
+            for row in made:
+                copy.write_row(row)
+
+    # ---- driver, in the transaction that decides
+
+    def move(self, connection: Connection, attempts: Sequence[str], rows: int) -> None:
+        """Into the target with all that these attempts staged [SPK-41].
+
+        Args:
+            rows: how many there are, by the votes.
+        Raises: VoteLost if there are not; RowsRefused.
+        """
+        voted = self.table.c[ATTEMPT].in_(attempts)
+        found = connection.execute(select(func.count()).select_from(self.table).where(voted)).scalar_one()
+        if found != rows:
+            raise VoteLost(
+                f"table {self.sink.table}: {rows} rows were staged, and {found} are there: the database lost "
+                "them, or somebody has emptied the staging table. Nothing was decided: the batch is written "
+                "again when the query is restarted"
+            )
+        if not rows:
+            return
+        if self.sink.write == "upsert":
+            self._check_keys(connection, voted)
+        try:
+            connection.execute(self._moving(voted))
+        except DBAPIError as exc:
+            if exc.connection_invalidated:
+                raise
+            raise RowsRefused(
+                f"table {self.sink.table} does not take the rows of this batch: "
+                f"{' '.join(str(exc.orig).split())}. Nothing was decided"
+            ) from exc
+
+    def _check_keys(self, connection: Connection, voted: ColumnElement[bool]) -> None:
+        """Of two rows with the same keys, which is the later one? A batch has no order."""
+        keys = [self.table.c[name] for name in self.sink.keys]
+        twice = select(*keys).where(voted).group_by(*keys).having(func.count() > 1).limit(1)
+        if (found := connection.execute(twice).first()) is not None:
+            shown = ", ".join(f"{name}={value!r}" for name, value in zip(self.sink.keys, found, strict=True))
+            raise RowsRefused(
+                f"table {self.sink.table}: more than one row of this batch has {shown}, and nothing says "
+                "which is the later one. Nothing was decided: aggregate them to one row for each of the keys"
+            )
+
+    def _moving(self, voted: ColumnElement[bool]) -> Executable:
+        values = []
+        for name in self._names:
+            wanted, staged = self.target.c[name].type, self.table.c[name]
+            is_cast = isinstance(wanted, _AS_TEXT) and self._dialect == "postgresql"
+            values.append(cast(staged, wanted) if is_cast else staged)
+        rows = select(*values).where(voted)
+        if self.sink.write == "append":
+            return insert(self.target).from_select(self._names, rows)
+        others = [name for name in self._names if name not in self.sink.keys]
+        if self._dialect in _MYSQL:
+            made = mysql.insert(self.target).from_select(self._names, rows)
+            # With nothing to replace, a key keeps its own value.
+            return made.on_duplicate_key_update(
+                {name: made.inserted[name] for name in others or self.sink.keys[:1]}
+            )
+        dialect: Any = postgresql if self._dialect == "postgresql" else sqlite
+        upsert = dialect.insert(self.target).from_select(self._names, rows)
+        if not others:
+            return upsert.on_conflict_do_nothing(index_elements=self.sink.keys)  # type: ignore[no-any-return]
+        replaced = {name: upsert.excluded[name] for name in others}
+        return upsert.on_conflict_do_update(  # type: ignore[no-any-return]
+            index_elements=self.sink.keys, set_=replaced
+        )
+
+
+def _reflected(engine: Engine, sink: ToTable) -> Table:
+    try:
+        return Table(sink.name, MetaData(), schema=sink.schema, autoload_with=engine, resolve_fks=False)
+    except NoSuchTableError as exc:
+        raise BadConfig(f"table {sink.table}: is not in the database; the sink does not make it") from exc
+
+
+def _python_values(column: pa.Array, kind: Any, dialect: str) -> list[Any]:
+    """Instants go into columns without a time zone as UTC, whatever zone the session has."""
+    is_instant = pa.types.is_timestamp(column.type) and column.type.tz is not None
+    keeps_zone = isinstance(kind, DateTime) and kind.timezone and dialect == "postgresql"
+    if is_instant and not keeps_zone:
+        column = column.cast(pa.timestamp(column.type.unit))
+    values: list[Any] = column.to_pylist()
+    return values

@@ -1,0 +1,139 @@
+"""What a query writes, and how: the options of the sink. Pure.
+
+Names and meaning are in `option_table`; this is what they amount to.
+"""
+
+from collections.abc import Iterator, Mapping
+from enum import Enum
+from typing import Final, TypeVar
+
+from tallystick.client.config import ProducerConfig
+from tallystick.client.transactions.modes import Mode
+from tallystick.kernel.settings import BadConfig
+from tallystick.kernel.value import frozen
+from tallystick.spark.options.option_table import DECISIONS_TOPIC, PREFIX, Query, Side
+from tallystick.spark.options.source_options import common_problems, kafka_settings
+from tallystick.spark.protocol.committable import WRITE_ID_BYTES_MAX
+from tallystick.spark.protocol.decide import NewCheckpoint, NewPrefix
+from tallystick.spark.protocol.transactional_ids import prefix_problems
+
+E = TypeVar("E", bound=Enum)
+
+TIMEOUT_MS: Final = 900_000
+"""Of prepared transactions without two-phase commit: the longest a broker allows unless told otherwise."""
+
+_COORDINATOR_TIMEOUT_MS: Final = 10_000
+# What a task sends it sends in bulk: larger batches than a service's producer wants.
+_DEFAULTS: Final = {"batch.size": "262144", "linger.ms": "5"}
+# The sink sets them itself.
+_OWN: Final = (
+    "transactional.id",
+    "transaction.two.phase.commit.enable",
+    "tallystick.modes",
+    "enable.idempotence",
+    "acks",
+)
+
+
+@frozen(kw_only=True)
+class SinkOptions:
+    """What a query writes, and how.
+
+    prefix          of all its transactional ids; whoever uses it last owns it
+    client          settings of a producer, by Kafka's names
+    topic           for every row, whatever its column `topic` says
+    modes           acceptable ways to keep a prepared transaction, strongest first
+    on_new          what to do where the prefix is known and the query is not
+    on_new_prefix   what to do where the query goes on and no decision of it is known
+    write_id        the name of a batch write: a repetition of it writes nothing
+    decisions       the topic of the decisions
+    checkpoint      where the query keeps its checkpoint, if the options say so
+    """
+
+    prefix: str
+    client: Mapping[str, str]
+    topic: str | None = None
+    modes: tuple[str, ...] = (Mode.TWO_PHASE.value,)
+    on_new: NewCheckpoint = NewCheckpoint.REFUSE
+    on_new_prefix: NewPrefix = NewPrefix.REFUSE
+    write_id: str | None = None
+    decisions: str = DECISIONS_TOPIC
+    checkpoint: str | None = None
+
+    def of_worker(self, transactional_id: str) -> dict[str, str]:
+        """The settings of the producer of one attempt, or of the recovery of its transaction."""
+        two_phase = Mode.TWO_PHASE.value in self.modes
+        endless = self.modes == (Mode.TWO_PHASE.value,)
+        timeout = {} if endless else {"transaction.timeout.ms": str(TIMEOUT_MS)}
+        return {
+            **timeout,
+            **self.client,
+            "transactional.id": transactional_id,
+            "tallystick.modes": ",".join(self.modes),
+            "transaction.two.phase.commit.enable": str(two_phase).lower(),
+        }
+
+    @property
+    def of_driver(self) -> dict[str, str]:
+        """The settings of what asks and decides; a decision that takes long is given up."""
+        return {n: t for n, t in self.client.items() if n != "transaction.timeout.ms"}
+
+    @property
+    def coordinator_timeout_ms(self) -> int:
+        """The timeout of the coordinator's own transaction, which is never one of two-phase commit."""
+        return _COORDINATOR_TIMEOUT_MS
+
+
+def write_options(given: Mapping[str, str], query: Query) -> SinkOptions:
+    """What the options of a writer ask for.
+
+    Args:
+        given: as Spark hands them over: texts by name, in any case.
+    Raises: BadConfig with all problems at once.
+    """
+    texts = {name.lower(): text.strip() for name, text in given.items()}
+    # Spark adds these two to what the user gave.
+    checkpoint, _ = texts.pop("checkpointlocation", None), texts.pop("queryname", None)
+    problems = list(common_problems(texts, Side.SINK, query))
+    client = {**_DEFAULTS, **kafka_settings(texts)}
+    problems += [
+        f"{PREFIX}{name}: cannot be set: the sink sets it itself" for name in _OWN if client.pop(name, "")
+    ]
+    prefix = texts.get("transactional.id.prefix", "")
+    problems += prefix_problems(prefix)
+    if len(texts.get("write.id", "").encode()) > WRITE_ID_BYTES_MAX:
+        problems.append(f"write.id: longer than {WRITE_ID_BYTES_MAX} bytes")
+    options = SinkOptions(
+        prefix=prefix,
+        client=client,
+        topic=texts.get("topic") or None,
+        modes=tuple(each.strip() for each in texts.get("tallystick.modes", "2pc").split(",")),
+        on_new=_choice(texts, "onNewCheckpoint", NewCheckpoint.REFUSE, problems),
+        on_new_prefix=_choice(texts, "onNewPrefix", NewPrefix.REFUSE, problems),
+        write_id=texts.get("write.id") or None,
+        decisions=texts.get("decisions.topic") or DECISIONS_TOPIC,
+        checkpoint=checkpoint,
+    )
+    problems += _client_problems(options)
+    if problems:
+        raise BadConfig("\n".join(problems))
+    return options
+
+
+def _choice(texts: Mapping[str, str], name: str, default: E, problems: list[str]) -> E:
+    text = texts.get(name.lower(), default.value)
+    try:
+        return type(default)(text)
+    except ValueError:
+        choices = ", ".join(each.value for each in type(default))
+        problems.append(f"{name}: {text!r} is not one of {choices}")
+        return default
+
+
+def _client_problems(options: SinkOptions) -> Iterator[str]:
+    try:
+        ProducerConfig.parse(options.of_worker("checked"))
+    except BadConfig as exc:
+        for line in str(exc).splitlines():
+            own = line.startswith("tallystick.")
+            yield line if own else f"{PREFIX}{line}"

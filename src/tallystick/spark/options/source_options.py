@@ -1,0 +1,448 @@
+"""The options of `format("tallystick")`: those of Spark's own Kafka source and sink, by the same names.
+
+Every option of Spark's Kafka guide is in `OPTIONS`: supported, accepted without effect, or refused with the
+reason; docs/spark.md shows the table. Names are compared in lower case, as Spark hands them over, and what is
+wrong is told all at once. `kafka.` and a name is a setting of our consumer or producer: docs/config.md.
+
+Source: Spark 4.3 docs/streaming/structured-streaming-kafka-integration.md; KafkaSourceProvider.scala.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from enum import Enum
+from typing import Final, cast
+
+from tallystick import _lazy
+from tallystick.client.config import ConsumerConfig
+from tallystick.kernel.ids import INT32_MAX, INT64_MAX, TopicPartition
+from tallystick.kernel.settings import BadConfig
+from tallystick.kernel.value import frozen
+from tallystick.spark.options.option_table import (
+    DECISIONS_TOPIC,
+    OPTIONS,
+    PREFIX,
+    Option,
+    Query,
+    Side,
+    Standing,
+)
+from tallystick.spark.protocol.transactional_ids import prefix_problems
+
+_READ_COMMITTED: Final = "read_committed"
+
+
+# --------------------------------------------------------------------------------- which topics
+
+
+@frozen
+class Subscribed:
+    """Topics by name."""
+
+    topics: tuple[str, ...]
+
+
+@frozen
+class Matching:
+    """All topics whose whole name matches."""
+
+    pattern: str
+
+
+@frozen
+class Assigned:
+    """These partitions, whatever others there are."""
+
+    partitions: tuple[TopicPartition, ...]
+
+
+Topics = Subscribed | Matching | Assigned
+
+
+# ------------------------------------------------------------------------- where to begin, to end
+
+
+class Edge(Enum):
+    """An end of the log; the value is how JSON writes it."""
+
+    EARLIEST = -2
+    LATEST = -1
+
+
+@frozen
+class AtOffsets:
+    """An offset, or an end of the log, for every partition."""
+
+    offsets: Mapping[TopicPartition, int | Edge]
+
+
+@frozen
+class AtTimes:
+    """The first record of a time or later, in milliseconds since the epoch, for every partition."""
+
+    times_ms: Mapping[TopicPartition, int]
+
+
+@frozen
+class AtTime:
+    """The same time for all partitions."""
+
+    time_ms: int
+
+
+Place = Edge | AtOffsets | AtTimes | AtTime
+
+
+@frozen(kw_only=True)
+class Resume:
+    """Whose last decision says where to begin.
+
+    prefix     of the sink, as it was given
+    decisions  the topic of the decisions, in the cluster that is read
+    database   where the decisions are instead, as a URL
+    """
+
+    prefix: str
+    decisions: str = DECISIONS_TOPIC
+    database: str | None = None
+
+
+@frozen(kw_only=True)
+class SourceOptions:
+    """What a query reads, and how.
+
+    latest_if_no_match   a start by time that no record has is the end of the log, not an error
+    client               settings of a consumer, by Kafka's names
+    checkpoint           the query's, where the source is told, to keep its start there
+    resume               begin where a sink's last decision ended, if there is one
+    """
+
+    topics: Topics
+    starting: Place
+    ending: Place
+    client: Mapping[str, str]
+    latest_if_no_match: bool = False
+    include_headers: bool = False
+    fail_on_data_loss: bool = True
+    poll_timeout_ms: int = 120_000
+    max_offsets: int | None = None
+    min_offsets: int | None = None
+    max_trigger_delay_ms: int = 900_000
+    min_partitions: int | None = None
+    max_records_per_partition: int | None = None
+    checkpoint: str | None = None
+    resume: Resume | None = None
+
+    @property
+    def read_committed(self) -> bool:
+        """Are batches planned up to the last stable offset?"""
+        return self.client["isolation.level"] == _READ_COMMITTED
+
+
+def read_options(given: Mapping[str, str], query: Query | None = None) -> SourceOptions:
+    """What the options of a reader ask for.
+
+    Args:
+        given: as Spark hands them over: texts by name, in any case.
+        query: a batch or a stream; None where that is not known yet, and then only what is wrong for both
+            is told.
+    Raises: BadConfig with all problems at once.
+    """
+    texts = {name.lower(): text.strip() for name, text in given.items()}
+    values, problems = _values(texts, query)
+    client = {"isolation.level": _READ_COMMITTED, **kafka_settings(texts)}
+    problems += _client_problems(client)
+    topics = _topics(values, problems)
+    start = _place(values, "starting", Edge.LATEST if query is Query.STREAM else Edge.EARLIEST)
+    end = _place(values, "ending", Edge.LATEST)
+    problems += _crossed(values)
+    resume = _resume(texts, problems)
+    if query is Query.BATCH:
+        problems += _batch_problems(start, end)
+    if problems or topics is None:
+        raise BadConfig("\n".join(problems))
+    named = {field: values[name] for name, field in _FIELDS.items() if name in values}
+    named["resume"] = resume
+    return SourceOptions(topics=topics, starting=start, ending=end, client=client, **named)  # type: ignore[arg-type]
+
+
+def kafka_settings(given: Mapping[str, str]) -> dict[str, str]:
+    """The settings of a Kafka client among the options, without those that have no effect or are refused."""
+    not_taken = {o.name.lower() for o in OPTIONS if o.standing is not Standing.SUPPORTED}
+    texts = {name.lower(): text for name, text in given.items()}
+    return {
+        n.removeprefix(PREFIX): t for n, t in texts.items() if n.startswith(PREFIX) and n not in not_taken
+    }
+
+
+def common_problems(texts: Mapping[str, str], side: Side, query: Query | None) -> Iterator[str]:
+    """What is unknown, of the other side, refused or meant for the other kind of query.
+
+    Args:
+        texts: by name in lower case.
+    """
+    known = {o.name.lower(): o for o in OPTIONS if side in o.sides}
+    others = {o.name.lower(): o for o in OPTIONS if side not in o.sides}
+    for name, text in texts.items():
+        option = known.get(name)
+        if option is None and name in others:
+            other = others[name]
+            yield f"{other.name}: an option of the {other.sides[0].value}, this is a {side.value}"
+        elif option is None:
+            if not name.startswith(PREFIX):
+                yield _unknown(name, known)
+        elif option.standing is Standing.REFUSED:
+            yield f"{option.name}: {text!r} is refused: {option.doc}"
+        elif query is not None and query not in option.queries and not option.ignored_elsewhere:
+            yield f"{option.name}: only in a {option.queries[0].value} query"
+
+
+def _unknown(name: str, known: Mapping[str, Option]) -> str:
+    near = _lazy.load("difflib").get_close_matches(name, known, n=1, cutoff=0.6)
+    return f"{name}: unknown option" + (f"; did you mean {known[near[0]].name}?" if near else "")
+
+
+# -------------------------------------------------------------------------------- reading values
+
+
+def _values(texts: Mapping[str, str], query: Query | None) -> tuple[dict[str, object], list[str]]:
+    """The values of the source's own options, and what is wrong with them."""
+    problems = list(common_problems(texts, Side.SOURCE, query))
+    values: dict[str, object] = {}
+    names = {option.name.lower(): option.name for option in OPTIONS}
+    for name, read in _READERS.items():
+        if name in texts:
+            try:
+                values[name] = read(texts[name])
+            except ValueError as exc:
+                problems.append(f"{names[name]}: {exc}")
+    return values, problems
+
+
+def _client_problems(client: Mapping[str, str]) -> Iterator[str]:
+    try:
+        ConsumerConfig.parse(client)
+    except BadConfig as exc:
+        yield from (f"{PREFIX}{line}" for line in str(exc).splitlines())
+
+
+def _topics(values: Mapping[str, object], problems: list[str]) -> Topics | None:
+    given = [name for name in ("assign", "subscribe", "subscribepattern") if name in values]
+    if len(given) == 1:
+        return cast(Topics, values[given[0]])
+    if given or not any(line.startswith(("assign:", "subscribe")) for line in problems):
+        problems.append("assign, subscribe, subscribePattern: one of these must be given, and only one")
+    return None
+
+
+def _place(values: Mapping[str, object], side: str, default: Edge) -> Place:
+    """Spark's order of preference: one time for all, times, offsets."""
+    for name in (f"{side}timestamp", f"{side}offsetsbytimestamp", f"{side}offsets"):
+        if name in values:
+            return cast(Place, values[name])
+    return default
+
+
+def _crossed(values: Mapping[str, object]) -> Iterator[str]:
+    least, most = values.get("minoffsetspertrigger"), values.get("maxoffsetspertrigger")
+    if isinstance(least, int) and isinstance(most, int) and least > most:
+        yield f"minOffsetsPerTrigger: {least} is above maxOffsetsPerTrigger {most}"
+
+
+def _resume(texts: Mapping[str, str], problems: list[str]) -> Resume | None:
+    prefix = texts.get("resume.from.prefix")
+    if not prefix:
+        for name in ("resume.from.database", "decisions.topic"):
+            if name in texts:
+                problems.append(f"{name}: is for resume.from.prefix, which is not given")
+        return None
+    problems += [line.replace("transactional.id", "resume.from", 1) for line in prefix_problems(prefix)]
+    if "checkpointlocation" not in texts:
+        problems.append("resume.from.prefix: checkpointLocation must be given as well, the query's own")
+    return Resume(
+        prefix=prefix,
+        decisions=texts.get("decisions.topic") or DECISIONS_TOPIC,
+        database=texts.get("resume.from.database"),
+    )
+
+
+def _batch_problems(start: Place, end: Place) -> Iterator[str]:
+    """Rules of a batch: it reads from somewhere, up to something that is there when it is planned."""
+    if start is Edge.LATEST:
+        yield "startingOffsets: a batch cannot start at latest, it would read nothing"
+    if end is Edge.EARLIEST:
+        yield "endingOffsets: a batch cannot end at earliest, it would read nothing"
+    if isinstance(start, AtOffsets):
+        for at in sorted(at for at, offset in start.offsets.items() if offset is Edge.LATEST):
+            yield f"startingOffsets: {at} cannot start at latest (-1) in a batch"
+    if isinstance(end, AtOffsets):
+        for at in sorted(at for at, offset in end.offsets.items() if offset is Edge.EARLIEST):
+            yield f"endingOffsets: {at} cannot end at earliest (-2)"
+    match start, end:
+        case AtOffsets(offsets=first), AtOffsets(offsets=last):
+            yield from _compared("Offsets", first, last)
+        case AtTimes(times_ms=first_ms), AtTimes(times_ms=last_ms):
+            yield from _compared("OffsetsByTimestamp", first_ms, last_ms)
+
+
+def _compared(
+    suffix: str,
+    first: Mapping[TopicPartition, int | Edge],
+    last: Mapping[TopicPartition, int | Edge],
+) -> Iterator[str]:
+    apart = sorted(set(first) ^ set(last))
+    if apart:
+        yield f"starting{suffix}, ending{suffix}: only one of them names {', '.join(map(str, apart))}"
+    for at in sorted(set(first) & set(last)):
+        begin, end = first[at], last[at]
+        if isinstance(begin, int) and isinstance(end, int) and begin > end:
+            yield f"starting{suffix}: {at} starts at {begin}, behind its end {end}"
+
+
+# ------------------------------------------------------------------------------- forms of values
+
+
+def _boolean(text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise ValueError(f"{text!r} is not true or false")
+    return text.lower() == "true"
+
+
+def _number(least: int, most: int) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        if not re.fullmatch(r"[+-]?[0-9]{1,19}", text) or not least <= int(text) <= most:
+            raise ValueError(f"{text!r} is not a whole number from {least} to {most}")
+        return int(text)
+
+    return read
+
+
+_COUNT: Final = _number(1, INT64_MAX)
+_TIME: Final = _number(0, INT64_MAX)
+
+# Spark's JavaUtils.timeStringAs: a number without a unit is in milliseconds here.
+_UNITS_MS: Final = {
+    "us": 0.001, "ms": 1, "": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000,
+}  # fmt: skip
+
+
+def _duration_ms(text: str) -> int:
+    match = re.fullmatch(r"([0-9]{1,15})\s*([a-z]*)", text.lower())
+    if match is None or match[2] not in _UNITS_MS:
+        raise ValueError(f"{text!r} is not a time such as 100ms, 30s, 15m, 2h, 1d")
+    return int(int(match[1]) * _UNITS_MS[match[2]])
+
+
+def _subscribed(text: str) -> Subscribed:
+    topics = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    if not topics:
+        raise ValueError("no topic is named")
+    return Subscribed(topics)
+
+
+def _matching(text: str) -> Matching:
+    try:
+        re.compile(text)
+    except re.error as exc:
+        raise ValueError(f"{text!r} is not a regular expression: {exc}") from exc
+    if not text:
+        raise ValueError("the pattern is empty")
+    return Matching(text)
+
+
+def _assigned(text: str) -> Assigned:
+    wanted = 'JSON such as {"topicA":[0,1],"topicB":[2]}'
+    found = _json(text, wanted)
+    partitions = []
+    for topic, numbers in found.items():
+        if not isinstance(numbers, list) or not all(map(_is_partition, numbers)):
+            raise ValueError(f"{text!r} is not {wanted}")
+        partitions += [TopicPartition(topic, number) for number in numbers]
+    if not partitions:
+        raise ValueError("no partition is named")
+    return Assigned(tuple(sorted(set(partitions))))
+
+
+def _by_partition(text: str, wanted: str, least: int) -> dict[TopicPartition, int]:
+    offsets = {}
+    for topic, numbers in _json(text, wanted).items():
+        if not isinstance(numbers, dict):
+            raise ValueError(f"{text!r} is not {wanted}")
+        for number, value in numbers.items():
+            if not number.isdecimal() or not _is_partition(int(number)) or type(value) is not int:
+                raise ValueError(f"{topic} {number}: {value!r}, in what should be {wanted}")
+            if not least <= value <= INT64_MAX:
+                raise ValueError(f"{topic} {number}: {value} is not {least} to {INT64_MAX}")
+            offsets[TopicPartition(topic, int(number))] = value
+    if not offsets:
+        raise ValueError("no partition is named")
+    return offsets
+
+
+def _offsets(text: str) -> Place:
+    """`earliest`, `latest`, or JSON in which -2 and -1 stand for them."""
+    if text.lower() in ("earliest", "latest"):
+        return Edge[text.upper()]
+    wanted = 'earliest, latest, or JSON such as {"topicA":{"0":23,"1":-1}}'
+    found = _by_partition(text, wanted, Edge.EARLIEST.value)
+    return AtOffsets({at: Edge(offset) if offset < 0 else offset for at, offset in found.items()})
+
+
+def _times(text: str) -> Place:
+    return AtTimes(_by_partition(text, 'JSON such as {"topicA":{"0":1000}}, in milliseconds', 0))
+
+
+def _strategy(text: str) -> bool:
+    if text.lower() not in ("error", "latest"):
+        raise ValueError(f"{text!r} is not error or latest")
+    return text.lower() == "latest"
+
+
+def _json(text: str, wanted: str) -> dict[str, object]:
+    try:
+        found = json.loads(text)
+    except ValueError as exc:
+        raise ValueError(f"{text!r} is not {wanted}") from exc
+    if not isinstance(found, dict):
+        raise ValueError(f"{text!r} is not {wanted}")
+    return found
+
+
+def _is_partition(number: object) -> bool:
+    return type(number) is int and 0 <= number <= INT32_MAX
+
+
+_READERS: Final[Mapping[str, Callable[[str], object]]] = {
+    "assign": _assigned,
+    "subscribe": _subscribed,
+    "subscribepattern": _matching,
+    "startingtimestamp": lambda text: AtTime(_TIME(text)),
+    "startingoffsetsbytimestamp": _times,
+    "startingoffsets": _offsets,
+    "startingoffsetsbytimestampstrategy": _strategy,
+    "endingtimestamp": lambda text: AtTime(_TIME(text)),
+    "endingoffsetsbytimestamp": _times,
+    "endingoffsets": _offsets,
+    "failondataloss": _boolean,
+    "includeheaders": _boolean,
+    "kafkaconsumer.polltimeoutms": _number(1, INT32_MAX),
+    "maxoffsetspertrigger": _COUNT,
+    "minoffsetspertrigger": _COUNT,
+    "maxtriggerdelay": _duration_ms,
+    "minpartitions": _number(1, INT32_MAX),
+    "maxrecordsperpartition": _COUNT,
+    "checkpointlocation": str,
+}
+
+_FIELDS: Final = {
+    "startingoffsetsbytimestampstrategy": "latest_if_no_match",
+    "failondataloss": "fail_on_data_loss",
+    "includeheaders": "include_headers",
+    "kafkaconsumer.polltimeoutms": "poll_timeout_ms",
+    "maxoffsetspertrigger": "max_offsets",
+    "minoffsetspertrigger": "min_offsets",
+    "maxtriggerdelay": "max_trigger_delay_ms",
+    "minpartitions": "min_partitions",
+    "maxrecordsperpartition": "max_records_per_partition",
+    "checkpointlocation": "checkpoint",
+}

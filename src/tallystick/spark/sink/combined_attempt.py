@@ -1,0 +1,168 @@
+"""One task's part of a batch for several sinks: records in one transaction, prepared; rows of tables, staged.
+
+As `attempt`, for more than one topic and with tables beside them: the same looks at the lease, at the same
+places, and the same vote, with a tally for each sink.
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from secrets import token_hex
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import pyarrow as pa
+
+from tallystick import _lazy
+from tallystick.client.blocking.producer import Producer
+from tallystick.kernel.check import check
+from tallystick.kernel.value import frozen
+from tallystick.spark.options.sink_options import SinkOptions
+from tallystick.spark.options.sinks import Sink, ToTable, ToTopic
+from tallystick.spark.protocol.committable import Batch, Lease, Participant, Tally, Vote, encode_vote
+from tallystick.spark.protocol.decide import Course, course
+from tallystick.spark.protocol.errors import PrefixTaken, SinkError
+from tallystick.spark.sink.context import Connect, Station, station
+from tallystick.spark.sink.projection import HASH
+
+if TYPE_CHECKING:
+    from tallystick.spark.decisions.database import Database
+    from tallystick.spark.decisions.staging import Staged
+
+TABLE_STATION: Final = "tallystick.spark.sink.database_context"
+
+_ATTEMPT_BYTES: Final = 8
+_PIECE_BYTES: Final = 4 * 1024 * 1024
+_PIECE_ROWS: Final = 5_000
+
+
+@frozen(kw_only=True)
+class Work:
+    """What each task of a batch does; it travels by value, and finds its connections where it is."""
+
+    options: SinkOptions
+    lease: Lease
+    job: Batch
+    sinks: tuple[Sink, ...]
+    where: "Database | None"
+    connect: Connect = station
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Args: batches: a column of structs for each sink, as `projected` makes them."""
+        vote, attempt = self.vote(batches)
+        yield pa.record_batch([pa.array([encode_vote(vote)]), pa.array([attempt])], names=["vote", "attempt"])
+
+    def vote(self, batches: Iterable[pa.RecordBatch]) -> tuple[Vote, str]:
+        """Write, or count, what there is. Raises: SinkErrors, BadConfig, errors of client and database."""
+        way = course(self.lease.decided, self.job, self.options.on_new, self.options.on_new_prefix)
+        if isinstance(way, SinkError):
+            raise way
+        tallies = [Tally()] * len(self.sinks)
+        with ExitStack() as stack:
+            attempt = _Attempt(self, stack)
+            for batch in batches:
+                for number, rows in _shares(batch):
+                    tallies[number] = tallies[number].plus(_tally(rows))
+                    if way is Course.WRITE:
+                        attempt.write(number, rows)
+            participant, mode = attempt.prepare()
+        vote = Vote(
+            nonce=self.lease.nonce,
+            coordinator=self.lease.coordinator,
+            transaction_version=self.lease.transaction_version,
+            job=self.job,
+            tallies=tuple(tallies),
+            participant=participant,
+            skipped=way is Course.SKIP,
+            mode=mode,
+            began_ms=self.lease.began_ms,
+        )
+        return vote, attempt.name
+
+
+class _Attempt:
+    """One task's rows: in a transaction of its own, which begins with the first record, and staged."""
+
+    def __init__(self, work: Work, stack: ExitStack) -> None:
+        self.name = token_hex(_ATTEMPT_BYTES)
+        self._work, self._stack = work, stack
+        self._producer: Producer | None = None
+        self._transactional_id = ""
+        self._staged_rows: dict[str, int] = {}
+        self._staged: dict[str, Staged] = {}
+
+    def write(self, number: int, rows: pa.RecordBatch) -> None:
+        match self._work.sinks[number]:
+            case ToTopic(topic=topic):
+                for piece in _pieces(rows):
+                    self._begun().send_arrow(piece.select(["key", "value", "headers"]), topic)
+            case ToTable(table=table):
+                for piece in _pieces(rows):
+                    first = self._staged_rows.get(table, 0)
+                    self._staged_in(table).stage(self.name, first, piece)
+                    self._staged_rows[table] = first + piece.num_rows
+
+    def _staged_in(self, table: str) -> "Staged":
+        if not self._staged:
+            work = self._work
+            tables = tuple(each for each in work.sinks if isinstance(each, ToTable))
+            staged_of = _lazy.load(TABLE_STATION).staged_of
+            self._staged = {
+                each.sink.table: each for each in staged_of(work.options.prefix, work.where, tables)
+            }
+        return self._staged[table]
+
+    def _begun(self) -> Producer:
+        if self._producer is None:
+            here = self._work.connect(self._work.options)
+            self._check_lease(here)
+            name = here.ids.take(self._work.lease)
+            # Left before it is prepared, the producer aborts.
+            self._producer = self._stack.enter_context(here.producer_of(name))
+            self._transactional_id = str(name)
+            self._producer.init_transactions()
+            self._producer.begin_transaction()
+        return self._producer
+
+    def prepare(self) -> tuple[Participant | None, str]:
+        """The transaction, prepared, and the mode it rests on; None without records."""
+        producer = self._producer
+        if producer is None:
+            return None, ""
+        state = producer.prepare_transaction()
+        try:
+            self._check_lease(self._work.connect(self._work.options))
+        except BaseException:
+            producer.abort_transaction()
+            raise
+        identity, mode = state.identity, producer.mode
+        check(identity is not None, "records were sent, so something is prepared")
+        assert identity is not None
+        check(mode is not None, "the sink prepares, so a mode is in force")
+        assert mode is not None
+        return Participant(transactional_id=self._transactional_id, identity=identity), mode.value
+
+    def _check_lease(self, here: Station) -> None:
+        """As `attempt` does, before it initialises an id and after it has prepared."""
+        if not here.holds(self._work.lease.coordinator):
+            raise PrefixTaken(self._work.options.prefix, "this batch was given up, or another query began")
+
+
+def _shares(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """What each sink gets of a batch, where it gets any."""
+    for number, column in enumerate(batch.columns):
+        rows = column.filter(column.is_valid()) if column.null_count else column
+        if len(rows):
+            yield number, pa.RecordBatch.from_struct_array(rows)
+
+
+def _tally(rows: pa.RecordBatch) -> Tally:
+    hashes = rows.column(HASH).to_numpy().astype(np.uint64)
+    return Tally(rows.num_rows, int(np.add.reduce(hashes)))
+
+
+def _pieces(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Of bounded size: they fit into buffer.memory, and into a statement."""
+    count = max(-(-rows.nbytes // _PIECE_BYTES), -(-rows.num_rows // _PIECE_ROWS))
+    size = -(-rows.num_rows // count)
+    for at in range(0, rows.num_rows, size):
+        yield rows.slice(at, size)

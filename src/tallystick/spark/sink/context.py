@@ -1,0 +1,185 @@
+"""What a Python process keeps of one prefix from call to call: connections, a coordinator, transactional ids.
+
+Spark forks its Python workers and uses them again, a task or a call on the driver at a time; a module's
+globals live as long as the process. Everything here can be lost at any time and is made again.
+"""
+
+import logging
+import os
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Final, TypeVar
+from weakref import finalize
+
+from tallystick.client.blocking.producer import Producer
+from tallystick.client.blocking.thread import EngineThread, engine_thread
+from tallystick.client.config import ProducerConfig
+from tallystick.client.net.cluster import Cluster
+from tallystick.client.transactions.modes import Mode
+from tallystick.kernel.ids import Identity
+from tallystick.spark.checkpoint import home_of, note_home
+from tallystick.spark.decisions.participants import ClusterParticipants
+from tallystick.spark.decisions.topic import DecisionTopic
+from tallystick.spark.options.sink_options import SinkOptions
+from tallystick.spark.protocol.committable import Decision, Lease, Vote
+from tallystick.spark.protocol.coordinator import Coordinator
+from tallystick.spark.protocol.decide import Beginning, Home, NewPrefix, moved, resumed, stranger
+from tallystick.spark.protocol.errors import SinkError
+from tallystick.spark.protocol.ports import DecisionLog, Participants
+from tallystick.spark.protocol.transactional_ids import WorkerId
+from tallystick.spark.runtime.worker_gc import settle
+from tallystick.spark.sink.worker_ids import WorkerIds
+
+_log = logging.getLogger("tallystick.spark")
+
+T = TypeVar("T")
+
+_GRACE_S: Final = 5.0
+# A call is a handful of requests, each within max.block.ms.
+_REQUESTS_MAX: Final = 10
+
+
+class Station:
+    """One prefix in one process; synchronous, on the engine thread. One call at a time.
+
+    A test of crashes derives from it, and wraps what `ports_of` and `producer_of` return.
+    """
+
+    def __init__(self, options: SinkOptions) -> None:
+        """Connects to nothing yet. Raises: BadConfig."""
+        self.options = options
+        self.ids = WorkerIds(options.prefix)
+        self._mode = ""
+        self._config = ProducerConfig.parse(options.of_driver)
+        self._engine = engine_thread()
+        self._cluster = self._engine.do(lambda: Cluster(self._config.client), "Cluster")
+        self.participants, self.decisions = self.ports_of(self._cluster)
+        self.coordinator = Coordinator(options.prefix, self.participants, self.decisions)
+        # `station` drops one that others may still be using.
+        finalize(self, _abandon, self._engine, self._cluster).atexit = False
+
+    def ports_of(self, cluster: Cluster) -> tuple[Participants, DecisionLog]:
+        """The effects of this process on the cluster."""
+        limit_ms = self._config.max_block_ms
+        return (
+            ClusterParticipants(cluster, self.options, limit_ms),
+            DecisionTopic(cluster, self.options, limit_ms),
+        )
+
+    def producer_of(self, name: WorkerId) -> Producer:
+        """The producer of one attempt."""
+        return Producer(self.options.of_worker(str(name)))
+
+    def begin(
+        self,
+        *,
+        write_id: str | None = None,
+        query_id: str | None = None,
+        resuming: Beginning | None = None,
+    ) -> Lease:
+        """Take the prefix; see `Coordinator.begin`.
+
+        Args:
+            query_id: of the query, where the driver knows it. Then one that is new to the prefix is refused
+                before it fences the query that has it.
+            resuming: under `onNewCheckpoint=resume`, where the driver can see how the query begins.
+        """
+        options = self.options
+        noted = home_of(options.checkpoint)
+        adopting = options.on_new_prefix is NewPrefix.ADOPT
+        if query_id is not None:
+            self.run(self._look(query_id, resuming, noted), "look")
+        lease = self.run(self.coordinator.begin(write_id, resuming, adopting=adopting), "begin")
+        if query_id is not None and (noted is None or adopting):
+            # Before anything is decided there.
+            place = self.run(self.decisions.place(), "look")
+            if place is not None and noted != (home := Home(prefix=options.prefix, place=place)):
+                note_home(options.checkpoint, home)
+        return lease
+
+    async def _look(self, query_id: str, resuming: Beginning | None, noted: Home | None) -> None:
+        """Refuse a query that must not begin here, before it fences the one that has the prefix.
+
+        At every batch: one that was replaced, with another checkpoint, must not fence its successor.
+        Raises: UnknownCheckpoint, DecisionsMissing.
+        """
+        options = self.options
+        last = (await self.decisions.read()).decision
+        if noted is not None:
+            place = await self.decisions.place()
+            if (refusal := moved(noted, options.prefix, place, options.on_new_prefix)) is not None:
+                raise refusal
+        decided = resumed(last, resuming)
+        if not isinstance(decided, SinkError):
+            decided = stranger(decided, query_id, options.on_new)
+        if isinstance(decided, SinkError):
+            raise decided
+
+    def commit(self, votes: Iterable[Vote | None], offsets: str | None = None) -> Decision | None:
+        decision = self.run(self.coordinator.commit(votes, offsets), "commit")
+        if decision is not None and decision.mode not in ("", self._mode):
+            self._mode = decision.mode
+            why = Mode(decision.mode).not_promised
+            _log.log(
+                logging.WARNING if why else logging.INFO,
+                "%s: mode %s is in force%s",
+                self.options.prefix,
+                decision.mode,
+                f": {why}" * bool(why),
+            )
+        return decision
+
+    def give_up(self, votes: Iterable[Vote | None]) -> bool:
+        """Abort; was that carried out? What goes wrong here the next begin puts right.
+
+        It must not hide why this was called.
+        """
+        try:
+            self.run(self.coordinator.abort(votes), "abort")
+        except Exception as exc:  # of a database's driver, too
+            _log.warning("%s: the batch could not be aborted: %s", self.options.prefix, exc)
+            return False
+        return True
+
+    def holds(self, held: Identity) -> bool:
+        return self.run(self.participants.holds(held), "look at the coordinator")
+
+    def run(self, coroutine: Coroutine[object, object, T], doing: str) -> T:
+        limit_s = _REQUESTS_MAX * self._config.max_block_ms / 1000 + _GRACE_S
+        return self._engine.run(coroutine, limit_s, f"{doing} for {self.options.prefix!r}")
+
+    def close(self) -> None:
+        """End every connection; again is harmless."""
+        self._engine.run(self._cluster.close(), _GRACE_S, "close")
+
+    @property
+    def usable(self) -> bool:
+        """Is it this process's own, and its engine alive?"""
+        return self._engine.alive
+
+
+def _abandon(engine: EngineThread, cluster: Cluster) -> None:
+    if engine.alive:
+        engine.abandon(cluster.close)
+
+
+Connect = Callable[[SinkOptions], Station]
+
+_KEYS: Final = ("prefix", "topic", "modes", "on_new", "on_new_prefix", "decisions", "checkpoint")
+_STATIONS: Final[dict[tuple[object, ...], Station]] = {}
+_STATIONS_MAX: Final = 16
+"""A loop over tables, each with a prefix of its own, must not run out of sockets."""
+
+
+def station(options: SinkOptions, make: Connect = Station) -> Station:
+    """The station of this process for these options; made when it is first asked for."""
+    client = tuple(sorted(options.client.items()))
+    # All that it reads: a worker outlives queries, and the next one may have another topic.
+    key = (os.getpid(), make, client, *(getattr(options, name) for name in _KEYS))
+    found = _STATIONS.pop(key, None)
+    if found is None or not found.usable:
+        found = make(options)
+    _STATIONS[key] = found
+    for oldest in list(_STATIONS)[:-_STATIONS_MAX]:
+        _STATIONS.pop(oldest, None)
+    settle()
+    return found

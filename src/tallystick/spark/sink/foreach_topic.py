@@ -1,0 +1,92 @@
+"""The same sink for `foreachBatch`: for those who do more with a batch than write it.
+
+    query = events.writeStream.foreachBatch(foreach_batch({
+        "kafka.bootstrap.servers": "localhost:9092",
+        "transactional.id.prefix": "pipeline.flights",
+        "topic": "delays",
+    })).start()
+
+One action, a `collect` of votes, runs the whole plan once, also for a batch that was decided before: Spark
+fails a stateful query whose state stores did not commit (SPARK-52008).
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+
+from tallystick.kernel.settings import BadConfig
+from tallystick.spark.checkpoint import offsets_after, resuming
+from tallystick.spark.options.option_table import Query
+from tallystick.spark.options.sink_options import SinkOptions
+from tallystick.spark.protocol.committable import Batch, Lease, Vote, decode_vote, encode_vote, no_vote
+from tallystick.spark.sink.attempt import attempt
+from tallystick.spark.sink.context import Connect, station
+from tallystick.spark.sink.writers import checked_options
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_QUERY_ID: Final = "sql.streaming.queryId"
+_VOTES: Final = "vote binary"
+
+
+def foreach_batch(
+    options: Mapping[str, str],
+    transform: "Callable[[DataFrame], DataFrame] | None" = None,
+    *,
+    query_id: str | None = None,
+    connect: Connect = station,
+) -> "Callable[[DataFrame, int], None]":
+    """A function for `writeStream.foreachBatch` that writes each batch exactly once.
+
+    Args:
+        options: of the sink: docs/spark.md.
+        transform: makes the sink's columns of a batch; without it they are in the batch.
+        query_id: the same for every run on one checkpoint, and another for another. Classic Spark tells it;
+            Spark Connect does not.
+        connect: how a process reaches the cluster; a test of crashes has its own.
+    Raises: when a batch is run: BadConfig, SinkErrors.
+    """
+
+    def write(frame: "DataFrame", batch_id: int) -> None:
+        rows = frame if transform is None else transform(frame)
+        checked = checked_options(options, rows.schema, Query.STREAM)
+        here = connect(checked)
+        job = Batch(query_of(frame, query_id), batch_id)
+        lease = here.begin(query_id=job.query_id, resuming=resuming(checked, job.query_id))
+        task = _task(checked, lease, job, connect)
+        votes: list[Vote | None] = []
+        try:
+            found = rows.mapInArrow(task, _VOTES).collect()
+            # A batch without partitions has no task to say that it was empty.
+            votes = [decode_vote(bytes(row.vote)) for row in found] or [attempt(here, lease, job, ())]
+            here.commit(votes, offsets_after(checked.checkpoint, batch_id))
+        except BaseException:
+            here.give_up(votes or [no_vote(lease)])
+            raise
+
+    return write
+
+
+def _task(
+    options: SinkOptions, lease: Lease, job: Batch, connect: Connect
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        vote = attempt(connect(options), lease, job, batches)
+        yield pa.record_batch([pa.array([encode_vote(vote)])], names=["vote"])
+
+    return run
+
+
+def query_of(frame: "DataFrame", given: str | None) -> str:
+    """The query's id, of the driver's own thread. Raises: BadConfig."""
+    if given is not None:
+        return given
+    session = frame.sparkSession
+    found = None
+    if hasattr(session, "_jsparkSession"):
+        found = session.sparkContext.getLocalProperty(_QUERY_ID)
+    if found is None:
+        raise BadConfig("query_id: must be given, Spark Connect does not tell it")
+    return found

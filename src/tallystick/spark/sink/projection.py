@@ -1,0 +1,87 @@
+"""The rows of a batch as each sink wants them: one column of structs for each, null where it gets none.
+
+So a task reads the plan once, whatever is written to how many places. The last field of a struct is a hash
+of the others, from which the tallies are made: computed by Spark from the finished values, so that an
+expression that gives something else each time is not asked twice [SPK-22].
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as f
+from pyspark.sql.types import ArrayType, BinaryType, BooleanType, DataType, NullType, StringType
+
+from tallystick.kernel.settings import BadConfig
+from tallystick.spark.options.sinks import Sink, ToTable, ToTopic
+
+HASH: Final = "tallystick_hash"
+HEADERS: Final = "array<struct<key:string,value:binary>>"
+
+
+def column_of(number: int) -> str:
+    return f"sink_{number}"
+
+
+def projected(frame: DataFrame, sinks: Sequence[Sink]) -> DataFrame:
+    """Raises: BadConfig with what Spark says of an expression, all at once."""
+    problems: list[str] = []
+    made = [_struct(frame, sink, problems).alias(column_of(n)) for n, sink in enumerate(sinks)]
+    if problems:
+        raise BadConfig("\n".join(problems))
+    structs = frame.select(*made)
+    return structs.select(*(_with_hash(structs, column_of(n)) for n in range(len(sinks))))
+
+
+def _struct(frame: DataFrame, sink: Sink, problems: list[str]) -> Column:
+    at = f"topic {sink.topic}" if isinstance(sink, ToTopic) else f"table {sink.table}"
+    made = f.struct(*_fields(frame, sink, at, problems))
+    if sink.where is None:
+        return made
+    _check(frame, sink.where, f"{at}: where", (BooleanType,), problems)
+    return f.when(f.expr(sink.where), made)
+
+
+def _fields(frame: DataFrame, sink: Sink, at: str, problems: list[str]) -> list[Column]:
+    if isinstance(sink, ToTable):
+        for name, expression in sink.columns or ():
+            _check(frame, expression, f"{at}: column {name}", (), problems)
+        return [f.expr(expression).alias(name) for name, expression in sink.columns or ()]
+    text = (StringType, BinaryType, NullType)
+    for name, given, kinds in (
+        ("key", sink.key, text),
+        ("value", sink.value, text),
+        ("headers", sink.headers, (ArrayType,)),
+    ):
+        if given is not None:
+            _check(frame, given, f"{at}: {name}", kinds, problems)
+    whole = f.to_json(f.struct("*"), {"ignoreNullFields": "false"})
+    return [
+        (f.lit(None) if sink.key is None else f.expr(sink.key)).cast("binary").alias("key"),
+        (whole if sink.value is None else f.expr(sink.value)).cast("binary").alias("value"),
+        (f.lit(None) if sink.headers is None else f.expr(sink.headers)).cast(HEADERS).alias("headers"),
+    ]
+
+
+def _check(
+    frame: DataFrame, expression: str, at: str, kinds: tuple[type[DataType], ...], problems: list[str]
+) -> None:
+    try:
+        found = frame.select(f.expr(expression)).schema.fields[0].dataType
+    except PySparkException as exc:
+        problems.append(f"{at}: {str(exc).strip().splitlines()[0]}")
+        return
+    if kinds and not isinstance(found, kinds):
+        allowed = " or ".join(kind.typeName() for kind in kinds if kind is not NullType)
+        problems.append(f"{at}: {expression!r} is {found.simpleString()}, and must be {allowed}")
+
+
+def _with_hash(structs: DataFrame, name: str) -> Column:
+    kind = structs.schema[name].dataType
+    fields = [f.col(name).getField(field) for field in kind.fieldNames()]  # type: ignore[attr-defined]
+    # Spark's hash passes over nulls: (null, 1) and (1, null) would be the same.
+    parts = [part for field in fields for part in (f.isnull(field), field)]
+    hashed = f.xxhash64(*parts).alias(HASH)
+    named = [field.alias(field_name) for field, field_name in zip(fields, kind.fieldNames(), strict=True)]  # type: ignore[attr-defined]
+    return f.when(f.col(name).isNotNull(), f.struct(*named, hashed)).alias(name)

@@ -1,0 +1,98 @@
+"""Rows counted and summed: a checksum that does not depend on their order, nor on how tasks share them out.
+
+Each row has a hash of what becomes a record: topic, partition, key, value and headers, null apart from empty.
+The checksum is their sum modulo 2^64, so it is the same however Spark splits a batch when it runs again
+[SPK-22]. CRC-32C of the bytes, spread over 64 bits: it finds rows that differ by accident.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import chain, repeat
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tallystick.protocol.records.crc import crc32c
+from tallystick.spark.protocol.committable import Tally
+
+# Odd, and of no other meaning: they keep the parts of a row apart. The mixer is SplitMix64's.
+_KEY_LENGTH: Final = np.uint64(0x9E3779B97F4A7C15)
+_NO_KEY: Final = np.uint64(0xD1B54A32D192ED03)
+_NO_VALUE: Final = np.uint64(0x8CB92BA72F3D8DD7)
+_TOPIC: Final = np.uint64(0xAAAAAAAAAAAAAAAB)
+_PARTITION: Final = np.uint64(0xC2B2AE3D27D4EB4F)
+_HEADERS: Final = np.uint64(0x165667B19E3779F9)
+
+_FEW_BYTES: Final = 128 * 1024
+
+Hashes = Any
+"""A numpy array of uint64, one for each row."""
+
+
+def tally(
+    values: pa.Array,
+    keys: pa.Array | None = None,
+    topics: pa.Array | None = None,
+    partitions: pa.Array | None = None,
+    headers: pa.Array | None = None,
+) -> Tally:
+    """The tally of some rows, given by columns of one length.
+
+    Cost: about 0.1 us a row of 100 bytes without keys, 0.2 with.
+    """
+    count = len(values)
+    rows = np.zeros(count, np.uint64)
+    seeds: Sequence[int] | repeat[int] = repeat(0)
+    if keys is not None and keys.null_count < count:
+        seeds = list(map(crc32c, _each(keys)))
+        lengths = pc.binary_length(keys).cast(pa.int64()).fill_null(0)
+        rows += lengths.to_numpy().astype(np.uint64) * _KEY_LENGTH
+    rows += np.fromiter(map(crc32c, _each(values), seeds), np.uint64, count)
+    rows += _NO_KEY if keys is None else _nulls(keys) * _NO_KEY
+    rows += _nulls(values) * _NO_VALUE
+    if topics is not None:
+        rows += _of_texts(topics) * _TOPIC
+    if partitions is not None:
+        rows += partitions.cast(pa.int64()).fill_null(-1).to_numpy().astype(np.uint64) * _PARTITION
+    if headers is not None and headers.null_count < count:
+        rows += np.fromiter(map(_of_headers, headers.to_pylist()), np.uint64, count) * _HEADERS
+    return Tally(count, int(np.add.reduce(_mixed(rows))))
+
+
+def _mixed(rows: Hashes) -> Hashes:
+    rows = (rows ^ (rows >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    rows = (rows ^ (rows >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return rows ^ (rows >> np.uint64(31))
+
+
+def _each(column: pa.Array) -> Iterator[bytes]:
+    """A few at a time: they take the memory of those before them, and are hashed while a cache holds them.
+    Texts of 1,000 bytes take a third of the time that way.
+    """
+    plain = column.cast(pa.binary()) if not pa.types.is_large_binary(column.type) else column
+    plain = plain.fill_null(b"") if plain.null_count else plain
+    few = max(1, _FEW_BYTES * len(plain) // max(1, plain.nbytes))
+    return chain.from_iterable(plain.slice(at, few).to_pylist() for at in range(0, len(plain), few))
+
+
+def _nulls(column: pa.Array) -> Hashes:
+    if not column.null_count:
+        return np.uint64(0)
+    return column.is_null().to_numpy(zero_copy_only=False).astype(np.uint64)
+
+
+def _of_texts(column: pa.Array) -> Hashes:
+    """Topics: few, each many times."""
+    encoded = column.dictionary_encode()
+    texts = np.array([crc32c(text.encode()) for text in encoded.dictionary.to_pylist()] + [1], np.uint64)
+    return texts[encoded.indices.fill_null(len(texts) - 1).to_numpy()]
+
+
+def _of_headers(headers: list[dict[str, Any]] | None) -> int:
+    crc = 0
+    for header in headers or ():
+        name, value = header["key"].encode(), header["value"]
+        parts = b"%d:%b%d:%b" % (len(name), name, -1 if value is None else len(value), value or b"")
+        crc = crc32c(parts, crc)
+    return crc

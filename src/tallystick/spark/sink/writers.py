@@ -1,0 +1,227 @@
+"""`df.writeStream.format("tallystick")` and `df.write.format("tallystick")`: Spark's hooks.
+
+Spark makes a writer on the driver for every batch and pickles it for the tasks: then the batch begins, and
+the lease travels in the pickle. It is pickled twice, and begins once. Another writer, in another process, is
+asked to commit or to abort, and has the votes alone (and what `lease_handover` finds).
+
+Source: PySpark 4.3 worker/write_into_data_source.py and worker/python_streaming_sink_runner.py.
+"""
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    IntegerType,
+    StringType,
+    StructField,
+    StructType,
+)
+
+from tallystick.kernel.check import check
+from tallystick.kernel.errors import TallystickError
+from tallystick.kernel.settings import BadConfig
+from tallystick.spark.checkpoint import offsets_after, query_of, resuming
+from tallystick.spark.options.option_table import Query
+from tallystick.spark.options.sink_options import SinkOptions, write_options
+from tallystick.spark.protocol.committable import (
+    Batch,
+    Job,
+    Lease,
+    Vote,
+    Write,
+    decode_lease,
+    decode_vote,
+    encode_lease,
+    encode_vote,
+    no_vote,
+)
+from tallystick.spark.protocol.errors import NotBegun
+from tallystick.spark.sink.attempt import attempt
+from tallystick.spark.sink.context import Connect, Station, station
+from tallystick.spark.sink.lease_handover import find, forget, leave
+
+_log = logging.getLogger("tallystick.spark")
+
+_QUERY_ID: Final = "sql.streaming.queryId"
+_BATCH_ID: Final = "streaming.sql.batchId"
+"""Local properties of the tasks of a micro-batch (Spark's MicroBatchExecution)."""
+
+_HEADER: Final = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
+_TYPES: Final[Mapping[str, tuple[type[DataType], ...]]] = {
+    "key": (StringType, BinaryType),
+    "value": (StringType, BinaryType),
+    "topic": (StringType,),
+    "partition": (IntegerType,),
+    "headers": (ArrayType,),
+}
+
+
+class VoteMessage(WriterCommitMessage):
+    """A vote on its way through Spark."""
+
+    def __init__(self, vote: bytes) -> None:
+        self.vote = vote
+
+
+def stream_writer(
+    options: Mapping[str, str], schema: StructType, overwrite: bool, connect: Connect | None = None
+) -> "StreamWriter":
+    """What Spark asks for, twice for each micro-batch. Has no effect yet.
+
+    Args:
+        overwrite: output mode complete: each batch is the whole result, written behind the last one, as
+            Spark's own Kafka sink does.
+        connect: how a process reaches the cluster; a test of crashes has its own.
+    Raises: BadConfig with all problems at once.
+    """
+    return StreamWriter(checked_options(options, schema, Query.STREAM), connect)
+
+
+def batch_writer(
+    options: Mapping[str, str], schema: StructType, overwrite: bool, connect: Connect | None = None
+) -> "BatchWriter":
+    """What Spark asks for, once for each `save()`. Has no effect yet. Raises: BadConfig."""
+    problems = ["mode: overwrite cannot be done, a topic is appended to; use mode('append')"] * overwrite
+    return BatchWriter(checked_options(options, schema, Query.BATCH, problems), connect)
+
+
+class _Writing:
+    """What the two writers share: the lease, from the driver to the tasks."""
+
+    def __init__(self, options: SinkOptions, connect: Connect | None) -> None:
+        self.options = options
+        self._connect = connect
+        self._lease: bytes | None = None
+        self._write_id: str | None = None
+
+    def __getstate__(self) -> dict[str, object]:
+        """The batch begins here: on the driver, before any task. Raises: NotBegun."""
+        if self._lease is None:
+            try:
+                self._lease = encode_lease(self._begin())
+            except TallystickError as exc:
+                why = f"the batch has not begun, and nothing of it is written. {type(exc).__name__}: {exc}"
+                raise NotBegun(why) from exc
+        return self.__dict__
+
+    def _begin(self) -> Lease:
+        lease = self._station.begin(
+            write_id=self._write_id,
+            query_id=query_of(self.options.checkpoint),
+            resuming=resuming(self.options),
+        )
+        leave(self.options, lease)
+        return lease
+
+    @property
+    def _station(self) -> Station:
+        return station(self.options) if self._connect is None else self._connect(self.options)
+
+    def _attempt(self, job: Job, batches: Iterator[pa.RecordBatch]) -> VoteMessage:
+        check(self._lease is not None, "a task has the writer that was pickled")
+        assert self._lease is not None
+        return VoteMessage(encode_vote(attempt(self._station, decode_lease(self._lease), job, batches)))
+
+    def _commit(self, messages: Iterable[WriterCommitMessage | None], offsets: str | None = None) -> None:
+        decision = self._station.commit(_votes(messages), offsets)
+        forget(self.options)
+        _log.info("%s: %s", self.options.prefix, "skipped: decided before" if decision is None else decision)
+
+    def _give_up(self, messages: Iterable[WriterCommitMessage | None]) -> None:
+        lease = find(self.options)
+        votes = _votes(messages)
+        if lease is not None and not any(votes):
+            votes = [no_vote(lease)]
+        if self._station.give_up(votes):
+            forget(self.options)
+
+
+class StreamWriter(_Writing, DataSourceStreamArrowWriter):
+    """The sink of a streaming query."""
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> VoteMessage:
+        return self._attempt(_batch_of_task(), iterator)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        self._commit(messages, offsets_after(self.options.checkpoint, batchId))
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        self._give_up(messages)
+
+
+class BatchWriter(_Writing, DataSourceArrowWriter):
+    """The sink of a batch write: all of it is there, or nothing."""
+
+    def __init__(self, options: SinkOptions, connect: Connect | None) -> None:
+        super().__init__(options, connect)
+        self._write_id = options.write_id
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> VoteMessage:
+        return self._attempt(Write(self._write_id or ""), iterator)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        self._commit(messages)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        self._give_up(messages)
+
+
+def _batch_of_task() -> Batch:
+    context = TaskContext.get()
+    query_id = batch_id = None
+    if context is not None:
+        query_id, batch_id = context.getLocalProperty(_QUERY_ID), context.getLocalProperty(_BATCH_ID)
+    if query_id is None or batch_id is None:
+        raise BadConfig(
+            "this task belongs to no micro-batch: continuous and real-time triggers have none, and the sink "
+            "decides by micro-batches; use processingTime or availableNow"
+        )
+    return Batch(query_id, int(batch_id))
+
+
+def _votes(messages: Iterable[WriterCommitMessage | None]) -> list[Vote | None]:
+    return [decode_vote(each.vote) if isinstance(each, VoteMessage) else None for each in messages]
+
+
+# -------------------------------------------------------------------------------- the schema
+
+
+def checked_options(
+    given: Mapping[str, str], schema: StructType, query: Query, problems: Iterable[str] = ()
+) -> SinkOptions:
+    """The options of a writer of such rows. Raises: BadConfig with all problems at once."""
+    problems = list(problems)
+    options = None
+    try:
+        options = write_options(given, query)
+    except BadConfig as exc:
+        problems += str(exc).splitlines()
+    topic = {name.lower(): text for name, text in given.items()}.get("topic")
+    problems += _schema_problems(schema, topic)
+    if problems or options is None:
+        raise BadConfig("\n".join(problems))
+    return options
+
+
+def _schema_problems(schema: StructType, topic: str | None) -> Iterator[str]:
+    """What Spark's own sink asks of the columns (KafkaWriter.validateQuery)."""
+    columns: dict[str, Any] = {field.name: field.dataType for field in schema.fields}
+    if "value" not in columns:
+        yield "column value: required, and missing"
+    if not topic and "topic" not in columns:
+        yield "topic: required, as an option or as a column"
+    for name, kinds in _TYPES.items():
+        found = columns.get(name)
+        if found is not None and not isinstance(found, kinds):
+            allowed = " or ".join(kind.typeName() for kind in kinds)
+            yield f"column {name}: is {found.simpleString()}, and must be {allowed}"
+    headers = columns.get("headers")
+    if isinstance(headers, ArrayType) and headers.elementType.simpleString() != _HEADER.simpleString():
+        yield f"column headers: is {headers.simpleString()}, and must be array<{_HEADER.simpleString()}>"

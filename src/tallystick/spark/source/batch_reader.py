@@ -1,0 +1,49 @@
+"""`spark.read.format("tallystick")`: all between two places in the logs, as they are when it is planned."""
+
+from collections.abc import Iterator, Mapping
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+
+from tallystick.spark.options.option_table import Query
+from tallystick.spark.options.source_options import read_options
+from tallystick.spark.protocol.offsets import Offsets, Range
+from tallystick.spark.source.planner import NothingToRead, Planner, Reading
+from tallystick.spark.source.task_reader import read_range
+
+
+class BatchReader(DataSourceReader):
+    """Made on the driver for each query, and pickled to its tasks."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        """Raises: BadConfig with all problems at once."""
+        self._options = read_options(options, Query.BATCH)
+
+    def partitions(self) -> list[Reading]:
+        """Spark wants a list. Raises: NothingToRead, DataLoss; what Admin raises."""
+        with Planner(self._options) as planner:
+            start = planner.resolve(self._options.starting, starting=True)
+            end = planner.resolve(self._options.ending, starting=False)
+            ranges = _ranges(start, end)
+            return planner.tasks(_there(planner, ranges))
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one task. Spark makes up a task where there is nothing to read."""
+        if isinstance(partition, Reading):
+            yield from read_range(partition.range, self._options)
+
+
+def _ranges(start: Offsets, end: Offsets) -> list[Range]:
+    if set(start) != set(end):
+        # Made or deleted between the two questions; the next run sees one answer.
+        apart = ", ".join(map(str, sorted(set(start) ^ set(end))))
+        raise NothingToRead(f"partitions came or went while the batch was planned: {apart}. Run it again")
+    return [Range(at, start[at], end[at]) for at in sorted(end)]
+
+
+def _there(planner: Planner, ranges: list[Range]) -> list[Range]:
+    """The ranges, where none may end behind its log. Raises: DataLoss."""
+    latest = planner.latest()
+    behind = [each for each in ranges if each.end > latest.get(each.partition, 0)]
+    planner.lost(f"{each}: the log ends at {latest.get(each.partition, 0)}" for each in behind)
+    return [Range(r.partition, r.start, min(r.end, latest.get(r.partition, 0))) for r in ranges]

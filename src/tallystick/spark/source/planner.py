@@ -1,0 +1,203 @@
+"""What there is to read, asked of the cluster. On the driver; whoever plans has one, and closes it."""
+
+import logging
+import re
+from collections.abc import Iterable, Mapping
+from types import TracebackType
+from typing import Final, Self
+
+from pyspark.sql.datasource import InputPartition
+
+from tallystick.admin.client import Admin
+from tallystick.admin.topics import EARLIEST, LATEST
+from tallystick.client.config import CLIENT_SETTINGS, ROLE_SETTINGS
+from tallystick.client.errors import UnknownTopic
+from tallystick.client.kafka_names import RENAMED
+from tallystick.client.net.metadata import TopicInfo
+from tallystick.kernel.errors import TallystickError
+from tallystick.kernel.ids import TopicPartition
+from tallystick.spark.options.source_options import (
+    Assigned,
+    AtOffsets,
+    AtTime,
+    AtTimes,
+    Edge,
+    Matching,
+    Place,
+    SourceOptions,
+    Subscribed,
+)
+from tallystick.spark.protocol.offsets import Offsets, Range, split
+
+_log = logging.getLogger("tallystick.spark")
+
+_ASKED: Final = {Edge.EARLIEST: EARLIEST, Edge.LATEST: LATEST}
+
+
+class DataLoss(TallystickError):
+    """Records that a query should have read are gone. Nothing was read past them."""
+
+    def __str__(self) -> str:
+        return (
+            f"{'; '.join(map(str, self.args))}. They aged out, the log was cut, or the topic was deleted and "
+            "perhaps made again. To go on with what is left, set failOnDataLoss to false; to start over, "
+            "use a new checkpoint"
+        )
+
+
+class NothingToRead(TallystickError):
+    """Topics, partitions or times that the options name do not exist in the cluster."""
+
+
+class Reading(InputPartition):
+    """A task: one range of one partition."""
+
+    def __init__(self, what: Range) -> None:
+        super().__init__(what)
+        self.range = what
+
+
+class Planner:
+    """Asks about a query's partitions. Raises, as Admin does: Unreachable, TimedOut, BrokerRefused."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        """Connects to nothing yet."""
+        self._options = options
+        known = {**CLIENT_SETTINGS, **ROLE_SETTINGS["admin"]}
+        self._admin = Admin({n: t for n, t in options.client.items() if RENAMED.get(n, n) in known})
+
+    def close(self) -> None:
+        self._admin.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def partitions(self) -> frozenset[TopicPartition]:
+        """The partitions that the options name and the cluster has now. Raises: NothingToRead."""
+        match self._options.topics:
+            case Matching(pattern=pattern):
+                found = self._admin.list_topics()
+                return _all_of(info for name, info in found.items() if re.fullmatch(pattern, name))
+            case Subscribed(topics=names):
+                return _all_of(self._described(names).values())
+            case Assigned(partitions=wanted):
+                there = _all_of(self._described({at.topic for at in wanted}).values())
+                self._missing(sorted(set(wanted) - there))
+                return there & set(wanted)
+
+    def _described(self, names: Iterable[str]) -> Mapping[str, TopicInfo]:
+        answers = self._admin.describe_topics(names)
+        gone = []
+        for name, failure in answers.failures.items():
+            if not isinstance(failure, UnknownTopic):
+                raise failure
+            gone.append(name)
+        self._missing(sorted(gone))
+        return answers.found
+
+    def _missing(self, what: Iterable[object]) -> None:
+        names = ", ".join(map(str, what))
+        if names:
+            said = f"not in the cluster at {self._options.client['bootstrap.servers']}: {names}"
+            if self._options.fail_on_data_loss:
+                raise NothingToRead(f"{said}. Create them, or set failOnDataLoss to false to go on without")
+            _log.warning("%s; going on without, since failOnDataLoss is false", said)
+
+    def lost(self, losses: Iterable[str]) -> None:
+        """Records are gone: the query fails, or says so and goes on. Raises: DataLoss."""
+        told = tuple(losses)
+        if told and self._options.fail_on_data_loss:
+            raise DataLoss(*told)
+        for loss in told:
+            _log.warning("data loss, and failOnDataLoss is false: %s", loss)
+
+    # ------------------------------------------------------------------------------ offsets
+
+    def earliest(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """Where logs begin; of those that are there."""
+        asked = self._admin.list_offsets(dict.fromkeys(partitions, EARLIEST))
+        return {at: found.offset for at, found in asked.found.items() if found is not None}
+
+    def latest(self, known: Offsets | None = None) -> dict[TopicPartition, int]:
+        """Where logs end now: at `read_committed` the last stable offset, so that nothing undecided is read.
+
+        Args:
+            known: what was read already. A query that went on from Spark's own source, or from
+                `read_uncommitted`, may have been further than the last stable offset is: it waits there.
+        """
+        partitions = self.partitions()
+        ends = self._at(dict.fromkeys(partitions, LATEST), committed=self._options.read_committed)
+        ahead = [at for at in ends if known is not None and known.get(at, 0) > ends[at]]
+        if ahead and known is not None and self._options.read_committed:
+            marks = self._at(dict.fromkeys(ahead, LATEST), committed=False)
+            ends |= {at: known[at] for at in ahead if known[at] <= marks[at]}
+        return ends
+
+    def resolve(self, place: Place, *, starting: bool) -> dict[TopicPartition, int]:
+        """The offsets that a place in the logs is at now.
+
+        Raises: NothingToRead where not all partitions are named, or no record has the time to start at.
+        """
+        partitions = self.partitions()
+        match place:
+            case Edge():
+                return self._at(
+                    dict.fromkeys(partitions, _ASKED[place]), committed=self._options.read_committed
+                )
+            case AtOffsets(offsets=offsets):
+                _same("offsets", offsets, partitions)
+                fixed = {at: offset for at, offset in offsets.items() if isinstance(offset, int)}
+                edges = {at: _ASKED[edge] for at, edge in offsets.items() if isinstance(edge, Edge)}
+                return {**fixed, **self._at(edges, committed=self._options.read_committed)}
+            case AtTimes(times_ms=times_ms):
+                _same("times", times_ms, partitions)
+                return self._at_times(times_ms, starting=starting)
+            case AtTime(time_ms=time_ms):
+                return self._at_times(dict.fromkeys(partitions, time_ms), starting=starting)
+
+    def _at(self, times: Mapping[TopicPartition, int], *, committed: bool) -> dict[TopicPartition, int]:
+        if not times:
+            return {}
+        answers = self._admin.list_offsets(times, read_committed=committed).all()
+        return {at: found.offset for at, found in answers.items() if found is not None}
+
+    def _at_times(
+        self, times_ms: Mapping[TopicPartition, int], *, starting: bool
+    ) -> dict[TopicPartition, int]:
+        found = self._at(times_ms, committed=self._options.read_committed)
+        none = [at for at in times_ms if at not in found]
+        if none and starting and not self._options.latest_if_no_match:
+            told = ", ".join(f"{at} at {times_ms[at]}" for at in sorted(none))
+            raise NothingToRead(
+                f"no record has the time to start at, or a later one: {told}. Set "
+                "startingOffsetsByTimestampStrategy to latest to start at the end there"
+            )
+        return {**found, **self._at(dict.fromkeys(none, LATEST), committed=self._options.read_committed)}
+
+    # -------------------------------------------------------------------------------- tasks
+
+    def tasks(self, ranges: Iterable[Range]) -> list[Reading]:
+        """The ranges, cut as the options say."""
+        options = self._options
+        return [
+            Reading(each)
+            for each in split(list(ranges), options.min_partitions, options.max_records_per_partition)
+        ]
+
+
+def _all_of(topics: Iterable[TopicInfo]) -> frozenset[TopicPartition]:
+    return frozenset(TopicPartition(topic.name, number) for topic in topics for number in topic.partitions)
+
+
+def _same(what: str, named: Iterable[TopicPartition], there: Iterable[TopicPartition]) -> None:
+    """JSON names every partition, or it is not known what is wanted of the others."""
+    missing, unknown = sorted(set(there) - set(named)), sorted(set(named) - set(there))
+    told = [f"{', '.join(map(str, missing))} not named"] if missing else []
+    told += [f"{', '.join(map(str, unknown))} not in the cluster"] if unknown else []
+    if told:
+        raise NothingToRead(f"{what} must name every partition that is read: {'; '.join(told)}")

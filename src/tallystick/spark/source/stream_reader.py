@@ -1,0 +1,137 @@
+"""`spark.readStream.format("tallystick")`: micro-batches from the checkpoint's end to what can be read now.
+
+Spark keeps one instance for a query's run and asks it where batches end and what their tasks are; the tasks
+get pickled twins that read. After a restart the unfinished batch is asked for again by the same two offsets,
+so what it reads depends on nothing but them and the log [SPK-2].
+
+Source: Spark 4.3 KafkaMicroBatchStream.scala.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
+
+from tallystick import _lazy
+from tallystick.kernel.ids import TopicPartition
+from tallystick.spark.options.option_table import Query
+from tallystick.spark.options.source_options import read_options
+from tallystick.spark.protocol import offsets
+from tallystick.spark.protocol.offsets import OffsetJson, json_of, offsets_of, plan
+from tallystick.spark.source.planner import Planner, Reading
+from tallystick.spark.source.task_reader import read_range
+
+_STARTING: Final = "tallystick.spark.source.start_offsets"
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """What Spark asks while a query runs. Offsets are JSON: `{"topic": {"0": 5}}`."""
+
+    def __init__(self, given: Mapping[str, str], now: Callable[[], float] = time.monotonic) -> None:
+        """Args:
+            now: seconds on a clock that does not go back.
+        Raises: BadConfig with all problems at once.
+        """
+        self._options = read_options(given, Query.STREAM)
+        self._now = now
+        self._planner: Planner | None = None
+        self._batch_at: float | None = None
+        self._latest: dict[TopicPartition, int] | None = None
+        self._available_now = False
+
+    def initialOffset(self) -> OffsetJson:  # noqa: N802 -- this and the following are Spark's names
+        """Where a new query starts; asked again when its first batch is repeated."""
+
+        def named() -> OffsetJson:
+            return json_of(self._asked().resolve(self._options.starting, starting=True))
+
+        if self._options.checkpoint is None:
+            return named()
+        found: OffsetJson = _lazy.load(_STARTING).start_of(self._options, named, self._options.checkpoint)
+        return found
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """Spark has no limit of two sides: the other side is kept here, and `latestOffset` heeds both."""
+        if self._options.max_offsets is not None:
+            return ReadMaxRows(self._options.max_offsets)
+        if self._options.min_offsets is not None:
+            return ReadMinRows(self._options.min_offsets)
+        return ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """All that is there now is read, in as many batches as it takes, and nothing that comes later."""
+        self._available_now = True
+        self._latest = None
+
+    def latestOffset(self, start: OffsetJson, limit: ReadLimit) -> OffsetJson:  # noqa: N802
+        """Where the next batch ends; `start` where there is none yet."""
+        begin = offsets_of(start)
+        if not self._available_now or self._latest is None:
+            self._latest = self._asked().latest(begin)
+        latest = self._latest
+        if not isinstance(limit, ReadAllAvailable):
+            if self._waits(offsets.waiting(begin, latest)):
+                return start
+            most = self._options.max_offsets
+            if most is not None:
+                latest = offsets.limited(most, self._with_added(begin, latest), latest)
+        return json_of(latest)
+
+    def reportLatestOffset(self) -> OffsetJson | None:  # noqa: N802
+        """What could be read when it was last asked: progress shows how far behind the query is."""
+        return json_of(self._latest) if self._latest else None
+
+    def partitions(self, start: OffsetJson, end: OffsetJson) -> list[Reading]:
+        """The tasks of a batch. Raises: DataLoss."""
+        begin, until = offsets_of(start), offsets_of(end)
+        planner = self._asked()
+        planned = plan(begin, until, planner.earliest(set(until) - set(begin)))
+        planner.lost(planned.losses)
+        return planner.tasks(planned.ranges)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one task."""
+        if isinstance(partition, Reading):
+            yield from read_range(partition.range, self._options)
+
+    def commit(self, end: OffsetJson) -> None:
+        """The checkpoint has it; Kafka is told nothing."""
+
+    def stop(self) -> None:
+        """The query's run is over."""
+        planner, self._planner = self._planner, None
+        if planner is not None:
+            planner.close()
+
+    def _asked(self) -> Planner:
+        if self._planner is None:
+            self._planner = Planner(self._options)
+        return self._planner
+
+    def _waits(self, count: int) -> bool:
+        """Is there too little for a batch, and the wait not too long yet? The first of a run never waits."""
+        options, now = self._options, self._now()
+        delayed_ms = None if self._batch_at is None else (now - self._batch_at) * 1000
+        if options.min_offsets is None or self._available_now:
+            return False
+        if (
+            delayed_ms is not None
+            and delayed_ms < options.max_trigger_delay_ms
+            and count < options.min_offsets
+        ):
+            return True
+        self._batch_at = now
+        return False
+
+    def _with_added(self, begin: offsets.Offsets, latest: offsets.Offsets) -> offsets.Offsets:
+        added = set(latest) - set(begin)
+        return {**self._asked().earliest(added), **begin} if added else begin

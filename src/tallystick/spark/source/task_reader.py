@@ -1,0 +1,131 @@
+"""A task's part: one range of one partition, as Arrow batches. In a worker, with a consumer that it keeps.
+
+A worker process runs one task at a time, and task after task: its consumer's connections outlive them. What a
+task fetched past its range is forgotten with it, since the topic may be another one when the next task comes.
+
+[SPK-1] A task ends when its position is at the end of its range: it has then delivered every visible record
+of it once, in order. Markers and aborted records move the position and are no rows; whatever else keeps it
+from getting there is an error, or data loss, and never an early end.
+"""
+
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+import pyarrow as pa
+
+from tallystick.client.blocking.consumer import Consumer
+from tallystick.client.consumer.errors import PositionUnknown
+from tallystick.kernel.check import check
+from tallystick.kernel.errors import TallystickError
+from tallystick.spark.options.source_options import SourceOptions
+from tallystick.spark.protocol.offsets import Range
+from tallystick.spark.runtime.worker_gc import settle
+from tallystick.spark.source.planner import DataLoss
+from tallystick.spark.source.rows import arrow_schema, rows
+
+_log = logging.getLogger("tallystick.spark")
+
+ROWS_MAX: Final = 10_000
+"""Of one Arrow batch, as Spark's own default (spark.sql.execution.arrow.maxRecordsPerBatch)."""
+
+_FIXED: Final = {
+    "auto.offset.reset": "none",
+    "enable.auto.commit": "false",
+    "allow.auto.create.topics": "false",
+}
+_CONSUMERS: Final[dict[tuple[int, tuple[tuple[str, str], ...]], Consumer]] = {}
+
+
+class NoMoreRecords(TallystickError):
+    """A range was planned, and its records do not come. Attributes: range, position, waited_ms."""
+
+    def __init__(self, what: Range, position: int, waited_ms: int) -> None:
+        super().__init__(what, position, waited_ms)
+        self.range, self.position, self.waited_ms = what, position, waited_ms
+
+    def __str__(self) -> str:
+        return (
+            f"{self.range}: nothing came at offset {self.position} for {self.waited_ms} ms "
+            "(kafkaConsumer.pollTimeoutMs). The broker is away, or a transaction is open in the range"
+        )
+
+
+def read_range(what: Range, options: SourceOptions) -> Iterator[pa.RecordBatch]:
+    """The records of a range, in order [SPK-1].
+
+    Raises: DataLoss, NoMoreRecords; what a consumer raises.
+    """
+    schema = arrow_schema(headers=options.include_headers)
+    consumer = _consumer(options.client)
+    try:
+        consumer.assign([what.partition])
+        yield from _batches(consumer, what, options, schema)
+        consumer.assign([])
+        settle()
+    except BaseException:
+        # Also when Spark stops reading half-way: what is in flight must not reach the next task.
+        _forget(options.client)
+        raise
+
+
+def _batches(
+    consumer: Consumer, what: Range, options: SourceOptions, schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    at, position = what.partition, what.start
+    consumer.seek(at, position)
+    while position < what.end:
+        try:
+            records = consumer.poll_arrow(options.poll_timeout_ms / 1000, min(ROWS_MAX, what.end - position))
+        except PositionUnknown as exc:
+            position = _after_loss(consumer, what, position, options, exc)
+            continue
+        reached = consumer.position(at)
+        if reached == position:
+            raise NoMoreRecords(what, position, options.poll_timeout_ms)
+        if records.num_rows:
+            yield rows(_within(records, position, what.end), schema)
+        position = reached
+
+
+def _within(records: pa.RecordBatch, position: int, end: int) -> pa.RecordBatch:
+    """Without the records at or past `end`: where offsets have gaps, a batch reaches further than asked."""
+    offsets = records.column("offset").to_numpy()
+    check(offsets[0] >= position, "a consumer returns records from its position on")
+    return records.slice(0, int(offsets.searchsorted(end)))
+
+
+def _after_loss(
+    consumer: Consumer, what: Range, position: int, options: SourceOptions, exc: PositionUnknown
+) -> int:
+    """Where to go on when the log does not have the position. Raises: DataLoss."""
+    at = what.partition
+    start, end = consumer.beginning_offsets([at])[at], consumer.end_offsets([at])[at]
+    loss = f"{what}: offset {position} cannot be read ({exc.why}); it has offsets {start} to {end} now"
+    if options.fail_on_data_loss:
+        raise DataLoss(loss) from exc
+    # The log begins later, or it ends before the position: then there is nothing left of the range.
+    reached = max(start, position) if position < end else what.end
+    _log.warning("data loss, and failOnDataLoss is false: %s; going on at %d", loss, reached)
+    if reached < what.end:
+        consumer.seek(at, reached)
+    return reached
+
+
+def _consumer(client: Mapping[str, str]) -> Consumer:
+    """This process's consumer for these settings. A child of a fork has none of its parent's."""
+    key = _key(client)
+    if key not in _CONSUMERS:
+        _CONSUMERS[key] = Consumer({**client, **_FIXED})
+    return _CONSUMERS[key]
+
+
+def _forget(client: Mapping[str, str]) -> None:
+    consumer = _CONSUMERS.pop(_key(client), None)
+    if consumer is not None:
+        consumer.close(timeout_s=1.0)
+
+
+def _key(client: Mapping[str, str]) -> tuple[int, tuple[tuple[str, str], ...]]:
+    return os.getpid(), tuple(sorted(client.items()))

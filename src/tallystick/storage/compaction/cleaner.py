@@ -1,0 +1,307 @@
+"""One round of compaction over the files of one log: reads segments, writes new ones beside them.
+
+Runs in a process of its own (`cleaner_worker`), so that the broker's loop never waits for it; touches
+nothing but `.cleaned` files, so that it can be killed at any moment. The broker puts finished ones in
+place (`swap`). What is kept is decided in `rules`.
+
+Memory [CLN-1]: the key map (`log.cleaner.dedupe.buffer.size`, 1.5 times that while it grows), one batch
+packed and unpacked, one write buffer, the transaction indexes of the log. Where the map is full the round
+ends early, and the next one goes on from there.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from typing import Any, Final
+
+from tallystick.kernel.errors import TallystickError
+from tallystick.kernel.value import frozen
+from tallystick.protocol.records import BatchHeader, read_header, read_marker, scan_keys
+from tallystick.storage.aborted import AbortedTxn, encode_aborted, scan_aborted
+from tallystick.storage.compaction.rules import (
+    CleaningRules,
+    KeyMap,
+    LastWrite,
+    Retainer,
+    TxnFilter,
+    group_segments,
+)
+from tallystick.storage.fs import FileSystem
+from tallystick.storage.indexes import NO_TIMESTAMP, OffsetIndex, TimeIndex
+from tallystick.storage.retention import SegmentFacts
+from tallystick.storage.segment import (
+    CLEANED,
+    INDEX,
+    LOG,
+    SEGMENT_SUFFIXES,
+    TIME_INDEX,
+    TXN_INDEX,
+    Scanner,
+    file_name,
+)
+
+_WRITE_BYTES: Final = 1 << 20
+
+
+class CleaningFailed(TallystickError):
+    """A round cannot be finished; nothing was changed. Attributes: directory, reason."""
+
+    def __init__(self, directory: str, reason: str) -> None:
+        super().__init__(directory, reason)
+        self.directory, self.reason = directory, reason
+
+    def __str__(self) -> str:
+        return f"{self.directory}: {self.reason}"
+
+
+@frozen(kw_only=True)
+class CleaningRequest:
+    """A round, as the broker orders it.
+
+    `segments`: (base offset, next offset, bytes) of those that may be cleaned, oldest first. `producers`:
+    (producer id, offset of its last data or None, epoch) of the live ones.
+    """
+
+    directory: str
+    segments: tuple[tuple[int, int, int], ...]
+    first_dirty_offset: int
+    segment_bytes: int
+    index_interval_bytes: int
+    delete_retention_ms: int
+    now_ms: int
+    key_map_bytes: int
+    producers: tuple[tuple[int, int | None, int], ...]
+
+    def as_json(self) -> dict[str, object]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> "CleaningRequest":
+        """The other end of `as_json`; both are ours, in one installation."""
+        values = dict(fields)
+        for name in ("segments", "producers"):
+            values[name] = tuple(tuple(item) for item in values[name])
+        return cls(**values)
+
+    def facts(self) -> list[SegmentFacts]:
+        return [SegmentFacts(base, following, size) for base, following, size in self.segments]
+
+
+@frozen(kw_only=True)
+class CleanedGroup:
+    """A new segment lies ready, whole and on the disk, as `<base>.*.cleaned`, to replace `old`."""
+
+    base_offset: int
+    old: tuple[int, ...]
+    size_bytes: int
+
+
+@frozen(kw_only=True)
+class RoundDone:
+    """Everything below `end_offset` is clean once all groups are in place: the new checkpoint."""
+
+    end_offset: int
+    bytes_read: int
+    bytes_written: int
+    keys: int
+    key_map_full: bool
+
+
+def clean(fs: FileSystem, request: CleaningRequest) -> Iterator[CleanedGroup | RoundDone]:
+    """Clean one log; yields each group when it is on the disk, in offset order, and RoundDone at the end.
+
+    Raises: CleaningFailed, RecordsError, OSError; what was being written is removed.
+    """
+    return _Round(fs, request).run()
+
+
+class _Round:
+    def __init__(self, fs: FileSystem, request: CleaningRequest) -> None:
+        self._fs = fs
+        self._request = request
+        self._directory = request.directory
+        self._segments = request.facts()
+        self._keys = KeyMap(request.key_map_bytes)
+        self._read = self._written = 0
+
+    def run(self) -> Iterator[CleanedGroup | RoundDone]:
+        request = self._request
+        aborted = self._load_aborted()
+        full = self._note_keys(TxnFilter(aborted))
+        end_offset = self._keys.latest_offset + 1
+        if end_offset <= request.first_dirty_offset:
+            raise CleaningFailed(
+                self._directory,
+                f"the batch at offset {request.first_dirty_offset} has more keys than fit into"
+                f" log.cleaner.dedupe.buffer.size={request.key_map_bytes}",
+            )
+        rules = CleaningRules(
+            now_ms=request.now_ms,
+            delete_retention_ms=request.delete_retention_ms,
+            producers={pid: LastWrite(last, epoch) for pid, last, epoch in request.producers},
+        )
+        retainer = Retainer(self._keys, TxnFilter(aborted), rules)
+        groups = group_segments(self._segments, segment_bytes=request.segment_bytes, end_offset=end_offset)
+        for group in groups:
+            size = self._clean_group(group, retainer)
+            yield CleanedGroup(
+                base_offset=group[0].base_offset,
+                old=tuple(segment.base_offset for segment in group),
+                size_bytes=size,
+            )
+        yield RoundDone(
+            end_offset=end_offset,
+            bytes_read=self._read,
+            bytes_written=self._written,
+            keys=self._keys.count,
+            key_map_full=full,
+        )
+
+    def _load_aborted(self) -> list[AbortedTxn]:
+        """Aborted transactions of the whole log: a marker may lie above the part that is cleaned."""
+        found: list[AbortedTxn] = []
+        for name in self._fs.listdir(self._directory):
+            if name.endswith(TXN_INDEX):
+                txns, _ = scan_aborted(self._fs.read_bytes(f"{self._directory}/{name}"), name)
+                found += txns
+        return found
+
+    def _batches(self, segment: SegmentFacts) -> Iterator[tuple[int, BatchHeader, memoryview]]:
+        path = f"{self._directory}/{file_name(segment.base_offset, LOG)}"
+        file = self._fs.open_read(path)
+        try:
+            scanner = Scanner(file.pread, segment.size_bytes, segment.base_offset)
+            yield from scanner.batches()
+            if scanner.bad is not None:
+                bad = scanner.bad
+                raise CleaningFailed(
+                    path, f"corrupt at byte {bad.position}: expected {bad.expected}, found {bad.found}"
+                )
+        finally:
+            file.close()
+
+    # -- first pass ----------------------------------------------------------------------------------
+
+    def _note_keys(self, txns: TxnFilter) -> bool:
+        """Note the newest offset of each key in the dirty part; True when the map was full before its end."""
+        first_dirty, keys = self._request.first_dirty_offset, self._keys
+        keys.latest_offset = first_dirty - 1
+        for segment in self._segments:
+            if segment.next_offset <= first_dirty:
+                continue
+            for _, header, batch in self._batches(segment):
+                if header.is_control:
+                    marker = read_marker(batch)
+                    txns.end(header, None if marker is None else marker.type)
+                elif not txns.is_aborted(header) and not self._note_batch(batch, first_dirty):
+                    return True
+                keys.latest_offset = max(keys.latest_offset, header.last_offset)
+            keys.latest_offset = segment.next_offset - 1
+        return False
+
+    def _note_batch(self, batch: memoryview, first_dirty: int) -> bool:
+        put = self._keys.put
+        return all(
+            record.key is None or record.offset < first_dirty or put(record.key, record.offset)
+            for record in scan_keys(batch)
+        )
+
+    # -- second pass -----------------------------------------------------------------------------------
+
+    def _clean_group(self, group: Sequence[SegmentFacts], retainer: Retainer) -> int:
+        """Write the new segment of a group; returns its size. On the disk when this returns."""
+        base_offset = group[0].base_offset
+        remove_files(self._fs, self._directory, base_offset, CLEANED)
+        last_with_data = max((n for n, segment in enumerate(group) if segment.size_bytes), default=0)
+        with ExitStack() as stack:
+            stack.callback(remove_files, self._fs, self._directory, base_offset, CLEANED)
+            output = _Output(self._fs, self._directory, base_offset, self._request.index_interval_bytes)
+            stack.callback(output.close)
+            for number, segment in enumerate(group):
+                for position, header, batch in self._batches(segment):
+                    self._read += header.size_bytes
+                    end = position + header.size_bytes
+                    is_last = number == last_with_data and end == segment.size_bytes
+                    kept = retainer.retain(header, batch, is_last=is_last)
+                    if kept is not None:
+                        output.append(kept, retainer.retained_abort)
+            output.finish()
+            stack.pop_all()
+        self._fs.sync_dir(self._directory)
+        self._written += output.size
+        return output.size
+
+
+def remove_files(fs: FileSystem, directory: str, base_offset: int, state: str) -> None:
+    """Remove what there is of a segment in one state: `.cleaned`, `.swap`, `.deleted`."""
+    for suffix in SEGMENT_SUFFIXES:
+        path = f"{directory}/{file_name(base_offset, suffix)}{state}"
+        if fs.exists(path):
+            fs.remove(path)
+
+
+class _Output:
+    """A new segment being written under `.cleaned` names; all four files, so that none of the old is left."""
+
+    def __init__(self, fs: FileSystem, directory: str, base_offset: int, index_interval_bytes: int) -> None:
+        self._fs = fs
+        self._directory = directory
+        self._base_offset = base_offset
+        self._interval = index_interval_bytes
+        self._file = fs.open_append(self._path(LOG))
+        self._buffer: list[bytes] = []
+        self._buffered = 0
+        self._since_entry = 0
+        self._largest = (NO_TIMESTAMP, base_offset)
+        self._index, self._times = OffsetIndex(), TimeIndex()
+        self._aborted: list[AbortedTxn] = []
+        self.size = 0
+
+    def _path(self, suffix: str) -> str:
+        return f"{self._directory}/{file_name(self._base_offset, suffix)}{CLEANED}"
+
+    def append(self, batch: bytes, aborted: AbortedTxn | None) -> None:
+        header = read_header(batch)
+        if header.max_timestamp > self._largest[0]:
+            self._largest = (header.max_timestamp, header.last_offset)
+        if self._since_entry > self._interval:
+            self._index.append(header.last_offset - self._base_offset, self.size)
+            self._note_largest()
+            self._since_entry = 0
+        self._since_entry += len(batch)
+        self.size += len(batch)
+        if aborted is not None:
+            self._aborted.append(aborted)
+        self._buffer.append(batch)
+        self._buffered += len(batch)
+        if self._buffered >= _WRITE_BYTES:
+            self._flush()
+
+    def _note_largest(self) -> None:
+        self._times.append_if_later(self._largest[0], self._largest[1] - self._base_offset)
+
+    def _flush(self) -> None:
+        if self._buffer:
+            self._file.write(self._buffer)
+            self._buffer, self._buffered = [], 0
+
+    def finish(self) -> None:
+        """Everything on the disk; the names are durable after a sync of the directory."""
+        self._flush()
+        self._file.sync()
+        self._file.close()
+        self._note_largest()
+        for suffix, data in (
+            (INDEX, self._index.encode_from(0)),
+            (TIME_INDEX, self._times.encode_from(0)),
+            (TXN_INDEX, b"".join(map(encode_aborted, self._aborted))),
+        ):
+            file = self._fs.open_append(self._path(suffix))
+            try:
+                file.write([data])
+                file.sync()
+            finally:
+                file.close()
+
+    def close(self) -> None:
+        self._file.close()

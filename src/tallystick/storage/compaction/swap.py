@@ -1,0 +1,128 @@
+"""Putting a compacted segment in the place of old ones, so that a crash leaves the one or the others.
+
+Names say how far it got, and `log_loader` finishes or undoes it:
+
+    write   `<base>.*.cleaned`, whole and on the disk       a crash removes them
+    commit  renamed to `.swap`; the directory is synced     from here on a crash finishes the exchange
+    detach  the old files are renamed to `.deleted`         the log goes on reading what it has open
+            the directory is synced
+    attach  `.swap` goes, and the log reads the new one
+            the directory is synced
+    drop    `.deleted` files are removed, when readers had their time
+
+The two syncs in between keep the disk from taking later renames before earlier ones: a new segment beside an
+old one it replaces would show records twice [CLN-3]. They block, and are made in another thread;
+`commit`, `drop` and those touch nothing that the log uses. `detach` and `attach` are for the log's own
+thread: renames and a few reads.
+
+Source: LocalLog.replaceSegments; LogLoader.
+"""
+
+from collections.abc import Callable, Iterator
+
+from tallystick.kernel.value import frozen
+from tallystick.storage.compaction.cleaner import CleanedGroup, remove_files
+from tallystick.storage.fs import FileSystem
+from tallystick.storage.log import Log
+from tallystick.storage.segment import CLEANED, DELETED, SEGMENT_SUFFIXES, SNAPSHOT, SWAP, file_name
+from tallystick.storage.segment_file import Segment
+
+
+@frozen
+class Here:
+    """A step for the log's own thread."""
+
+    run: Callable[[], None]
+
+
+@frozen
+class Elsewhere:
+    """A step that blocks and may run in any one thread; the next one begins when it has ended."""
+
+    run: Callable[[], None]
+
+
+class Swap:
+    """One exchange. Made, run and dropped by the owner of the log."""
+
+    def __init__(self, log: Log, group: CleanedGroup) -> None:
+        self._log = log
+        self._fs: FileSystem = log.fs
+        self._directory = log.directory
+        self._group = group
+        self._old: list[Segment] = []
+
+    def steps(self) -> Iterator[Here | Elsewhere]:
+        """All of it, in this order and no other [CLN-3].
+
+        A failure on the way is the log's: after `commit` its files are not what memory says, and the log
+        is opened again. Raises from the steps: OSError, LogOffline.
+        """
+        yield Elsewhere(self.commit)
+        yield Here(self.detach)
+        yield Elsewhere(self.sync)
+        yield Here(self.attach)
+        yield Elsewhere(self.sync)
+
+    def is_current(self) -> bool:
+        """Whether the old segments are still there, side by side, closed and synced."""
+        bases = [segment.base_offset for segment in self._log.segments]
+        old = list(self._group.old)
+        if old[0] not in bases:
+            return False
+        first = bases.index(old[0])
+        there = self._log.segments[first : first + len(old)]
+        unsynced = self._log.closed_unsynced
+        return (
+            bases[first : first + len(old)] == old
+            and first + len(old) < len(bases)
+            and not any(segment in unsynced for segment in there)
+        )
+
+    def commit(self) -> None:
+        self._rename(self._group.base_offset, CLEANED, SWAP)
+        self._fs.sync_dir(self._directory)
+
+    def detach(self) -> None:
+        gone = frozenset(self._group.old)
+        self._old = [segment for segment in self._log.segments if segment.base_offset in gone]
+        for segment in self._old:
+            self._hold(segment)
+        for base_offset in self._group.old:
+            self._rename(base_offset, "", DELETED)
+
+    def _hold(self, segment: Segment) -> None:
+        """Open everything a read needs, and keep it open: the names are about to go."""
+        _ = segment.file, segment.index, segment.time_index, segment.load_aborted()
+        self._log.hooks.residents.forget(segment)
+
+    def attach(self) -> None:
+        self._rename(self._group.base_offset, SWAP, "")
+        new = self._log.new_segment(self._group.base_offset)
+        new.size = self._group.size_bytes
+        kept = [segment for segment in self._log.segments if segment not in self._old]
+        at = sum(segment.base_offset < new.base_offset for segment in kept)
+        self._log.set_segments([*kept[:at], new, *kept[at:]])
+        for segment in self._old:
+            segment.close()
+
+    def sync(self) -> None:
+        self._fs.sync_dir(self._directory)
+
+    def drop(self) -> None:
+        """Remove what was replaced. Blocks; any thread. Order: after all steps, whenever room is wanted."""
+        for base_offset in self._group.old:
+            remove_files(self._fs, self._directory, base_offset, DELETED)
+            snapshot = f"{self._directory}/{file_name(base_offset, SNAPSHOT)}"
+            if base_offset != self._group.base_offset and self._fs.exists(snapshot):
+                self._fs.remove(snapshot)
+
+    def abandon(self) -> None:
+        """Remove the new segment instead; before `commit` alone."""
+        remove_files(self._fs, self._directory, self._group.base_offset, CLEANED)
+
+    def _rename(self, base_offset: int, state: str, to: str) -> None:
+        for suffix in SEGMENT_SUFFIXES:
+            path = f"{self._directory}/{file_name(base_offset, suffix)}"
+            if self._fs.exists(f"{path}{state}"):
+                self._fs.rename(f"{path}{state}", f"{path}{to}")
