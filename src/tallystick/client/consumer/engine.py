@@ -1,9 +1,9 @@
 """The consumer, on one loop. The facades call it; everything that decides is pure and elsewhere.
 
-    membership    a group member's phases             group_runner     carries them out
-    fetching      positions, what answers mean        fetcher          fetches, holds what came
-                                                      locating         looks for positions
-    reading       bytes to records, isolation         offset_requests  asks about offsets, commits them
+    membership   a group member's phases              group_runner     carries them out
+    fetch_state  positions, what answers mean         fetcher          fetches, holds what came
+                                                      position_search  looks for positions
+    decode       bytes to records; isolation          offset_requests  asks about offsets, commits them
 
 `poll` is where things happen to the user: callbacks run in it, errors are raised by it, and it returns
 records. In between a task keeps up the membership, and fetches go on until something is at hand.
