@@ -130,6 +130,21 @@ def test_an_exception_while_the_database_commits_is_no_answer(shop: Shop, commit
 
 
 @pytest.mark.parametrize("committed", [False, True])
+def test_a_writer_that_is_closed_in_doubt_leaves_kafkas_half_to_recovery(shop: Shop, committed: bool) -> None:
+    """[DW-3] The end of `async with` comes right behind; an abort there would tear what has committed."""
+
+    async def story() -> None:
+        with pytest.raises(WriteInDoubt):
+            async with shop.open() as writer, writer.transaction() as txn:
+                await shop.pay(txn, "a")
+                strike(txn.database, committed=committed, what=TimeIsUp())
+        async with shop.open():
+            pass  # another life, which recovers
+
+    shop.run(story, ["a"] if committed else [])
+
+
+@pytest.mark.parametrize("committed", [False, True])
 def test_work_whose_end_was_in_doubt_is_not_done_twice(shop: Shop, committed: bool) -> None:
     """[DW-3]"""
     attempts: list[int] = []

@@ -484,6 +484,26 @@ def test_what_was_in_doubt_is_known_after_a_recovery(sqlite_world: MakeWorld, co
     assert world.check() == (["a"] if committed else [])
 
 
+@pytest.mark.parametrize("what", [CommitUnknown("the connection ended"), KeyboardInterrupt()], ids=repr)
+@pytest.mark.parametrize("committed", [False, True])
+def test_a_writer_that_is_closed_in_doubt_leaves_kafkas_half_to_recovery(
+    sqlite_world: MakeWorld, committed: bool, what: BaseException
+) -> None:
+    """[DW-3] The end of a `with` block comes right behind; an abort there would tear what has committed."""
+    world = sqlite_world()
+
+    def lose() -> None:
+        raise what
+
+    writer = ready(world)
+    with pytest.raises((WriteInDoubt, KeyboardInterrupt)), writer, writer.transaction() as txn:
+        txn.connection.execute(insert(world, "a"))
+        txn.send(world.topic, b"a")
+        _lose_answer(txn.database, committed=committed, then=lose)
+    world.life().recover()
+    assert world.check() == (["a"] if committed else [])
+
+
 def _lose_answer(database: Any, *, committed: bool, then: Callable[[], None] = lambda: None) -> None:
     commit, roll_back = database.commit, database.rollback
 

@@ -65,12 +65,19 @@ class Model:
                 candidates += [] if before is None else [before]
         return min(candidates, default=None)
 
+    def repeatable(self, pid: int, *, transactional: bool) -> list[Entry]:
+        """What a repetition is recognised among: of a transaction, within the one that is open [PRD-9]."""
+        opened = self.open_since(pid)
+        if not transactional:
+            return self.cached(pid)
+        return [entry for entry in self.cached(pid) if opened is not None and entry.offset >= opened]
+
     def verdict(self, header: BatchHeader) -> object:
         entries = self.of(header.producer_id)
         if not entries:
             return "accept"
         last = entries[-1].header
-        for entry in self.cached(header.producer_id):
+        for entry in self.repeatable(header.producer_id, transactional=header.is_transactional):
             same = (entry.header.producer_epoch, entry.header.base_sequence, entry.header.last_sequence)
             if same == (header.producer_epoch, header.base_sequence, header.last_sequence):
                 return (entry.offset, entry.offset + entry.header.last_offset_delta)
@@ -129,13 +136,17 @@ class ProducerStateMachine(RuleBasedStateMachine):
 
     @rule(pid=PIDS, data=st.data())
     def repeat(self, pid: int, data: st.DataObject) -> None:
-        """[PRD-2] Each of the last five is recognised."""
+        """[PRD-2] Each of the last five is recognised; of a transaction that has ended none is [PRD-9]."""
         cached = self.model.cached(pid)
         if cached:
             entry = data.draw(st.sampled_from(cached))
             answer = self.states.check(entry.header)
-            assert isinstance(answer, Duplicate)
-            assert answer.base_offset == entry.offset
+            if entry in self.model.repeatable(pid, transactional=entry.header.is_transactional):
+                assert isinstance(answer, Duplicate)
+                assert answer.base_offset == entry.offset
+            else:
+                assert isinstance(answer, Reject)
+                assert answer.code is ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
 
     @rule(
         pid=PIDS, epoch=EPOCHS, coordinator=st.integers(0, 2), commit=st.booleans(), version=st.integers(0, 2)

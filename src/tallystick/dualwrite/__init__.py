@@ -87,7 +87,7 @@ if not TYPE_CHECKING:
             "Halted LogBehind NoFreeId NotCommitted NotRecovered NotVisible NotYours Outcome TooLate Torn "
             "UnsafeStore WriteInDoubt"
         ),
-        "consuming": "consume_into",
+        "consume": "consume_into",
         "pool": "WriterPool",
         "recovery": "Finding Report Verdict",
         "stores.django": "DjangoStore",

@@ -648,7 +648,8 @@ class Session(Generic[D, P]):
             return
         within = self.standing in _WITHIN  # its transaction of the database is open, and would be waited for
         self.standing = Standing.CLOSED
-        if not within:
+        # Once the database was asked to commit, its row decides, and only a claim may ask it [DW-3].
+        if not within and self._outcome is Outcome.NOT_COMMITTED:
             yield from self._abort_open()
         yield from self._drop_producers()
         for branch in self._in_order:
