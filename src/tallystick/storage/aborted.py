@@ -1,8 +1,8 @@
 """The aborted transactions of a segment: Kafka's `.txnindex`.
 
-An entry is written when the marker that aborts a transaction is appended, into the index of the
-segment that holds the *marker*; the transaction may have begun many segments earlier. A reader at
-isolation level read_committed gets the entries that overlap what it reads and drops the records itself.
+An entry is written when an abort marker is appended, into the index of the segment that holds the *marker*;
+the transaction may have begun many segments earlier. A read_committed consumer gets the entries that
+overlap the fetched range and drops the records itself.
 
 Entry (34 bytes, big endian): int16 version 0, int64 producer id, first offset, last offset (the
 marker's), last stable offset when the marker was appended.
@@ -26,10 +26,10 @@ ABORTED_ENTRY_SIZE: Final = _ENTRY.size
 
 
 class AbortedTxn(NamedTuple):
-    """A transaction that was aborted.
+    """An aborted transaction.
 
-    Its records lie between `first_offset` and `last_offset`, which is the marker's, among those of
-    others. `last_stable_offset`: before it, every transaction was decided when the marker was written.
+    Its records lie between `first_offset` and `last_offset` (the marker's), among those of other producers.
+    `last_stable_offset`: the last stable offset when the marker was written.
     """
 
     producer_id: int
@@ -39,12 +39,12 @@ class AbortedTxn(NamedTuple):
 
 
 def encode_aborted(txn: AbortedTxn) -> bytes:
-    """One entry, as it is appended to the file."""
+    """Encode one entry as it is appended to the file."""
     return _ENTRY.pack(ABORTED_VERSION, *txn)
 
 
 def scan_aborted(data: Buffer, file: str = "transaction index") -> tuple[list[AbortedTxn], int]:
-    """The entries of a file and how many of its bytes they take; a torn last entry is left out.
+    """Decode a file; return its entries and the bytes they take, leaving out a torn last entry.
 
     Raises: MalformedFile for a version newer than ours, and for markers out of order.
     """
@@ -66,7 +66,7 @@ def scan_aborted(data: Buffer, file: str = "transaction index") -> tuple[list[Ab
 class AbortedIndex:
     """The entries of one segment in memory, ordered by marker. Owned by the segment.
 
-    The file beside it is written by whoever owns the files: `append` here follows the write there.
+    The owner of the segment's files writes the `.txnindex` file, and calls `append` here after that.
     """
 
     __slots__ = ("_txns",)
@@ -89,19 +89,19 @@ class AbortedIndex:
         self._txns.append(txn)
 
     def truncate(self, offset: int) -> int:
-        """Forget markers at `offset` and above; returns the bytes the file keeps."""
+        """Forget markers at `offset` and above; return the number of bytes the file keeps."""
         kept = bisect_left(self._txns, offset, key=_marker_offset)
         del self._txns[kept:]
         return kept * ABORTED_ENTRY_SIZE
 
     def overlapping(self, lo: int, hi: int) -> tuple[list[AbortedTxn], bool]:
-        """Transactions with a record in [lo, hi), and whether later segments need no search.
+        """Return transactions with a record in [lo, hi), and whether later segments need no search.
 
-        A marker below `lo` ended its transaction before the range. An entry whose last stable offset
-        has reached `hi` proves that all transactions still open then began above the range.
+        A marker below `lo` ended its transaction before the range. An entry whose last stable offset is at or
+        above `hi` proves that every transaction still open at that marker began above the range.
 
         Source: TransactionIndex.collectAbortedTxns; KAFKA-17801 for the upper bound.
-        Cost: logarithmic, and the entries from the first marker in the range on.
+        Cost: logarithmic, plus the entries from the first marker in the range on.
         """
         found: list[AbortedTxn] = []
         for at in range(bisect_left(self._txns, lo, key=_marker_offset), len(self._txns)):
@@ -114,12 +114,12 @@ class AbortedIndex:
 
 
 def aborted_between(indexes: Iterable[AbortedIndex], lo: int, hi: int) -> list[AbortedTxn]:
-    """All aborted transactions with a record in [lo, hi), ordered by marker.
+    """Return all aborted transactions with a record in [lo, hi), ordered by marker.
 
     Args:
-        indexes: of the segment that holds `lo` and those after it, in order: a transaction with a
-            record in the range has its marker at `lo` or above.
-        lo: first offset of the range. hi: the first offset not in it.
+        indexes: of the segment that holds `lo` and those after it, in order: a transaction with a record in
+            the range has its marker at `lo` or above.
+        lo: first offset of the range. hi: the first offset after it.
     """
     result: list[AbortedTxn] = []
     for index in indexes:

@@ -1,4 +1,4 @@
-"""How much there is to read, by the positions of batches alone: for readers who wait for a certain amount."""
+"""How many bytes are available to read, from batch positions only: for fetches with a minimum size."""
 
 from bisect import bisect_right
 
@@ -8,9 +8,11 @@ from tallystick.storage.log import Log
 
 
 def readable_bytes(log: Log, offset: Offset, enough: int) -> int:
-    """Bytes in the log from the batch that holds `offset` on, synced or not; counting ends at `enough`.
+    """Return the bytes from the batch that holds `offset` to the log end; counting stops at `enough`.
 
-    Raises: StorageFailure. Cost: one look into an index, and one step a segment that is counted.
+    Bytes not yet synced count, too.
+
+    Raises: StorageFailure. Cost: one index lookup, and one step per segment counted.
     """
     slot = max(0, bisect_right(log.segments, int(offset), key=lambda segment: segment.base_offset) - 1)
     try:

@@ -1,6 +1,6 @@
-"""The small text files of a data directory, in Kafka's formats: text <-> values, no I/O.
+"""Kafka's small text files of a data directory: parsing and formatting, no I/O.
 
-Each is replaced as a whole by its owner (written aside, synced, renamed), so a half one is corruption.
+Their owner replaces each as a whole (temporary file, sync, rename), so an incomplete one is corruption.
 
 Source: Kafka's CheckpointFile, OffsetCheckpointFile, LeaderEpochCheckpointFile, PartitionMetadataFile,
     MetaProperties (version 1, the KRaft form).
@@ -31,7 +31,7 @@ _PROPERTY: Final = re.compile(r"\s*((?:\\.|[^\s=:\\])+)\s*[=:]?\s*(.*)")
 
 @frozen(kw_only=True)
 class MetaProperties:
-    """Whose data directory this is. Checked at every start, never changed."""
+    """The identity of a data directory. Checked at every start, never changed."""
 
     cluster_id: str
     node_id: int
@@ -42,12 +42,12 @@ class MetaProperties:
 
 
 def format_uuid(value: UUID) -> str:
-    """Kafka's text of an id: URL-safe base64 of its 16 bytes, without padding."""
+    """Format an id as Kafka does: URL-safe base64 of its 16 bytes, without padding."""
     return urlsafe_b64encode(value.bytes).rstrip(b"=").decode("ascii")
 
 
 def parse_uuid(text: str) -> UUID | None:
-    """The id in Kafka's text form; None if it is not one."""
+    """Parse an id in Kafka's text form; return None if it is not one."""
     if not _UUID_TEXT.fullmatch(text):
         return None
     return UUID(bytes=urlsafe_b64decode(text + "=="))
@@ -57,14 +57,14 @@ def parse_uuid(text: str) -> UUID | None:
 
 
 def format_offsets(offsets: Mapping[TopicPartition, int]) -> str:
-    """log-start-offset, recovery-point-offset and cleaner-offset checkpoints."""
+    """Format a log-start-offset, recovery-point-offset or cleaner-offset checkpoint."""
     return _format_checkpoint(
         f"{partition.topic} {partition.partition} {offset}" for partition, offset in offsets.items()
     )
 
 
 def parse_offsets(text: str, file: str = "offset checkpoint") -> dict[TopicPartition, int]:
-    """Raises: MalformedFile."""
+    """Parse an offset checkpoint. Raises: MalformedFile."""
     entries = _parse_checkpoint(text, file, _offset_of)
     offsets = dict(entries)
     if len(offsets) != len(entries):
@@ -73,7 +73,7 @@ def parse_offsets(text: str, file: str = "offset checkpoint") -> dict[TopicParti
 
 
 def _offset_of(line: str) -> tuple[TopicPartition, int] | None:
-    # A topic name cannot hold a blank.
+    # A topic name cannot contain a space.
     fields = line.split(" ")
     if len(fields) != 3 or not fields[0]:
         return None
@@ -87,12 +87,12 @@ def _offset_of(line: str) -> tuple[TopicPartition, int] | None:
 
 
 def format_epochs(starts: Iterable[EpochStart]) -> str:
-    """leader-epoch-checkpoint."""
+    """Format a leader-epoch-checkpoint."""
     return _format_checkpoint(f"{epoch} {start_offset}" for epoch, start_offset in starts)
 
 
 def parse_epochs(text: str, file: str = "leader-epoch-checkpoint") -> list[EpochStart]:
-    """Raises: MalformedFile."""
+    """Parse a leader-epoch-checkpoint. Raises: MalformedFile."""
     return _parse_checkpoint(text, file, _epoch_start_of)
 
 
@@ -104,7 +104,7 @@ def _epoch_start_of(line: str) -> EpochStart | None:
     return None if epoch is None or start_offset is None else EpochStart(epoch, start_offset)
 
 
-# -- what both share: a version line, a count line, one line an entry --------------------------------
+# -- shared layout: a version line, a count line, one line per entry ---------------------------------
 
 
 def _format_checkpoint(lines: Iterable[str]) -> str:
@@ -132,7 +132,7 @@ def _parse_checkpoint(text: str, file: str, parse: Callable[[str], E | None]) ->
 
 
 def _number(text: str, maximum: int) -> int | None:
-    """A plain decimal number of 0 to `maximum`."""
+    """Parse a plain decimal number of 0 to `maximum`; return None for anything else."""
     return int(text) if _NUMBER.fullmatch(text) and int(text) <= maximum else None
 
 
@@ -144,7 +144,7 @@ def format_partition_metadata(topic_id: UUID) -> str:
 
 
 def parse_partition_metadata(text: str, file: str = "partition.metadata") -> UUID:
-    """The id of the topic a directory belongs to. Raises: MalformedFile."""
+    """Return the topic id of a partition directory. Raises: MalformedFile."""
     match = _PARTITION_METADATA.fullmatch(text)
     if match is None or int(match[1]) != PARTITION_METADATA_VERSION:
         raise MalformedFile(file, 0, f"version {PARTITION_METADATA_VERSION} and a topic_id", repr(text[:80]))
@@ -168,7 +168,7 @@ def format_meta_properties(meta: MetaProperties) -> str:
 
 
 def parse_meta_properties(text: str, file: str = "meta.properties") -> MetaProperties:
-    """Reads what Kafka's storage tool writes, too; unknown properties are left aside, as Kafka does.
+    """Parse `meta.properties`, also one of Kafka's storage tool; like Kafka, ignore unknown properties.
 
     Raises: MalformedFile.
     """
@@ -187,7 +187,7 @@ def parse_meta_properties(text: str, file: str = "meta.properties") -> MetaPrope
 
 
 def _parse_properties(text: str) -> dict[str, str]:
-    """The part of Java's properties format that such a file uses: comments, `=` or `:`, escapes."""
+    """Parse the subset of Java's properties format in use here: comments, `=` or `:`, escapes."""
     found: dict[str, str] = {}
     for line in text.splitlines():
         match = _PROPERTY.fullmatch(line)

@@ -1,7 +1,7 @@
-"""Which leader epoch began at which offset: answers OffsetForLeaderEpoch, kept in a checkpoint file.
+"""The start offset of each leader epoch: answers OffsetForLeaderEpoch, kept in a checkpoint file.
 
-Both numbers ascend. An epoch that began and wrote nothing is replaced by the next one. Whoever owns
-the log writes `leader-epoch-checkpoint` when `assign` says that something changed, before the append.
+Epochs and offsets both ascend. An epoch that wrote nothing is replaced by the next one. The log writes
+`leader-epoch-checkpoint` when `assign` reports a change, before the append.
 
 Source: KIP-101, KIP-279; LeaderEpochFileCache.
 """
@@ -28,7 +28,7 @@ class EpochEnd(NamedTuple):
 
 
 class LeaderEpochs:
-    """The epochs of one log, oldest first. Owned by the log."""
+    """The leader epochs of one log, oldest first. Owned by the log."""
 
     __slots__ = ("_starts",)
 
@@ -43,14 +43,14 @@ class LeaderEpochs:
 
     @property
     def latest(self) -> int | None:
-        """The epoch that wrote last."""
+        """The latest epoch that wrote."""
         return self._starts[-1].epoch if self._starts else None
 
     def assign(self, epoch: int, start_offset: int) -> bool:
-        """Note that `epoch` writes from `start_offset` on; True if this changed anything.
+        """Record that `epoch` writes from `start_offset` on; return True if this changed anything.
 
         Entries that contradict the new one are dropped: the log is right, a checkpoint may be stale.
-        Cost: constant for the epoch that wrote last, which is the case of every append but one.
+        Cost: constant for the latest epoch, which is the case of nearly every append.
         """
         check(epoch >= 0 and start_offset >= 0, f"epoch {epoch} from offset {start_offset}")
         starts = self._starts
@@ -62,9 +62,9 @@ class LeaderEpochs:
         return True
 
     def end_offset_for(self, epoch: int, log_end_offset: int) -> EpochEnd | None:
-        """The last known epoch up to `epoch`, and where it ended; None if nothing can be said.
+        """Return the last known epoch up to `epoch` and where it ended; None if unknown.
 
-        An epoch older than the first one known ends where that one starts: its records are gone.
+        An epoch older than the first known one ends where that one starts: its records are gone.
         Source: LeaderEpochFileCache.endOffsetFor; KIP-279 for the epoch in the answer.
         """
         if epoch < 0 or not self._starts or epoch > self._starts[-1].epoch:
@@ -76,19 +76,19 @@ class LeaderEpochs:
         return EpochEnd(found, self._starts[after].start_offset)
 
     def epoch_of(self, offset: int) -> int | None:
-        """The epoch that wrote the record at `offset`; None below the first one known."""
+        """Return the epoch that wrote the record at `offset`; None below the first one known."""
         after = bisect_right(self._starts, offset, key=_start_of)
         return self._starts[after - 1].epoch if after else None
 
     def truncate_from_end(self, end_offset: int) -> bool:
-        """The log now ends at `end_offset`: forget epochs that began there or later; True if any did."""
+        """Forget epochs that began at or after the new log end `end_offset`; return True if any did."""
         before = len(self._starts)
         while self._starts and self._starts[-1].start_offset >= end_offset:
             self._starts.pop()
         return len(self._starts) != before
 
     def truncate_from_start(self, start_offset: int) -> bool:
-        """The log now starts at `start_offset`: the epoch that wrote it starts there; True if changed."""
+        """Start the epoch of `start_offset` there, forgetting older ones; return True if changed."""
         after = bisect_right(self._starts, start_offset, key=_start_of)
         if not after or (after == 1 and self._starts[0].start_offset == start_offset):
             return False

@@ -1,7 +1,7 @@
 """Every file access of the broker's data directories, behind one protocol (style R14).
 
 `RealFileSystem` is a thin layer over system calls; `tallystick.testing.MemoryFileSystem` models what a
-crash may lose. The layer adds no promise of its own: bytes are durable after `File.sync`, a name after
+crash may lose. The layer adds no guarantee of its own: bytes are durable after `File.sync`, a name after
 `FileSystem.sync_dir` of its directory, and neither before.
 """
 
@@ -17,7 +17,7 @@ Buffer = bytes | bytearray | memoryview
 
 
 class StorageFailure(TallystickError):
-    """A disk did not do what it was told. Attributes: path, reason."""
+    """A disk operation failed. Attributes: path, reason."""
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(path, reason)
@@ -28,15 +28,15 @@ class StorageFailure(TallystickError):
 
 
 class LogFull(StorageFailure):
-    """No room for these bytes. Nothing was appended; what is there stays readable."""
+    """The disk has no room for these bytes. Nothing was appended; reads still work."""
 
 
 class OutOfDescriptors(LogFull):
-    """No descriptor or memory was to be had. Nothing was done, and the disk is as good as before."""
+    """The process ran out of file descriptors or memory. Nothing was done, and the disk is sound."""
 
 
 class LogOffline(StorageFailure):
-    """A sync or a repair failed, so the file is in no known state: its data directory is finished [LOG-4]."""
+    """A sync or repair failed, so the file's state is unknown: its data directory is finished [LOG-4]."""
 
 
 class File(Protocol):
@@ -46,15 +46,15 @@ class File(Protocol):
     def path(self) -> str: ...
 
     def write(self, buffers: Sequence[Buffer]) -> int:
-        """Append all of `buffers`; returns their bytes. After an OSError any prefix may be in the file."""
+        """Append all of `buffers`; return their size. After an OSError any prefix may be in the file."""
         ...
 
     def pread(self, size: int, at: int) -> bytes:
-        """Up to `size` bytes from position `at`; fewer only at the end of the file."""
+        """Read up to `size` bytes at position `at`; fewer only at the end of the file."""
         ...
 
     def sync(self) -> None:
-        """Block until every byte written is on the disk. After an OSError nothing is known (never retry)."""
+        """Block until every byte written is on disk. After an OSError the state is unknown (never retry)."""
         ...
 
     def truncate(self, size: int) -> None: ...
@@ -62,14 +62,14 @@ class File(Protocol):
     def size(self) -> int: ...
 
     def forget_cached(self) -> None:
-        """Let go of cached clean pages, so that the next read tells what the disk holds."""
+        """Drop clean pages from the page cache, so that the next read comes from disk."""
         ...
 
     def close(self) -> None: ...
 
 
 class Lock(Protocol):
-    """A held lock; `release` or the end of the process gives it back."""
+    """A held lock, freed by `release` or at the end of the process."""
 
     def release(self) -> None: ...
 
@@ -78,7 +78,7 @@ class FileSystem(Protocol):
     """A tree of files named by plain strings with `/`. Raises OSError, as the system does."""
 
     def open_append(self, path: str) -> File:
-        """Open for reading and appending; created empty where it does not exist."""
+        """Open for reading and appending, creating an empty file if there is none."""
         ...
 
     def open_read(self, path: str) -> File: ...
@@ -90,17 +90,17 @@ class FileSystem(Protocol):
     def size(self, path: str) -> int: ...
 
     def listdir(self, path: str) -> list[str]:
-        """Sorted names, files and directories alike."""
+        """Return sorted names, files and directories alike."""
         ...
 
     def is_dir(self, path: str) -> bool: ...
 
     def mkdir(self, path: str) -> None:
-        """Make a directory and those above it; not an error where it exists."""
+        """Make a directory and its parents; not an error if it exists."""
         ...
 
     def rename(self, old: str, new: str) -> None:
-        """Atomic; replaces `new`."""
+        """Rename atomically, replacing `new`."""
         ...
 
     def remove(self, path: str) -> None: ...
@@ -108,22 +108,22 @@ class FileSystem(Protocol):
     def rmdir(self, path: str) -> None: ...
 
     def sync_dir(self, path: str) -> None:
-        """Block until the names in this directory are on the disk."""
+        """Block until the names in this directory are on disk."""
         ...
 
     def free_bytes(self, path: str) -> int: ...
 
     def preallocate(self, path: str, size: int) -> None:
-        """Make or resize a file of `size` bytes whose blocks are really taken."""
+        """Make or resize a file of `size` bytes whose blocks are allocated."""
         ...
 
     def lock(self, path: str) -> Lock | None:
-        """Take an exclusive lock on a file, or None when another process holds it."""
+        """Take an exclusive lock on a file; return None if another process holds it."""
         ...
 
 
 def replace_file(fs: FileSystem, path: str, data: Buffer) -> None:
-    """Write a small file so that a crash leaves the old or the new content, whole, and nothing between.
+    """Write a small file so that a crash leaves the whole old or the whole new content.
 
     Order: temporary file, sync, rename, sync of the directory; durable when it returns.
     """
@@ -141,7 +141,7 @@ def replace_file(fs: FileSystem, path: str, data: Buffer) -> None:
 
 
 def make_directory(fs: FileSystem, path: str) -> None:
-    """Make a directory and those above it, each with its name on the disk when this returns."""
+    """Make a directory and its parents, each with its name on disk when this returns."""
     if fs.exists(path):
         return
     parent = path.rpartition("/")[0] or ("/" if path.startswith("/") else "")
@@ -152,37 +152,40 @@ def make_directory(fs: FileSystem, path: str) -> None:
 
 
 def is_full(error: OSError) -> bool:
-    """True when a write failed for want of room, which a later write may find again."""
+    """Return True if a write failed for lack of space, so that a later one may succeed."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def is_exhausted(error: OSError) -> bool:
-    """True when the process, not the disk, was at its end: no descriptor or memory to be had."""
+    """Return True if the process, not the disk, ran out of file descriptors or memory."""
     return error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 def is_out_of_descriptors(error: OSError) -> bool:
-    """True when nothing but an open can have failed; ENOMEM may come from a sync, which loses the disk."""
+    """Return True if only an open can have failed.
+
+    ENOMEM does not count: it may come from a sync, and then the state of the disk is unknown.
+    """
     return error.errno in (errno.EMFILE, errno.ENFILE)
 
 
 def is_passing(error: OSError) -> bool:
-    """True when a later attempt may succeed, and the error says nothing about what is on the disk."""
+    """Return True if a later attempt may succeed, and the state of the disk is still known."""
     return is_full(error) or is_exhausted(error)
 
 
 def refusal(path: str, what: str, error: OSError) -> LogFull:
-    """What a passing error is raised as."""
+    """Return the exception to raise for a passing error."""
     return (LogFull if is_full(error) else OutOfDescriptors)(path, f"{what}: {error}")
 
 
 def is_broken(error: BaseException) -> bool:
-    """True when a disk answered so that will not take a log's next sync either."""
+    """Return True if the disk failed in a way that will fail a log's next sync, too."""
     return isinstance(error, OSError) and error.errno in (errno.EIO, errno.EROFS)
 
 
 class Syscalls:
-    """The system calls that change a disk, in one place where a test can write them down [FS-1]."""
+    """The system calls that change a disk, in one place where a test can record them [FS-1]."""
 
     def __init__(self) -> None:
         self.open: Callable[[str, int, int], int] = os.open
@@ -197,7 +200,7 @@ class Syscalls:
         self.rmdir: Callable[[str], None] = os.rmdir
 
 
-# The kernel takes at most this many buffers at once.
+# The kernel accepts at most this many buffers per call (IOV_MAX).
 _IOV_MAX: Final = 1024
 
 
@@ -222,7 +225,7 @@ class RealFile:
         return total
 
     def _write_rest(self, buffers: Sequence[Buffer], written: int) -> None:
-        # A short write is no error: a signal, or the last bytes of a full disk. The next one says which.
+        # A short write is no error: a signal, or a disk that fills up. The next write tells which.
         rest = memoryview(b"".join(buffers))[written:]
         while rest:
             count = self._writev(self._fd, [rest])

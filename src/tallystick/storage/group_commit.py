@@ -1,10 +1,10 @@
-"""The threads that put appended bytes on the disk, for many appends and many logs at a time.
+"""Group commit: threads that sync many appends and many logs together.
 
 While one round of syncs runs, requests gather; the next round serves them all. A lone producer pays one
-thread hop, sixteen share one sync. fdatasync releases the GIL, so the loop goes on meanwhile.
+thread switch, sixteen share one sync. fdatasync releases the GIL, so the loop goes on meanwhile.
 
-The logs of a round are synced at the same time: what a disk takes long for is the flush, and those that
-come together share it. Fifty logs, as 64 transactional producers touch them, take a ninth of the time.
+The logs of a round are synced concurrently: the slow part is the disk's flush, and concurrent syncs share
+it. Fifty logs, as 64 transactional producers touch them, take a ninth of the time.
 """
 
 import threading
@@ -17,20 +17,20 @@ from tallystick.kernel.ids import Offset
 from tallystick.storage.fs import OutOfDescriptors, StorageFailure
 from tallystick.storage.log import Log
 
-# Beyond this more threads gain little, and each may have a turn at the interpreter's lock.
+# More threads than this gain little, and each competes for the GIL.
 HELPERS: Final = 7
-# Two or three syncs one after the other take less than waking helpers, of whom the loop wants to hear, too.
+# Two or three syncs in sequence take less than waking helper threads and hearing from them.
 HELPED_FROM: Final = 4
-# How soon a sync is tried again for which no descriptor was to be had.
+# Delay before a retry of a sync for which no file descriptor was available.
 AGAIN_S: Final = 0.1
 
 
 class GroupCommit:
-    """One thread, and helpers where a round has several logs. `request` from any thread.
+    """One thread, plus helpers when a round has several logs. `request` from any thread.
 
     Args:
-        notify: a log is safe up to an offset. Called in these threads, for several logs at a time.
-        notify_failure: a sync failed. It is not tried again, here or by anyone [LOG-4]. Called likewise.
+        notify: a log is synced up to an offset. Called in these threads, for several logs concurrently.
+        notify_failure: a sync failed. It is never retried [LOG-4]. Called likewise.
     """
 
     def __init__(
@@ -49,11 +49,11 @@ class GroupCommit:
         self._thread.start()
 
     def request(self, log: Log) -> None:
-        """Have what is in `log` now on the disk soon. Cost: under a microsecond."""
+        """Request a sync of what is in `log` now. Cost: under a microsecond."""
         self._requests.put(log)
 
     def stop(self) -> None:
-        """Serve what was requested, then end. Blocks."""
+        """Serve the pending requests, then end the threads. Blocks."""
         if self._thread.is_alive():
             self._requests.put(None)
             self._thread.join()
@@ -67,7 +67,7 @@ class GroupCommit:
         self._helpers.shutdown()
 
     def _gather(self) -> tuple[list[Log], bool]:
-        """The logs of the next round, and whether it is the last one. Blocks until there is one."""
+        """Return the logs of the next round and whether it is the last. Blocks until there is a request."""
         logs, stopping = dict.fromkeys(self._again), False
         self._again.clear()
         try:
@@ -85,7 +85,7 @@ class GroupCommit:
         return list(logs), stopping
 
     def _sync_all(self, logs: list[Log]) -> None:
-        """One round; over when every log of it is, so that no log is ever synced by two threads."""
+        """Sync all logs of one round and wait for them, so that two threads never sync the same log."""
         own = 1 if len(logs) >= HELPED_FROM else len(logs)
         helped = [self._helpers.submit(self._sync, log) for log in logs[own:]]
         for log in logs[:own]:
@@ -99,13 +99,13 @@ class GroupCommit:
         try:
             end = log.sync()
         except OutOfDescriptors:
-            # Nothing was synced and nothing is lost; who waits goes on waiting.
+            # Nothing was synced and nothing is lost; waiting producers go on waiting.
             self._again.append(log)
         except StorageFailure as exc:
             self._failed.add(id(log))
             self._notify_failure(log, exc)
         except Exception as exc:
-            # A mistake of ours. Without this thread every producer would wait for ever and be told nothing.
+            # A bug of ours. If this thread died, every producer would wait for ever without an answer.
             self._failed.add(id(log))
             self._notify_failure(log, log.fail(f"a sync went wrong: {exc!r}"))
         else:

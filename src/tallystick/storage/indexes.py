@@ -1,11 +1,11 @@
-"""The two sparse indexes of a segment, in Kafka's bytes.
+"""The two sparse indexes of a segment, in Kafka's file formats.
 
-`.index` has 8 bytes an entry: relative offset i32, position i32, where the offset is the *last* one of the
-batch that starts at the position. `.timeindex` has 12: timestamp i64, relative offset i32, where the
-offset is the last one of the batch that holds the greatest timestamp so far. Both are strictly growing,
-which is what Kafka's own sanity check asks for. Files hold whole entries only: nothing is preallocated.
+`.index` has 8 bytes per entry: relative offset int32, position int32; the offset is the *last* one of the
+batch that starts at the position. `.timeindex` has 12: timestamp int64, relative offset int32; the offset
+is the last one of the batch that holds the greatest timestamp so far. Both are strictly increasing, which
+Kafka's own sanity check requires. Files hold whole entries only: nothing is preallocated.
 
-Source: Kafka's OffsetIndex, TimeIndex, and LogSegment.append (an entry a batch at most, as 4.x does).
+Source: Kafka's OffsetIndex, TimeIndex, and LogSegment.append (at most one entry per batch, as 4.x does).
 """
 
 from array import array
@@ -24,7 +24,7 @@ _TIME_ENTRY: Final = Struct(">qi")
 
 
 class OffsetIndex:
-    """Relative offset of a batch's end -> position of the batch. Grows at its end."""
+    """Relative offset of a batch's end -> position of the batch. Append-only."""
 
     __slots__ = ("offsets", "positions")
 
@@ -34,7 +34,7 @@ class OffsetIndex:
 
     @classmethod
     def decode(cls, data: bytes | None) -> "OffsetIndex | None":
-        """Entries of a file (None: it is missing), or None when they have to be made again from the log."""
+        """Decode a file's entries (None: it is missing); return None if they must be rebuilt from the log."""
         if data is None or len(data) % OFFSET_ENTRY_SIZE:
             return None
         index = cls()
@@ -55,23 +55,23 @@ class OffsetIndex:
         self.positions.append(position)
 
     def encode_from(self, entry: int) -> bytes:
-        """Bytes of the entries from number `entry` on."""
+        """Encode the entries from number `entry` on."""
         pack = _OFFSET_ENTRY.pack
         return b"".join(map(pack, self.offsets[entry:], self.positions[entry:]))
 
     def find_position(self, relative_offset: int) -> int:
-        """Where to start walking to reach an offset: at a batch that ends at or before it, or at 0."""
+        """Return the position to scan from for an offset: a batch that ends at or before it, or 0."""
         slot = bisect_right(self.offsets, relative_offset) - 1
         return self.positions[slot] if slot >= 0 else 0
 
     def find_position_before(self, position: int) -> int:
-        """The last known start of a batch at or below a position."""
+        """Return the last indexed batch start at or below a position."""
         slot = bisect_right(self.positions, position) - 1
         return self.positions[slot] if slot >= 0 else 0
 
 
 class TimeIndex:
-    """Greatest timestamp so far -> relative offset of the batch that brought it. Grows at its end."""
+    """Greatest timestamp so far -> last relative offset of its batch. Append-only."""
 
     __slots__ = ("offsets", "timestamps")
 
@@ -81,7 +81,7 @@ class TimeIndex:
 
     @classmethod
     def decode(cls, data: bytes | None) -> "TimeIndex | None":
-        """As OffsetIndex.decode."""
+        """Decode a file as `OffsetIndex.decode` does."""
         if data is None or len(data) % TIME_ENTRY_SIZE:
             return None
         index = cls()
@@ -98,7 +98,7 @@ class TimeIndex:
         return len(self.timestamps) * TIME_ENTRY_SIZE
 
     def append_if_later(self, timestamp: int, relative_offset: int) -> None:
-        """Add an entry unless the last one already says as much."""
+        """Append an entry unless the last one covers it."""
         if timestamp > (self.timestamps[-1] if self.timestamps else NO_TIMESTAMP):
             self.timestamps.append(timestamp)
             self.offsets.append(relative_offset)
@@ -113,18 +113,18 @@ class TimeIndex:
         return (self.timestamps[-1], self.offsets[-1]) if self.timestamps else None
 
     def find_offset_before(self, timestamp: int) -> int:
-        """A relative offset up to which every timestamp is below `timestamp`; 0 when none is known."""
+        """Return a relative offset up to which every timestamp is below `timestamp`; 0 if unknown."""
         slot = bisect_left(self.timestamps, timestamp) - 1
         return self.offsets[slot] if slot >= 0 else 0
 
 
 def fits_relative(offset: int, base_offset: int) -> bool:
-    """True when an offset can be written into the indexes of a segment."""
+    """Return True if an offset fits into the indexes of a segment."""
     return 0 <= offset - base_offset <= INT32_MAX
 
 
 def _grows(values: "array[int]") -> bool:
-    """Strictly growing and not negative, apart from nothing at all."""
+    """Return True if the values are strictly increasing and not negative, or there are none."""
     if not values:
         return True
     previous = values[0]

@@ -1,11 +1,11 @@
 """One partition's log: append, read, sync. The only module that writes a log.
 
-A log is a run of segments; the last one grows. `append` returns when the bytes are with the operating
-system; `sync` puts them on the disk, in another thread, and moves `synced_end`. Under `flush.policy=ack` the
-high watermark is that end, so nothing is shown or acknowledged which power loss could take back [LOG-1].
+A log is a list of segments; the last one grows. `append` returns when the bytes are with the operating
+system; `sync` puts them on disk in another thread and advances `synced_end`. Under `flush.policy=ack` the
+high watermark is `synced_end`, so power loss cannot take back what was read or acknowledged [LOG-1].
 
 Used by one thread (the loop), apart from `sync`, which any one other thread may call at any time.
-Opening and repairing is in `log_loader`, what may enter in `validation`, deleting in `log_start`.
+Opening and repair are in `log_loader`, batch validation in `validation`, deletion in `log_start`.
 """
 
 import threading
@@ -69,39 +69,39 @@ __all__ = [
 ]
 
 EPOCH_FILE: Final = "leader-epoch-checkpoint"
-# Where readers stand: offset -> where its batch starts. A reader comes back for what follows its last read.
+# Read positions kept: next offset of a recent read -> segment and position, for the reader's next fetch.
 _READERS_MAX: Final = 64
 
 
 def remove_now(log: "Log", paths: list[str]) -> None:
-    """Discard files here and at once. Raises: OSError."""
+    """Remove discarded files at once. Raises: OSError."""
     for path in paths:
         log.fs.remove(path)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogHooks:
-    """What the owner of a log is told, and what it shares among its logs."""
+    """Callbacks to the owner of a log, and resources shared among its logs."""
 
     space: SpaceGuard
     residents: Residents
-    # A segment was closed: have the log synced soon, whatever the flush policy.
+    # A segment was closed: sync the log soon, whatever the flush policy.
     request_sync: Callable[["Log"], None] = lambda log: None
     # Segments are about to be deleted: make the log start offset durable first.
     before_delete: Callable[["Log"], None] = lambda log: None
-    # These files are of no log any more, and may take long to remove: somewhere else, and when there is time.
+    # Files that no log uses any more. Removal may take long, so it belongs off the loop.
     discard: Callable[["Log", list[str]], None] = remove_now
-    # Nothing is known any more about what is on the disk. Any thread; once a log.
+    # The log went offline: the state of the disk is unknown. Any thread; once per log.
     offline: Callable[["Log", LogOffline], None] = lambda log, failure: None
 
 
 @dataclass(frozen=True, slots=True)
 class TxnGuard:
-    """What the caller knows of the transaction a batch or marker belongs to. Source: KIP-890, KIP-664.
+    """The caller's knowledge of the transaction of a batch or marker. Source: KIP-890, KIP-664.
 
-    verification         for the first batch: the coordinator was asked with it
-    transaction_version  for a marker: whose rules its epoch follows
-    txn_start_offset     for a marker of no coordinator: the one transaction it may end
+    verification         for the first batch: the guard the coordinator was asked with
+    transaction_version  for a marker: the version whose epoch rules it follows
+    txn_start_offset     for a marker sent by no coordinator: the only transaction it may end
     """
 
     verification: Verification | None = None
@@ -111,18 +111,18 @@ class TxnGuard:
 
 @dataclass(slots=True)
 class AppendResult:
-    """Where batches went; `duplicate` when they were there already."""
+    """The offsets of appended batches; `duplicate` if they were there already."""
 
     base_offset: Offset
     last_offset: Offset
-    log_append_time_ms: int  # -1 where producers set the time
+    log_append_time_ms: int  # -1 for CreateTime
     log_start_offset: Offset
     duplicate: bool = False
 
 
 @dataclass(slots=True)
 class ReadResult:
-    """Whole batches, the first of which holds the offset asked for or is the next one after it."""
+    """Whole batches; the first holds the requested offset or is the next one after it."""
 
     data: bytes
 
@@ -132,7 +132,7 @@ NO_GUARD: Final = TxnGuard()
 
 
 class Log:
-    """A partition's records. Made by `loading.open_log` or `loading.create_log`; closed by its owner."""
+    """A partition's records. Made by `log_loader.open_log` or `create_log`; closed by its owner."""
 
     def __init__(
         self,
@@ -154,7 +154,7 @@ class Log:
         self.producer_state = ProducerStates(verification_required=config.verification_required)
         self.epochs = LeaderEpochs()
         self.failure: StorageFailure | None = None
-        # Segments that will not grow, whose files are not all synced.
+        # Closed segments whose files are not all synced.
         self.closed_unsynced: list[Segment] = []
         self.directory_unsynced = False
         self.syncing = threading.Lock()  # held while files are synced, closed or removed [LOG-5]
@@ -162,8 +162,8 @@ class Log:
         self._readers: dict[int, tuple[Segment, int]] = {}
         self._closed = False
         self._epochs_saved = True
-        # Offset, segment, position: where what is on the disk ends, and where the log ends. Each is one
-        # value, because the loop and the syncing thread must never see half of the other's change.
+        # (offset, segment, position) of the synced end and of the log end. Each is one value, so that the
+        # loop and the syncing thread never see half of the other's change.
         self._synced: tuple[Offset, Segment | None, int] = (Offset(0), None, 0)
         self._tail: tuple[Offset, Segment | None, int] = (Offset(0), None, 0)
 
@@ -171,12 +171,12 @@ class Log:
 
     @property
     def synced_end(self) -> Offset:
-        """Everything below it is on the disk."""
+        """The offset below which every record is on disk."""
         return self._synced[0]
 
     @property
     def high_watermark(self) -> Offset:
-        """Readers see nothing at or above it [LOG-1]."""
+        """The offset at and above which readers see nothing [LOG-1]."""
         return self.synced_end if self.config.flush_policy == "ack" else self.log_end_offset
 
     @property
@@ -187,7 +187,7 @@ class Log:
 
     @property
     def last_stable_offset(self) -> Offset:
-        """Below it every transaction is decided, for every reader [LOG-2]; never below the log's start."""
+        """The offset below which every transaction is decided [LOG-2]; never below the log start."""
         unstable, high_watermark = self.first_unstable_offset, self.high_watermark
         if unstable is None or unstable > high_watermark:
             return high_watermark
@@ -212,11 +212,11 @@ class Log:
         leader_epoch: LeaderEpoch,
         guard: TxnGuard = NO_GUARD,
     ) -> AppendResult | Reject:
-        """Add batches at the end, all or none.
+        """Append batches at the end, all or none.
 
-        Order: everything is checked before the write, and producers change after it. On return the bytes
-            are with the operating system; they are on the disk when `synced_end` has passed them.
-        Rejects with what `validation` and the producer's state say.
+        Order: everything is checked before the write, and producer state changes after it. On return the
+            bytes are with the operating system; they are on disk once `synced_end` has passed them.
+        Rejects with the errors of `validation` and of the producer state.
         Raises: LogFull, StorageFailure (nothing was appended), LogOffline (unknown; the log is finished).
         """
         if self.failure is not None:
@@ -233,7 +233,7 @@ class Log:
         for at, header in headers:
             patch_offset_and_epoch(data, at, next_offset, leader_epoch)
             next_offset = Offset(next_offset + header.last_offset_delta + 1)
-        # Markers are as internal as the offsets: a decided transaction must be finished [RSV-1].
+        # Markers may use the reserve as internal topics do: a decided transaction must complete [RSV-1].
         internal = self.config.internal or headers[0][1].is_control or origin is AppendOrigin.DECISION
         try:
             self._write(data, headers, next_offset - 1, now_ms, internal=internal)
@@ -243,13 +243,13 @@ class Log:
             self.move_end(next_offset)
         except StorageFailure:
             raise
-        except Exception as exc:  # the file may be ahead of memory: the next batch would get the same offsets
+        except Exception as exc:  # the file may be ahead of memory: the next batch would reuse its offsets
             raise self.fail(f"a batch that may be written cannot be taken in: {exc!r}") from exc
         stamped = bool(self.config.message_timestamp_type)
         return AppendResult(first, Offset(next_offset - 1), now_ms if stamped else -1, self.log_start_offset)
 
     def move_end(self, offset: Offset) -> None:
-        """The last segment now ends with the record before `offset`."""
+        """Set the log end; the last segment now ends with the record before `offset`."""
         active = self.segments[-1]
         self.log_end_offset = offset
         self._tail = (offset, active, active.size)
@@ -257,7 +257,7 @@ class Log:
     def _check_producer(
         self, data: bytearray, header: BatchHeader, origin: AppendOrigin, guard: TxnGuard
     ) -> AppendResult | Reject | None:
-        """What to answer instead of appending, if anything."""
+        """Return the answer to give instead of appending, or None to append."""
         if header.producer_id < 0:
             return None
         if header.is_control:
@@ -301,7 +301,7 @@ class Log:
         self, data: bytearray, headers: list[tuple[int, BatchHeader]], last_offset: int, now_ms: int
     ) -> None:
         config, active = self.config, self.active
-        # Source: LogSegment.timeWaitedForRoll: the first batch's time is compared with the new one's.
+        # LogSegment.timeWaitedForRoll: the age is the new batch's timestamp less the segment's first one.
         since = active.rolling_timestamp
         age = 0 if since is None else headers[-1][1].max_timestamp - since
         if active.size and (
@@ -316,7 +316,7 @@ class Log:
             self._undo(active, exc)
 
     def with_reserve(self, write: Callable[[], None]) -> None:
-        """Do what must be done on a full disk, too: a piece of the reserve is given back for it [RSV-1]."""
+        """Run `write`; on a full disk, release a piece of the reserve and run it once more [RSV-1]."""
         try:
             write()
         except OSError as exc:
@@ -326,7 +326,7 @@ class Log:
             write()
 
     def _undo(self, active: Segment, cause: OSError) -> None:
-        """A write failed, and any part of it may be in the file: take it out, or give the log up [LOG-4]."""
+        """Remove what a failed write may have left in the file, or take the log offline [LOG-4]."""
         try:
             active.cut_back()
         except OSError as exc:
@@ -336,7 +336,7 @@ class Log:
         raise StorageFailure(self.directory, f"a write failed: {cause}") from cause
 
     def fail(self, reason: str) -> LogOffline:
-        """Nothing is known any more about what is on the disk: refuse everything from now on [LOG-4]."""
+        """Take the log offline: the state of the disk is unknown, so everything is refused [LOG-4]."""
         failure = LogOffline(self.directory, reason)
         if self.failure is None:
             self.failure = failure
@@ -368,9 +368,9 @@ class Log:
         *,
         transaction_version: int = 0,
     ) -> None:
-        """Take in a batch that is in the log: live and on replay alike.
+        """Apply an appended batch to the producer state, live and on replay alike.
 
-        `segment` gets the entry when a transaction was aborted; None where its index has it already.
+        `segment` gets the index entry of an aborted transaction; None if its index has it already.
         """
         if not header.is_control:
             self.producer_state.apply(header, offset, header.max_timestamp)
@@ -386,12 +386,12 @@ class Log:
             try:
                 self.with_reserve(segment.write_aborted)
             except OSError as exc:
-                # The entry is known, and is written before the segment is closed; a crash finds the marker.
+                # The entry is in memory and is written before the segment closes; recovery finds the marker.
                 if not is_passing(exc):
                     raise self.fail(f"the index of aborted transactions cannot be written: {exc}") from exc
 
     def begin_epoch(self, leader_epoch: LeaderEpoch) -> None:
-        """From the log end on this epoch writes; durable before anybody is told of it. Raises: LogOffline."""
+        """Start a leader epoch at the log end; durable before it is announced. Raises: LogOffline."""
         self._begin_epoch(leader_epoch, self.log_end_offset)
 
     def _begin_epoch(self, leader_epoch: int, first_offset: int) -> None:
@@ -399,7 +399,7 @@ class Log:
             self.save_epochs()
 
     def save_epochs(self) -> None:
-        """Write the epoch checkpoint; one that is stale is made again from the log after a crash."""
+        """Write the leader epoch checkpoint; after a crash a stale one is rebuilt from the log."""
         text, path = format_epochs(self.epochs.entries).encode(), f"{self.directory}/{EPOCH_FILE}"
         self._epochs_saved = True
         try:
@@ -414,8 +414,9 @@ class Log:
     def roll(self, now_ms: int) -> None:
         """Close the last segment and start one at the log end.
 
-        Order: under `ack` the closed segment and its name are on the disk before the new one exists, so that
-            damage in a closed segment is never a write that was lost [LOG-3]. Else a sync is asked for.
+        Order: under `ack` the closed segment and its name are on disk before the new one exists, so that
+            damage in a closed segment is never a lost write [LOG-3]. Under other policies a sync is
+            requested.
         Raises: LogFull, StorageFailure, LogOffline.
         """
         closing = self.active
@@ -430,7 +431,7 @@ class Log:
                 segment.create()
                 closing.finish()
             except OSError:
-                # The closing one may yet grow beyond the name, which would then end the log at a start.
+                # The segment kept in use may grow past the new file's base offset, so the file must go.
                 segment.remove()
                 raise
         except OSError as exc:
@@ -446,7 +447,7 @@ class Log:
         self.hooks.request_sync(self)
 
     def _sync_closing(self, closing: Segment) -> None:
-        with self.syncing:  # also waits for a sync of this segment that the other thread has begun
+        with self.syncing:  # also waits for the other thread's sync of this segment
             try:
                 if self.directory_unsynced:
                     self.directory_unsynced = False
@@ -461,12 +462,12 @@ class Log:
                 self._note_synced(self.log_end_offset, closing, closing.size)
 
     def new_segment(self, base_offset: int) -> Segment:
-        """A segment of this log, without touching a file."""
+        """Make a segment object of this log, without touching a file."""
         interval = self.config.index_interval_bytes
         return Segment(self.fs, self.directory, base_offset, interval, self.hooks.residents)
 
     def save_snapshot(self) -> None:
-        """Write what is known of producers at the log end. Raises OSError."""
+        """Write a producer snapshot at the log end. Raises OSError."""
         path = f"{self.directory}/{file_name(self.log_end_offset, SNAPSHOT)}"
         if self.fs.exists(path):
             self.fs.remove(path)
@@ -477,12 +478,12 @@ class Log:
             file.close()
 
     def sync(self) -> Offset:
-        """Put everything appended so far on the disk; returns the end offset that is safe now.
+        """Sync everything appended so far; return the end offset that is now on disk.
 
         Blocks; any thread. Order: names first, then segments oldest first, so that `synced_end` never
-        passes an earlier byte that is not on the disk [LOG-1].
-        Raises: LogOffline. It is never tried again: after a failed sync the kernel may call pages clean
-            that are not on the disk. OutOfDescriptors: a file could not be opened; try again.
+            passes an earlier byte that is not on disk [LOG-1].
+        Raises: LogOffline, never to be retried: after a failed sync the kernel may mark pages clean that are
+            not on disk. OutOfDescriptors: a file could not be opened; try again.
         """
         with self.syncing:
             if self.failure is not None:
@@ -515,14 +516,14 @@ class Log:
             self._synced = (end, segment, position)
 
     def mark_synced(self) -> None:
-        """Everything is on the disk: said by those who put it there."""
+        """Mark everything as synced; the caller has put it on disk."""
         self.recovery_point = self.log_end_offset
         self._synced = (self.log_end_offset, self.active, self.active.size)
 
     # -- reading --------------------------------------------------------------------------------------------
 
     def read(self, offset: int, max_bytes: int, *, upper: int, min_one: bool = True) -> ReadResult | Reject:
-        """Whole batches from the one that holds `offset` on, below `upper`, from one segment.
+        """Read whole batches from one segment, from the batch that holds `offset`, below `upper`.
 
         Args:
             upper: the first offset not to return; a batch that reaches it is left out.
@@ -559,7 +560,7 @@ class Log:
             segment, at = self.segments[slot], -1
 
     def _limit(self, segment: Segment, slot: int, upper: int) -> int:
-        """The position up to which a segment may be read."""
+        """Return the position up to which a segment may be read."""
         if upper >= self.log_end_offset or (slot + 1 < len(self._bases) and upper >= self._bases[slot + 1]):
             return segment.size
         end, last, position = self._synced
@@ -596,12 +597,12 @@ class Log:
         readers[offset] = (segment, position)
 
     def aborted_between(self, lo: int, hi: int) -> tuple[AbortedTxn, ...]:
-        """Aborted transactions with records in [lo, hi): what a read_committed reader leaves out."""
+        """Return aborted transactions with records in [lo, hi), for read_committed consumers to skip."""
         slot = max(0, bisect_right(self._bases, lo) - 1)
         return tuple(aborted_between((segment.load_aborted() for segment in self.segments[slot:]), lo, hi))
 
     def offset_for_timestamp(self, timestamp_ms: int) -> tuple[Offset, int, int] | None:
-        """Offset, timestamp and leader epoch of the first record at or after a time; None for none.
+        """Return offset, timestamp and leader epoch of the first record at or after a time, or None.
 
         Raises: StorageFailure.
         """
@@ -621,7 +622,7 @@ class Log:
         return None
 
     def max_timestamp(self) -> tuple[Offset, int, int] | None:
-        """Offset, timestamp and leader epoch of the record with the greatest timestamp; None for none."""
+        """Return offset, timestamp and leader epoch of the record with the greatest timestamp, or None."""
         best: Segment | None = None
         for segment in self.segments:
             if segment.size and (best is None or segment.largest_timestamp[0] > best.largest_timestamp[0]):
@@ -635,7 +636,7 @@ class Log:
         return None
 
     def _headers_from(self, segment: Segment, offset: int) -> Iterator[tuple[BatchHeader, bytes]]:
-        """Header and bytes of each batch from the one that holds `offset` on; bytes are read when asked."""
+        """Yield header and bytes of each batch from the one that holds `offset`, reading on demand."""
         try:
             for position, size, _, _ in segment.spans(segment.find_position(offset)):
                 head = read_header(segment.file.pread(HEADER_SIZE, position))
@@ -650,14 +651,14 @@ class Log:
         return None
 
     def epoch_end_offset(self, epoch: LeaderEpoch) -> tuple[int, Offset] | None:
-        """The last epoch up to `epoch` and the offset where it ended; None if nothing is known."""
+        """Return the last epoch up to `epoch` and the offset where it ended; None if unknown."""
         found = self.epochs.end_offset_for(epoch, self.log_end_offset)
         return None if found is None else (found.epoch, Offset(found.end_offset))
 
     # -- the list of segments, for loading, trimming and the cleaner --------------------------------------
 
     def set_segments(self, segments: list[Segment]) -> None:
-        """Replace the list; what readers remember points into the old one."""
+        """Replace the segment list and forget read positions, which point into the old one."""
         check(bool(segments), "a log has at least one segment")
         self.segments = segments
         self._bases = [segment.base_offset for segment in segments]
@@ -666,13 +667,13 @@ class Log:
     # -- the end -------------------------------------------------------------------------------------------
 
     def flush_indexes(self) -> None:
-        """Bring the last segment's index files up to date. Raises OSError."""
+        """Write the last segment's index files up to date. Raises OSError."""
         if not self._epochs_saved:
             self.save_epochs()
         self.active.write_indexes()
 
     def close(self, *, clean: bool) -> None:
-        """Let go of the files; with `clean`, everything is on the disk first, so that nothing needs a scan.
+        """Close the files; with `clean`, sync everything first, so that the next start needs no scan.
 
         Raises: LogOffline, StorageFailure.
         """

@@ -1,9 +1,8 @@
-"""A data directory: who may use it, whose it is, which logs are in it and where each was safe.
+"""A data directory: its lock, its identity, its logs and their checkpoints.
 
 Kafka's files: `meta.properties`, `.lock`, `.kafka_cleanshutdown`, and the checkpoints of recovery points,
-log start offsets and cleaned offsets. A partition's directory is `topic-partition`, and `partition.metadata`
-in it says which topic of that name it belongs to; one whose name ends with `-delete` was given up and is
-removed.
+log start offsets and cleaned offsets. A partition's directory is `topic-partition`, with its topic id in
+`partition.metadata`; a directory whose name ends with `-delete` belongs to a deleted topic and is removed.
 """
 
 import threading
@@ -59,7 +58,7 @@ class ForeignDirectory(StorageFailure):
 
 
 def random_id(new_uuid: Callable[[], UUID] = uuid4) -> UUID:
-    """Return a random id whose text begins with no dash: Kafka's tools take such a word for an option."""
+    """Return a random id whose text does not begin with a dash, which Kafka's tools take for an option."""
     while True:
         topic_id = new_uuid()
         if not format_uuid(topic_id).startswith("-"):
@@ -67,16 +66,16 @@ def random_id(new_uuid: Callable[[], UUID] = uuid4) -> UUID:
 
 
 def _ignore(log: Log) -> None:
-    """No group commit: the owner syncs by itself."""
+    """Ignore the request: without group commit, the owner syncs by itself."""
 
 
 def _leave_to_callers(log: Log, failure: LogOffline) -> None:
-    """Nobody to tell: whoever uses the log next is refused."""
+    """Do nothing: the next use of the log raises the failure."""
 
 
 @frozen(kw_only=True)
 class DirectoryOptions:
-    """What a data directory is opened with. `cluster_id` None: whatever it has, or a new one."""
+    """Options for opening a data directory. `cluster_id` None: the existing one, or a new one."""
 
     node_id: int = 1
     cluster_id: str | None = None
@@ -84,14 +83,14 @@ class DirectoryOptions:
     request_sync: Callable[[Log], None] = _ignore
     offline: Callable[[Log, LogOffline], None] = _leave_to_callers  # in any thread
     discard: Callable[[Log, list[str]], None] = remove_now
-    residents_max: int = 256  # closed segments kept open, of all logs together
+    residents_max: int = 256  # closed segments with open files, over all logs
 
 
 class LogDir:
     """Owner of the logs of one data directory. Made by `LogDir.open`.
 
-    Used by the loop's thread, but for what syncs while others wait: `make`, `give_up`, `remove_given_up` and
-    `checkpoint` may run in any other one.
+    Used by the loop's thread, except for the methods that sync: `make`, `give_up`, `remove_given_up` and
+    `checkpoint` may run in any other thread.
     """
 
     def __init__(self, fs: FileSystem, directory: str, options: DirectoryOptions, lock: Lock) -> None:
@@ -111,18 +110,18 @@ class LogDir:
             discard=options.discard,
         )
         self._space = options.space
-        # Held while checkpoints are written: one that was begun earlier must not replace a later one [LOG-6].
+        # Held while checkpoints are written, so that an older one never replaces a newer one [LOG-6].
         self._saving = threading.Lock()
         self._recovery_points: dict[TopicPartition, int] = {}
         self._starts: dict[TopicPartition, int] = {}
         self.cleaned: dict[TopicPartition, int] = {}
         self._unopened: set[TopicPartition] = set()
         self._topic_ids: dict[TopicPartition, UUID] = {}  # of open logs
-        self._given_up: set[str] = set()  # directories whose names are free, and whose files may be there yet
+        self._given_up: set[str] = set()  # renamed directories whose files may still exist
 
     @classmethod
     def open(cls, fs: FileSystem, directory: str, options: DirectoryOptions) -> "LogDir":
-        """Take a directory over, making it when it is not there. Logs are opened when asked for.
+        """Open a data directory, making it if there is none. Logs are opened on demand.
 
         Raises: DirectoryInUse, ForeignDirectory, MalformedFile (meta.properties), OSError.
         """
@@ -187,18 +186,18 @@ class LogDir:
         try:
             return parse_offsets(self.fs.read_bytes(path).decode(), path)
         except (MalformedFile, UnicodeDecodeError):
-            return {}  # logs are then scanned from their start, which is right and slow
+            return {}  # logs are then scanned from their start: slow but correct
 
     # -- logs ---------------------------------------------------------------------------------------------
 
     def partitions(self) -> tuple[TopicPartition, ...]:
-        """Every partition with a directory here, opened or not."""
+        """Return every partition with a directory here, opened or not."""
         return tuple(sorted(self._unopened | set(self.logs)))
 
     def get_or_create(self, topic_partition: TopicPartition, config: LogConfig, topic_id: UUID) -> Log:
-        """The partition's log: opened, repaired, or made.
+        """Return the partition's log, opening and repairing or creating it if needed.
 
-        Order: a new log's names are on the disk when this returns.
+        Order: a new log's names are on disk when this returns.
         Raises: CorruptLog, ForeignDirectory, OSError.
         """
         log = self.logs.get(topic_partition)
@@ -218,13 +217,13 @@ class LogDir:
         return log
 
     def is_new(self, topic_partition: TopicPartition) -> bool:
-        """Whether there is no such partition here."""
+        """Return whether this directory has no such partition."""
         return topic_partition not in self.logs and topic_partition not in self._unopened
 
     def make(self, topic_partition: TopicPartition, config: LogConfig, topic_id: UUID) -> Log:
-        """The log of a new partition, which nobody knows before `adopt`. Blocks; any thread.
+        """Create the log of a new partition, not visible before `adopt`. Blocks; any thread.
 
-        Order: its names are on the disk when this returns. Raises OSError.
+        Order: its names are on disk when this returns. Raises OSError.
         """
         path = f"{self.directory}/{topic_partition}"
         log = create_log(self.fs, path, topic_partition, config, self._hooks)
@@ -233,14 +232,14 @@ class LogDir:
         return log
 
     def adopt(self, log: Log, topic_id: UUID) -> None:
-        """Take over a log that was made."""
+        """Add a log from `make` to this directory's logs."""
         self.logs[log.topic_partition] = log
         self._topic_ids[log.topic_partition] = topic_id
 
     def _check_topic_id(self, path: str, topic_id: UUID) -> None:
         owner = self._owner(path)
         if owner is None:
-            # Power failed while the partition was made: nothing was in it.
+            # Power failed while the partition was created: it is empty.
             replace_file(
                 self.fs, f"{path}/{PARTITION_METADATA}", format_partition_metadata(topic_id).encode()
             )
@@ -248,7 +247,7 @@ class LogDir:
             _check_same(path, owner, topic_id)
 
     def _owner(self, path: str) -> UUID | None:
-        """The topic a partition's directory belongs to; None where its making was not finished.
+        """Return the topic id of a partition's directory; None if its creation was interrupted.
 
         Raises: MalformedFile, OSError.
         """
@@ -258,7 +257,7 @@ class LogDir:
         return parse_partition_metadata(self.fs.read_bytes(file).decode(errors="replace"), file)
 
     def find_foreign(self, topic: str, topic_id: UUID) -> tuple[TopicPartition, ...]:
-        """Directories under a topic's name that belong to another one. Raises: MalformedFile, OSError."""
+        """Return the partitions of another topic of the same name. Raises: MalformedFile, OSError."""
         return tuple(
             each
             for each in (*self._unopened, *self.logs)
@@ -267,7 +266,7 @@ class LogDir:
         )
 
     def hand_over(self, topic: str, topic_id: UUID, to: UUID) -> tuple[TopicPartition, ...]:
-        """Have the unopened directories of one topic belong to another one of its name; which these are.
+        """Assign a topic's unopened directories to another topic of its name; return the partitions.
 
         Raises: MalformedFile, OSError.
         """
@@ -291,19 +290,19 @@ class LogDir:
         self.remove_given_up()
 
     def forget(self, topic_partition: TopicPartition) -> None:
-        """Let go of a partition that is about to be given up."""
+        """Close the log of a partition that is about to be given up."""
         log = self.logs.pop(topic_partition, None)
         self._topic_ids.pop(topic_partition, None)
         self._unopened.discard(topic_partition)
         if log is not None:
-            with suppress(OSError):  # it is not to be read again, and nothing in it must reach the disk
+            with suppress(OSError):  # it will not be read again, and nothing in it needs to be synced
                 log.close(clean=False)
 
     def give_up(self, topic: str, topic_id: UUID) -> None:
-        """Free the names of a deleted topic's forgotten partitions, whatever number of them was ever made.
+        """Free the directory names of a deleted topic's forgotten partitions, however many were created.
 
         Order: all directories are renamed before anything else; when this returns the topic's name can be
-            used by another one, whatever crashes. After a failure, a second call does what is left.
+            reused, whatever crashes. After a failure, a second call completes the work.
         Blocks; any thread. Raises: MalformedFile, OSError.
         """
         kept: set[TopicPartition] = set()
@@ -322,7 +321,7 @@ class LogDir:
             for offsets in (self._recovery_points, self._starts, self.cleaned):
                 for each in [each for each in offsets if each.topic == topic and each not in kept]:
                     offsets.pop(each, None)
-            # Before the name can be used again: a recovery point of the old log would condemn the new one.
+            # Before the name is reused: the old log's recovery point would make the new log look corrupt.
             self._save(RECOVERY_POINTS, self._recovery_points)
             self._save(LOG_STARTS, self._starts)
             self._save(CLEANED, dict(self.cleaned))
@@ -353,9 +352,9 @@ class LogDir:
     # -- checkpoints -----------------------------------------------------------------------------------------
 
     def checkpoint(self) -> None:
-        """Write down where every log is safe and starts. Blocks; any thread. Raises OSError."""
+        """Write recovery points and log start offsets of all logs. Blocks; any thread. Raises OSError."""
         with self._saving:
-            for topic_partition, log in list(self.logs.items()):  # one step: the loop's thread goes on
+            for topic_partition, log in list(self.logs.items()):  # a copy: the loop's thread goes on
                 if log.failure is None:
                     self._recovery_points[topic_partition] = log.recovery_point
             self._save(RECOVERY_POINTS, self._recovery_points)
@@ -363,7 +362,7 @@ class LogDir:
             self._save(CLEANED, dict(self.cleaned))
 
     def flush_indexes(self, topic_partition: TopicPartition) -> None:
-        """Bring a log's index files up to date. Raises OSError."""
+        """Write a log's index files up to date. Raises OSError."""
         log = self.logs.get(topic_partition)
         if log is not None and log.failure is None:
             log.flush_indexes()
@@ -379,7 +378,10 @@ class LogDir:
         self._save(LOG_STARTS, self._starts)
 
     def _save(self, name: str, offsets: dict[TopicPartition, int]) -> None:
-        """On a full disk with a piece of the reserve: without, nothing could be deleted [RSV-1]."""
+        """Write a checkpoint; on a full disk, with a piece of the reserve [RSV-1].
+
+        Otherwise nothing could be deleted from a full disk.
+        """
         path, data = f"{self.directory}/{name}", format_offsets(offsets).encode()
         try:
             replace_file(self.fs, path, data)
@@ -390,10 +392,10 @@ class LogDir:
             replace_file(self.fs, path, data)
 
     def close(self) -> None:
-        """End cleanly: sync and close every log, then the checkpoints, then the mark, then the lock.
+        """Shut down cleanly: close every log, then write the checkpoints and the mark, then release the lock.
 
-        After an unclean start, logs nobody asked for are recovered now, since the mark speaks for all. It is
-        left out when a log failed or is corrupt: the next start must scan it.
+        After an unclean start, unopened logs are recovered now, because the clean shutdown mark covers all of
+        them. The mark is left out if a log failed or is corrupt: the next start must scan it.
         Raises: StorageFailure, OSError; the lock is released in any case.
         """
         try:
@@ -428,13 +430,13 @@ class LogDir:
         )
 
     def abandon(self) -> None:
-        """Let go of everything without a promise: as a killed process would, but in this one."""
+        """Close everything without syncing, as a killed process would."""
         for log in self.logs.values():
             log.close(clean=False)
         self._lock.release()
 
     def configure(self, topic_partition: TopicPartition, config: LogConfig) -> None:
-        """Take over changed settings of an open log."""
+        """Apply changed settings to an open log."""
         log = self.logs.get(topic_partition)
         if log is not None:
             log.config = replace(config)
@@ -448,7 +450,7 @@ def _check_same(path: str, owner: UUID, topic_id: UUID) -> None:
 
 
 def parse_directory_name(name: str) -> TopicPartition | None:
-    """`orders-7` is partition 7 of `orders`; None for any other name."""
+    """Parse a directory name: `orders-7` is partition 7 of `orders`; None for any other name."""
     topic, dash, number = name.rpartition("-")
     if not dash or not topic or not number.isascii() or not number.isdigit():
         return None

@@ -1,8 +1,8 @@
-"""Opening a log: look, ask `recovery` what it means, do it. No rule is decided here.
+"""Opening a log: gather the facts, let `recovery` decide, act. No rule is decided here.
 
-After a clean stop only names, sizes and the end of the last segment are read. After any other end,
-segments from the recovery point on are synced, dropped from the page cache and read from the disk: a
-sync that failed in the process before may have left pages in the cache that the disk never took [LOG-4].
+After a clean shutdown only names, sizes and the end of the last segment are read. Otherwise segments from
+the recovery point on are synced, dropped from the page cache and read from disk: a sync that failed in the
+previous process may have left pages in the cache that never reached the disk [LOG-4].
 """
 
 from bisect import bisect_left
@@ -37,14 +37,14 @@ from tallystick.storage.segment_file import Segment
 from tallystick.storage.snapshots import decode_snapshot
 from tallystick.storage.validation import COMPACT, LogConfig
 
-# How far back the last five batches of a producer are looked for: in index entries, so that neither a log of
-# many small batches takes long nor one of large batches is looked at in vain.
+# How far back to look for the last five batches of each producer. Counted in index entries, which bounds the
+# time for a log of small batches and reaches far enough in one of large batches.
 _RECALL_ENTRIES = 32
 
 
 @frozen(kw_only=True)
 class Ended:
-    """How the process before left a log, by the checkpoints of its data directory."""
+    """How the previous process left a log, by the checkpoints of its data directory."""
 
     clean: bool
     recovery_point: int = 0
@@ -54,7 +54,7 @@ class Ended:
 def create_log(
     fs: FileSystem, directory: str, topic_partition: TopicPartition, config: LogConfig, hooks: LogHooks
 ) -> Log:
-    """Make an empty log. Order: its names are on the disk after the first `sync`. Raises OSError."""
+    """Create an empty log. Order: its names are on disk after the first `sync`. Raises OSError."""
     fs.mkdir(directory)
     log = Log(fs, directory, topic_partition, config, hooks)
     segment = log.new_segment(0)
@@ -75,7 +75,7 @@ def open_log(
 ) -> tuple[Log, RecoveryReport]:
     """Open an existing log and repair it where that is safe.
 
-    Order: what is in the log on return is on the disk. Idempotent: a crash on the way is met again.
+    Order: on return the log's content is on disk. Idempotent: after a crash, opening repeats the repair.
     Raises: CorruptLog with file, position, expected and found; OSError.
     """
     return _Opening(Log(fs, directory, topic_partition, config, hooks), ended).run()
@@ -100,7 +100,7 @@ class _Opening:
             self._recover()
         self._end_before_start()
         log.log_start_offset = Offset(max(self.ended.log_start_offset, log.segments[0].base_offset))
-        # One that began at the very end stays, though it wrote nothing: clients may have been told of it.
+        # An epoch that began at the log end stays although it wrote nothing: clients may know it.
         log.epochs.truncate_from_end(log.log_end_offset + 1)
         if log.epochs.entries != epochs:
             log.save_epochs()
@@ -141,12 +141,12 @@ class _Opening:
                 swaps.append(name)
             else:
                 doomed.append(name)
-        # A .cleaned file says that the .swap files beside it are no whole set: it goes after them.
+        # A .cleaned file marks the .swap files beside it as an incomplete set, so it is removed after them.
         unfinished = [name for name in doomed if name.endswith(naming.SWAP)]
         for batch in (unfinished, [name for name in doomed if name not in unfinished]):
             for name in batch:
                 fs.remove(f"{directory}/{name}")
-                if not name.endswith(naming.DELETED):  # those were only waiting for it
+                if not name.endswith(naming.DELETED):  # these were only waiting for removal
                     self._note(name, "left by an interrupted operation, removed")
             if batch:
                 fs.sync_dir(directory)
@@ -155,7 +155,7 @@ class _Opening:
             fs.sync_dir(directory)
 
     def _swap_in(self, swaps: list[str]) -> None:
-        """Finish a compaction: what the new segments cover goes first, then they take their names."""
+        """Complete a compaction: remove the segments that the new ones cover, then rename the new ones."""
         fs, directory = self.log.fs, self.log.directory
         lowest, end = None, 0
         for name in swaps:
@@ -168,7 +168,7 @@ class _Opening:
             covered = found and not found.state and found.suffix in naming.SEGMENT_SUFFIXES
             if covered and found and lowest is not None and lowest <= found.base_offset < end:
                 fs.remove(f"{directory}/{name}")
-        fs.sync_dir(directory)  # or the disk may take the new name, and a covered one is still there
+        fs.sync_dir(directory)  # else a crash may show a new name beside a segment it covers
         for name in swaps:
             fs.rename(f"{directory}/{name}", f"{directory}/{name.removesuffix(naming.SWAP)}")
             self._note(name, "a compacted file, swapped in")
@@ -215,7 +215,7 @@ class _Opening:
     # -- after a clean stop ---------------------------------------------------------------------------------
 
     def _open_cleanly(self, active: Segment) -> bool:
-        """True when the log's end is as a clean stop leaves it."""
+        """Return True if the log's end is as a clean shutdown leaves it."""
         log = self.log
         active.open_active()
         next_offset, end = active.base_offset, 0
@@ -239,7 +239,7 @@ class _Opening:
         return True
 
     def _recall(self, states: ProducerStates, segments: list[Segment], offset: int) -> None:
-        """Fill up what the snapshot at `offset` leaves out, from the bytes before it, rolls crossed."""
+        """Refill the cached batches that the snapshot at `offset` lacks, reading back across segments."""
         if not states.active:
             return
         headers: list[BatchHeader] = []
@@ -260,7 +260,7 @@ class _Opening:
         return [read_header(segment.file.pread(HEADER_SIZE, at)) for at, _, _, _ in spans]
 
     def _remove_stray_snapshots(self) -> None:
-        """Those of earlier stops: a recovery begins at a segment, or at the newest one.
+        """Remove snapshots of earlier shutdowns: recovery needs those of the segments and the newest one.
 
         Source: ProducerStateManager.removeStraySnapshots.
         """
@@ -307,9 +307,10 @@ class _Opening:
         log.move_end(log.log_end_offset)
 
     def _replay_producers(self, before: list[Segment], offset: int) -> None:
-        """Producers as of `offset`: the newest snapshot up to there, and the log behind it.
+        """Rebuild producer state as of `offset` from the newest snapshot at or below it and the log.
 
-        Snapshots that are missing on the way are made again: a deletion takes what they are made from.
+        Missing snapshots on the way are written again, because a later deletion removes the batches they are
+        made from.
         """
         log = self.log
         offsets = []
@@ -318,7 +319,7 @@ class _Opening:
             if found is None or found.suffix != naming.SNAPSHOT:
                 continue
             if found.base_offset > offset:
-                log.fs.remove(f"{log.directory}/{name}")  # the scan makes it again
+                log.fs.remove(f"{log.directory}/{name}")  # the scan writes it again
             else:
                 offsets.append(found.base_offset)
         start = 0
@@ -377,7 +378,7 @@ class _Opening:
         segment.sync_indexes()
 
     def _settle(self, slot: int, scanner: Scanner, size: int) -> None:
-        """Do what the table says about the first bad batch."""
+        """Act on the verdict for the first invalid batch."""
         log, bad = self.log, scanner.bad
         segment, later = log.segments[slot], log.segments[slot + 1 :]
         if bad is None and later and COMPACT not in log.config.cleanup_policy:
@@ -418,8 +419,11 @@ class _Opening:
         log.set_segments(log.segments[: slot + 1])
 
     def _remove_unused(self, slot: int) -> None:
-        """A roll that found no room takes its empty segment back, and the former one grows on: a disk may
-        keep the name for all that. Whoever looked for an offset behind it would find nothing there."""
+        """Remove empty segments after `slot` that begin below its end.
+
+        A roll that finds no room removes its empty segment again, and the previous one grows on, but the disk
+        may keep the file's name. A lookup of an offset above that name would find an empty segment.
+        """
         log = self.log
         while slot + 1 < len(log.segments):
             following = log.segments[slot + 1]
@@ -446,7 +450,7 @@ class _Opening:
         fs.sync_dir(self.log.directory)
 
     def _end_before_start(self) -> None:
-        """The log ends below its start: everything in it was deleted, and its end was lost."""
+        """Start anew at the log start offset if the log ends below it: all was deleted, its end lost."""
         log, start = self.log, self.ended.log_start_offset
         if log.log_end_offset >= start:
             return
@@ -461,7 +465,7 @@ class _Opening:
         log.fs.sync_dir(log.directory)
 
     def _sync_all(self) -> None:
-        """What was read back is about to be promised: put it on the disk."""
+        """Sync what was read back, before it counts as synced."""
         log = self.log
         for segment in log.segments:
             if segment.base_offset >= self.ended.recovery_point or segment is log.active:
@@ -471,9 +475,9 @@ class _Opening:
 
 
 def _missing_end(scanner: Scanner, following: int) -> BadBatch | None:
-    """The batches between a segment's end and the next one's start, when they are not there.
+    """Return missing batches between a segment's end and the next one's start as a fault, if any.
 
-    Not asked of compacted logs: cleaning leaves such gaps, though ours keeps the last batch [CLN-2].
+    Not checked for compacted logs: cleaning leaves such gaps, though ours keeps the last batch [CLN-2].
     """
     if scanner.offset_next >= following:
         return None

@@ -1,9 +1,9 @@
-"""Taking records off the start of a log: DeleteRecords and the deletion of whole segments.
+"""Deletion from the start of a log: DeleteRecords and whole segments for retention.
 
-What the log knows of its producers where its first segment will begin is made durable first: nothing is left
-that it could be made from again [LOG-10]. Then the log start offset is, and segments go oldest first: a crash
-in between leaves segments below the start, which the next opening removes [LOG-6]. Segments leave by a rename
-to `.deleted`; the files are removed by whoever has the time, or by the next opening.
+The producer snapshot at the base offset of the new first segment is made durable first, because it could not
+be rebuilt afterwards [LOG-10]. Then the log start offset is made durable, and segments go oldest first: a
+crash in between leaves segments below the start, which the next opening removes [LOG-6]. Segments leave by a
+rename to `.deleted`; the files are removed later in the background, or at the next opening.
 """
 
 from tallystick.kernel.check import check
@@ -16,7 +16,7 @@ from tallystick.storage.segment import SNAPSHOT, file_name, parse_file_name
 
 
 def delete_records_before(log: Log, offset: Offset) -> Reject | None:
-    """Serve nothing below `offset` any more, as DeleteRecords asks; whole segments below it go.
+    """Move the log start to `offset`, as DeleteRecords asks, and delete whole segments below it.
 
     Durable when it returns. Rejects with OFFSET_OUT_OF_RANGE above the high watermark.
     Raises: StorageFailure.
@@ -50,9 +50,9 @@ def delete_oldest_segments(log: Log, count: int) -> None:
 
 
 def _keep_producers(log: Log, count: int) -> None:
-    """Put the snapshot on the disk that a recovery will begin with when the first `count` segments are gone.
+    """Sync the snapshot that recovery begins with once the first `count` segments are gone.
 
-    An older one could have a transaction open whose marker goes with them.
+    An older snapshot could have a transaction open whose marker is deleted with them.
     """
     path = f"{log.directory}/{file_name(log.segments[count].base_offset, SNAPSHOT)}"
     if not count or not log.fs.exists(path):
@@ -79,7 +79,7 @@ def _move_start(log: Log, offset: Offset) -> None:
     try:
         log.hooks.before_delete(log)
     except OSError as exc:
-        # Not durable: to say so of the same offset later, it must be written again.
+        # Not durable: a later call for the same offset must write it again.
         log.log_start_offset = before
         if is_passing(exc):
             raise refusal(log.directory, "the log start offset cannot be written", exc) from exc

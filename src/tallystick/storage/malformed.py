@@ -1,4 +1,4 @@
-"""A small file that is not what its name says."""
+"""The error for a small file whose content is malformed."""
 
 from tallystick.kernel.errors import TallystickError
 
@@ -6,8 +6,8 @@ from tallystick.kernel.errors import TallystickError
 class MalformedFile(TallystickError):
     """A file beside the log cannot be used.
 
-    What follows depends on the file: indexes, snapshots and checkpoints can be made again from the
-    log; `meta.properties` and `partition.metadata` cannot.
+    The consequence depends on the file: indexes, snapshots and checkpoints can be rebuilt from the log;
+    `meta.properties` and `partition.metadata` cannot.
 
     Attributes: file, position (byte, or line of a text file, from 0), expected, found.
     """

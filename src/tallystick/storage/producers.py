@@ -1,20 +1,20 @@
-"""What a partition leader knows about the producers that write to it, and what it therefore refuses.
+"""Producer state of one partition: duplicates, sequence numbers, fencing and open transactions.
 
-For each producer id: the epoch, the last five batches, whether a transaction is open and since which
-offset, and the coordinator epoch of its last marker. From this follow
+For each producer id it holds the epoch, the last five batches, the first offset of an open transaction, and
+the coordinator epoch of the last marker. These decide
 
-* duplicates: a batch that is one of the five is answered with the offsets it already has; one of a
-  transaction only as long as that transaction is open;
+* duplicates: a batch equal to one of the five is answered with the offsets it already has; a
+  transactional one only while its transaction is open;
 * order: sequence numbers have no gap within an epoch, 2147483647 is followed by 0, and a new epoch
-  begins at 0. A producer id without state may begin anywhere: retention or expiry has removed what
-  was known. Only a transaction that the broker itself adds (KIP-890 part 2) must begin at 0;
-* fencing: an older epoch writes nothing, a replaced coordinator's marker ends nothing;
-* the last stable offset: nothing at or above the first offset of an open transaction is stable, nor
-  of a decided one whose marker has not passed the high watermark.
+  begins at 0. A producer id without state may begin anywhere, because retention or expiry may have
+  removed its state. Only a transaction that the broker adds itself (KIP-890 part 2) must begin at 0;
+* fencing: batches of an older epoch and markers of a replaced coordinator are refused;
+* the last stable offset: it does not pass the first offset of an open transaction, nor that of a
+  decided one whose marker is not yet below the high watermark.
 
-Checks read; `apply` and `apply_marker` change, live and on replay alike, so that a replay of the log
-gives the same state [PRD-1]. Verifications are the exception: they live in memory alone, as a lost
-one only makes the producer ask again.
+The checks change nothing; `apply` and `apply_marker` do, live and on replay alike, so that a replay of
+the log gives the same state [PRD-1]. Verifications are the exception: they live in memory only, because
+losing one only makes the producer retry.
 
 Source: KIP-98, KIP-360, KIP-890; Kafka 4.3: ProducerAppendInfo, ProducerStateEntry,
     ProducerStateManager, UnifiedLog.analyzeAndValidateProducerState.
@@ -37,7 +37,7 @@ from tallystick.protocol.records.control import ControlType, Marker
 from tallystick.storage.aborted import AbortedTxn
 from tallystick.storage.snapshots import CachedBatch, ProducerEntry
 
-# KIP-892's buffer above transaction.max.timeout.ms before a transaction counts as late.
+# A transaction counts as late this long after transaction.max.timeout.ms (KIP-892).
 LATE_TRANSACTION_BUFFER_MS: Final = 5 * 60 * 1000
 
 # From this transaction version on, a marker carries an epoch above that of the data (KIP-890).
@@ -45,12 +45,12 @@ EPOCH_BUMP_VERSION: Final = 2
 
 
 class AppendOrigin(Enum):
-    """Who appends, which decides how much is checked."""
+    """The origin of an append, which decides what is checked."""
 
-    CLIENT = auto()  # everything
-    COORDINATOR = auto()  # no sequence numbers: the group coordinator has none
-    DECISION = auto()  # as COORDINATOR, and neither size nor room: what is begun must be possible to end
-    REPLICATION = auto()  # nothing: it was checked where it came from
+    CLIENT = auto()  # everything is checked is checked
+    COORDINATOR = auto()  # no sequence numbers, the group coordinator has none
+    DECISION = auto()  # as COORDINATOR, without size or disk limits: a transaction must be able to end
+    REPLICATION = auto()  # nothing, the leader has checked it
 
 
 @frozen
@@ -60,7 +60,7 @@ class Accepted:
 
 @frozen
 class Duplicate:
-    """The batch is in the log already; answer with what it got."""
+    """The batch is already in the log; its original offsets and timestamp are the answer."""
 
     base_offset: int
     last_offset: int
@@ -72,9 +72,9 @@ ACCEPTED: Final = Accepted()
 
 @frozen(kw_only=True)
 class CompletedTxn:
-    """A marker ended a transaction that had records here.
+    """A transaction with records in this partition, ended by a marker.
 
-    `last_stable_offset`: first offset of the oldest transaction still open, or the one after the marker.
+    `last_stable_offset`: first offset of the oldest transaction still open, or the offset after the marker.
     """
 
     producer_id: int
@@ -84,18 +84,19 @@ class CompletedTxn:
     is_aborted: bool
 
     def as_aborted(self) -> AbortedTxn:
-        """The entry for the segment's transaction index."""
+        """Return the entry for the segment's transaction index."""
         return AbortedTxn(self.producer_id, self.first_offset, self.last_offset, self.last_stable_offset)
 
 
 class Verification:
-    """A question to the coordinator, whether a transaction includes this partition, on its way.
+    """A pending verification: the coordinator is asked whether a transaction includes this partition.
 
-    The object itself is the guard: whoever appends the first batch of the transaction shows the very
-    object that this partition handed out, so that an answer to an earlier question opens nothing
-    (ABA). Batches that are asked about at a time share it. Source: KIP-890 part 1; VerificationStateEntry.
+    The object is itself the guard. The first batch of the transaction is appended with the very object that
+    this partition issued, so the answer to an earlier verification admits nothing (ABA). Concurrent batches
+    of one producer share it. Source: KIP-890 part 1; VerificationStateEntry.
 
-    asked  how many were; one that is refused for good must not take the guard from the others
+    `asked` counts the requests that share it, so that one failed request does not drop the guard of the
+    others.
     """
 
     __slots__ = ("asked", "epoch", "lowest_sequence", "started_ms", "supports_epoch_bump")
@@ -108,15 +109,16 @@ class Verification:
         self.asked = 0
 
     def follows(self, marker_epoch: int, transaction_version: int) -> bool:
-        """Is the question about a transaction that begins behind such a marker?
+        """Return whether this verification is for a transaction that begins after such a marker.
 
-        Where every end moves the epoch, the pair that signs the marker is the next transaction's. Its client
-        was told so when the end was decided, so its first batch may be here before the marker is (KIP-890).
+        KIP-890: under transaction version 2 every end bumps the epoch, and the next transaction uses the
+        marker's producer id and epoch. The client learns them when the end is decided, so the first batch of
+        the next transaction may arrive here before the marker.
         """
         return transaction_version >= EPOCH_BUMP_VERSION and self.epoch >= marker_epoch
 
     def observe(self, sequence: int, epoch: int) -> None:
-        """Remember the lowest sequence asked for: a later batch must not overtake it into the log."""
+        """Record the lowest sequence seen, so that a later batch cannot overtake it into the log."""
         self.asked += 1
         if epoch > self.epoch:
             self.epoch, self.lowest_sequence = epoch, sequence
@@ -125,7 +127,7 @@ class Verification:
 
 
 class ProducerState:
-    """One producer id as the partition knows it. Read by others, changed by ProducerStates alone."""
+    """The state of one producer id in this partition. Only `ProducerStates` changes it."""
 
     __slots__ = (
         "batches",
@@ -142,11 +144,11 @@ class ProducerState:
     def __init__(self, producer_id: int, epoch: int) -> None:
         self.producer_id = producer_id
         self.epoch = epoch
-        self.batches: list[CachedBatch] = []  # oldest first; of this epoch alone
+        self.batches: list[CachedBatch] = []  # oldest first, of this epoch only
         self.next_sequence = 0
         self.last_timestamp_ms = -1  # of data or marker: KAFKA-9144
-        self.wrote = False  # data was appended since `expire` looked last
-        self.seen_ms = -1  # the broker's time when `expire` last met it so
+        self.wrote = False  # data was appended since the last `expire`
+        self.seen_ms = -1  # the broker's time when `expire` last found `wrote` set
         self.coordinator_epoch: int | None = None
         self.txn_first_offset: int | None = None
 
@@ -156,7 +158,7 @@ class ProducerState:
 
     @property
     def last_data_offset(self) -> int | None:
-        """Offset of its last record that is still known; the cleaner keeps that batch."""
+        """Offset of the last known record; the cleaner keeps its batch."""
         return self.batches[-1].last_offset if self.batches else None
 
     def as_entry(self) -> ProducerEntry:
@@ -173,9 +175,9 @@ class ProducerState:
 class ProducerStates:
     """All producers of one partition. Owned by its log, used by one thread.
 
-    `verification_required` is Kafka's `transaction.partition.verification.enable`: the first
-    transactional batch must then present the Verification that `begin_verification` gave. Whoever presents
-    one presents the right one, required or not [PRD-7].
+    `verification_required` is Kafka's `transaction.partition.verification.enable`: the first transactional
+    batch must then present the Verification from `begin_verification`. A Verification that is presented must
+    be the right one, required or not [PRD-7].
     """
 
     __slots__ = ("_decided", "_open", "_states", "_verifications", "verification_required")
@@ -184,20 +186,20 @@ class ProducerStates:
         self.verification_required = verification_required
         self._states: dict[int, ProducerState] = {}
         self._verifications: dict[int, Verification] = {}
-        # First offset -> producer id of each open transaction. Transactions are opened by appends,
-        # so insertion order is offset order; OrderedDict, because a dict looks for its first key
-        # through all the removed ones.
+        # First offset -> producer id of each open transaction. Appends open transactions, so
+        # insertion order is offset order. An OrderedDict, because finding the first key of a
+        # dict scans all removed entries.
         self._open: OrderedDict[int, int] = OrderedDict()
-        # (marker offset, first offset) of decided transactions whose marker has not passed the high
-        # watermark; both ascend. A transaction that began after one decided later is left out: as
-        # long as it counts, so does the other.
+        # (marker offset, first offset) of decided transactions whose marker is not below the high
+        # watermark; both ascend. A transaction that began after one decided later is left out,
+        # because the earlier first offset holds the last stable offset back at least as long.
         self._decided: deque[tuple[int, int]] = deque()
 
     # -- what is known ----------------------------------------------------------------------------
 
     @property
     def active(self) -> Mapping[int, ProducerState]:
-        """Every known producer by its id: DescribeProducers, the cleaner."""
+        """Every known producer by id, for DescribeProducers and the cleaner."""
         return MappingProxyType(self._states)
 
     @property
@@ -207,7 +209,7 @@ class ProducerStates:
 
     @property
     def first_unstable_offset(self) -> int | None:
-        """Below it every transaction is decided, and the decision is below the high watermark [PRD-4]."""
+        """First offset of a transaction that is open, or decided at or above the high watermark [PRD-4]."""
         if self._open:
             undecided = next(iter(self._open))
             return min(undecided, self._decided[0][1]) if self._decided else undecided
@@ -215,15 +217,15 @@ class ProducerStates:
 
     @property
     def verifications(self) -> int:
-        """How many questions to the coordinator have led to no append yet."""
+        """Number of pending verifications."""
         return len(self._verifications)
 
     def open_transactions(self) -> Iterator[tuple[int, int]]:
-        """First offset and producer id of every open transaction, oldest first."""
+        """Return first offset and producer id of every open transaction, oldest first."""
         return iter(self._open.items())
 
     def has_late_transaction(self, now_ms: int, transaction_timeout_ms_max: int) -> bool:
-        """Whether the oldest open transaction has been silent longer than any coordinator waits.
+        """Return whether the oldest open transaction has outlived the maximum transaction timeout.
 
         Source: KIP-664; ProducerStateManager.hasLateTransaction.
         """
@@ -243,7 +245,7 @@ class ProducerStates:
         origin: AppendOrigin = AppendOrigin.CLIENT,
         verification: Verification | None = None,
     ) -> Accepted | Duplicate | Reject:
-        """Whether a batch of data, not yet in the log, may be appended.
+        """Check whether a data batch may be appended.
 
         Rejects with INVALID_PRODUCER_EPOCH, OUT_OF_ORDER_SEQUENCE_NUMBER, INVALID_TXN_STATE.
         Cost: constant.
@@ -256,8 +258,8 @@ class ProducerStates:
             and (header.attributes & TRANSACTIONAL_BIT != 0) is (state.txn_first_offset is not None)
             and header.producer_id not in self._verifications
         ):
-            # The next batch of a producer that has done nothing unusual. It is none of the five: their
-            # sequence numbers lie before this one.
+            # Fast path: the next expected batch. It cannot be a duplicate, because the sequence numbers of
+            # the five cached batches lie before it.
             return ACCEPTED
         if header.producer_id < 0 or origin is AppendOrigin.REPLICATION:
             return ACCEPTED
@@ -275,7 +277,8 @@ class ProducerStates:
             if duplicate is not None:
                 return duplicate
         if state is not None and header.producer_epoch < state.epoch:
-            # KAFKA-10687: 47 and not 90 towards producers, who may then abort and go on.
+            # KAFKA-10687: producers get 47 (INVALID_PRODUCER_EPOCH) instead of 90 (PRODUCER_FENCED), so
+            # that they may abort and continue.
             return Reject(
                 ErrorCode.INVALID_PRODUCER_EPOCH,
                 f"producer {header.producer_id} writes with epoch {header.producer_epoch},"
@@ -308,7 +311,7 @@ class ProducerStates:
         return ACCEPTED
 
     def apply(self, header: BatchHeader, base_offset: int, timestamp_ms: int) -> None:
-        """Take in a batch that is now in the log at `base_offset`; batches come in offset order.
+        """Update the state with a batch appended at `base_offset`; batches come in offset order.
 
         Args:
             timestamp_ms: the largest in the batch as it was appended.
@@ -349,15 +352,15 @@ class ProducerStates:
         *,
         txn_start_offset: int | None = None,
     ) -> Accepted | Reject:
-        """Whether a marker, not yet in the log, may be appended.
+        """Check whether a transaction marker may be appended.
 
-        Under transaction version 2 a marker is newer than the data it ends. One of the same epoch is
-        a repetition if nothing is open, and is written again; with the epochs used up there is no
-        newer one. Source: KIP-890 part 2; KIP-1228; KAFKA-19999.
+        Under transaction version 2 a marker has a higher epoch than the data it ends. A marker of the same
+        epoch is a retry if no transaction is open, and is written again; it is also accepted when the epochs
+        are exhausted. Source: KIP-890 part 2; KIP-1228; KAFKA-19999.
 
         Args:
-            txn_start_offset: the marker is for the transaction that began there and for no other one, and
-                has its epoch (KIP-664); None: whatever is open.
+            txn_start_offset: the marker may only end the transaction that began there, and must have its
+                epoch (KIP-664); None: whichever is open.
         Rejects with INVALID_PRODUCER_EPOCH, TRANSACTION_COORDINATOR_FENCED, INVALID_TXN_STATE.
         """
         state = self._states.get(header.producer_id)
@@ -392,12 +395,12 @@ class ProducerStates:
         *,
         transaction_version: int = 0,
     ) -> CompletedTxn | None:
-        """Take in a marker that is now in the log at `offset`.
+        """Update the state with a marker appended at `offset`.
 
         Args:
-            transaction_version: whose rules its epoch follows. It matters to verifications alone, which a
-                replay knows nothing of.
-        Returns: the transaction it ended; None if nothing was open, and then no index entry is due.
+            transaction_version: the version whose epoch rules the marker follows. Only verifications depend
+                on it, and a replay has none.
+        Returns: the transaction it ended; None if none was open, and then no index entry is due.
         """
         producer_id = header.producer_id
         state = self._states.get(producer_id)
@@ -428,7 +431,7 @@ class ProducerStates:
         )
 
     def advance_high_watermark(self, high_watermark: int) -> None:
-        """Markers below it count; what they decided holds the last stable offset back no longer."""
+        """Forget decided transactions whose marker is now below the high watermark."""
         decided = self._decided
         while decided and decided[0][0] < high_watermark:
             decided.popleft()
@@ -438,11 +441,11 @@ class ProducerStates:
     def begin_verification(
         self, header: BatchHeader, *, supports_epoch_bump: bool, now_ms: int
     ) -> Verification | Reject | None:
-        """Before the first batch of a transaction: the guard to ask the coordinator with.
+        """Return the guard to verify a transaction's first batch with at the coordinator.
 
         Args:
             supports_epoch_bump: the broker adds the partition on the client's behalf (Produce 12+).
-        Returns: None if the transaction is open here, so that nothing needs to be asked.
+        Returns: None if the transaction is already open here, so that no verification is needed.
         Rejects with INVALID_PRODUCER_EPOCH.
         """
         producer_id, epoch = header.producer_id, header.producer_epoch
@@ -462,9 +465,11 @@ class ProducerStates:
         return found
 
     def drop_verification(self, producer_id: int, verification: Verification) -> None:
-        """The coordinator does not know who asked: nothing of that is kept, as anybody may make one up.
+        """Drop one request's claim to a verification that the coordinator refused for an unknown producer.
 
-        Whoever names somebody else's producer id is told the same, and its owner may be waiting.
+        Any client can invent a producer id, so nothing is kept for it. A client that uses the producer id of
+        another gets the same answer, so the guard stays while other requests, perhaps the owner's, wait for
+        it.
         """
         verification.asked -= 1
         if not verification.asked and self._verifications.get(producer_id) is verification:
@@ -475,11 +480,11 @@ class ProducerStates:
     def expire(self, now_ms: int, expiration_ms: int) -> int:
         """Forget producers silent for `expiration_ms`, never one with an open transaction [PRD-5].
 
-        Silent is who appends nothing. Records may be of any time: whoever writes the history of last year
-        is no more silent than others, and its repetitions are known as long. Kafka asks the records alone
-        (docs/adr/0007). They count where no append was seen: after a replay [PRD-10].
+        A producer is silent while it appends nothing, whatever its record timestamps are: a producer that
+        writes last year's history keeps its duplicate detection as long as any other. Kafka uses record
+        timestamps (docs/adr/0007); here they count only where no append was seen, after a replay [PRD-10].
 
-        Returns: how many were forgotten. Cost: linear.
+        Returns: the number of producers forgotten. Cost: linear.
         """
         for state in self._states.values():
             if state.wrote:
@@ -498,19 +503,19 @@ class ProducerStates:
         return len(idle)
 
     def end_replay(self) -> None:
-        """What was applied so far was appended in an earlier life: when, its timestamps say alone."""
+        """Mark replayed batches as appended by an earlier process, so that `expire` uses their timestamps."""
         for state in self._states.values():
             state.wrote = False
 
     def take_snapshot(self) -> tuple[ProducerEntry, ...]:
-        """What a `.snapshot` file at the log's end holds. Cost: linear in producers."""
+        """Return the entries of a `.snapshot` file at the log end. Cost: linear in producers."""
         return tuple(state.as_entry() for state in self._states.values())
 
     @classmethod
     def from_snapshot(
         cls, entries: Iterable[ProducerEntry], *, verification_required: bool = False
     ) -> "ProducerStates":
-        """The state a snapshot holds; the log from its offset on is then applied to it."""
+        """Restore the state from a snapshot; the log from the snapshot's offset on is then applied to it."""
         states = cls(verification_required=verification_required)
         opened: list[tuple[int, int]] = []
         for entry in entries:
@@ -528,10 +533,10 @@ class ProducerStates:
         return states
 
     def recall(self, headers: Iterable[BatchHeader]) -> None:
-        """Fill up the five of each producer from batches that lie below the snapshot loaded.
+        """Refill the five cached batches of each producer from batches below the loaded snapshot.
 
-        A snapshot has the last batch of each producer only, and a client may have five on their way
-        when the broker ends: without this, the repetition of the first four would be out of order.
+        A snapshot holds only the last batch of each producer, but a client may have five in flight when the
+        broker stops: without this, retries of the first four would be out of order.
         Kafka does not look back; see docs/adr/0007 [PRD-6].
 
         Args:
@@ -569,7 +574,7 @@ def _sequence_after(batch: CachedBatch) -> int:
 
 
 def _begin_epoch(state: ProducerState, epoch: int) -> None:
-    # Sequence numbers are counted per epoch: what is cached says nothing about the new one.
+    # KIP-360: sequence numbers restart at 0 with each epoch, so the cached batches do not apply to it.
     state.epoch = epoch
     state.batches.clear()
     state.next_sequence = 0
@@ -580,7 +585,8 @@ def _check_guarded(
 ) -> Accepted | Reject:
     # KIP-664: "The partition leader will accept the request only if there is an open transaction beginning
     # at the offset specified in the request. Additionally we require the producer epoch in the request to
-    # exactly match the latest value." No coordinator epoch is compared: no coordinator sent it.
+    # exactly match the latest value." The coordinator epoch is not compared, since no
+    # coordinator sent it.
     if state is None or state.txn_first_offset != txn_start_offset:
         found = None if state is None else state.txn_first_offset
         return Reject(
@@ -598,8 +604,11 @@ def _check_guarded(
 
 
 def _overdue(state: ProducerState, epoch: int) -> Reject:
-    """A marker comes before the next epoch's first batch, always. But power loss can take one, and the next
-    must not decide two transactions at once [PRD-8]."""
+    """Reject a batch of a new epoch whose producer still has a transaction of the old epoch open.
+
+    The marker always comes before the first batch of the next epoch. But power loss can remove the marker,
+    and the next marker must not decide two transactions at once [PRD-8].
+    """
     return Reject(
         ErrorCode.INVALID_TXN_STATE,
         f"producer {state.producer_id} writes with epoch {epoch}, and its transaction of epoch {state.epoch},"
@@ -608,21 +617,21 @@ def _overdue(state: ProducerState, epoch: int) -> Reject:
 
 
 def _is_before(sequence: int, other: int) -> bool:
-    """Of two numbers of batches under way at one time, which are never far apart: 2147483647 is before 0."""
+    """Compare sequence numbers of concurrent batches, which are never far apart: 2147483647 is before 0."""
     return 0 < (other - sequence) & INT32_MAX < 2**30
 
 
 def _find_duplicate(header: BatchHeader, state: ProducerState) -> Duplicate | None:
     if header.producer_epoch != state.epoch or header.base_sequence < 0:
         return None
-    # The very same sequence numbers, not some of them: a batch is repeated whole [PRD-2].
+    # Both sequence numbers must be equal: clients retry whole batches [PRD-2].
     first, last = header.base_sequence, header.last_sequence
     known: Iterable[CachedBatch] = state.batches
     if header.is_transactional:
-        # Before transaction version 2 an epoch has many transactions. A client that lost the answer, aborted
-        # and counts on from what it knows sends other records under numbers of the one that has ended:
-        # answered as a duplicate they would be lost without a word, as on Apache Kafka. Stricter on
-        # purpose, see docs/adr/0007 [PRD-9].
+        # Before transaction version 2 an epoch has many transactions. A client that missed the response and
+        # aborted may reuse sequence numbers of the ended transaction for other records. Answered as
+        # duplicates, they would be lost silently, as on Apache Kafka. Stricter on purpose, see
+        # docs/adr/0007 [PRD-9].
         opened = state.txn_first_offset
         known = () if opened is None else (each for each in known if each.first_offset >= opened)
     for batch in known:
@@ -637,7 +646,7 @@ def _check_sequence(
     sequence = header.base_sequence
     if verification is not None:
         if verification.supports_epoch_bump and sequence != 0 and (state is None or not state.batches):
-            # KAFKA-18202: here a first sequence that is not 0 means that an earlier batch was lost.
+            # KAFKA-18202: a first sequence other than 0 means that an earlier batch was lost.
             return _out_of_order(header, "0, the first of this producer here")
         same_epoch = verification.epoch == header.producer_epoch
         if same_epoch and _is_before(verification.lowest_sequence, sequence):

@@ -1,10 +1,10 @@
-"""Pure: what is found when a log is opened, and what is done about it.
+"""Pure: the cases met when a log is opened, and the action for each.
 
-A log that was stopped cleanly is believed. After any other end every segment from the recovery point on is
-read, batch by batch. A batch that is not whole means one of two things, and the difference is what was
-promised about its bytes: below the recovery point they were on the disk, so the disk lost them
-(corruption: stop, a person must look); above it nobody was promised anything, so power failed while they
-were on their way (cut the log there). What is cut away and still holds whole batches is kept beside the log.
+A log that was closed cleanly is trusted. Otherwise every segment from the recovery point on is read, batch by
+batch. The meaning of an invalid batch depends on the recovery point. Below it the bytes were synced, so the
+disk lost them: corruption, the log is refused and an operator must look. Above it nothing was guaranteed, so
+power failed before they were synced: the log is cut there. Cut bytes that still hold whole batches are kept
+beside the log.
 
 Segments before the last: under `flush.policy=ack` each was synced before its successor was made [LOG-3], so
 damage there is never a lost write. Under `interval` and `os` it can be.
@@ -20,19 +20,19 @@ from tallystick.storage.fs import StorageFailure
 
 
 class Finding(Enum):
-    """What is at the first bad batch of a segment that was scanned."""
+    """The state of a scanned segment at its first invalid batch."""
 
-    WHOLE = auto()  # there is none: valid to the last byte
-    TORN_TAIL = auto()  # in the last segment above the recovery point, nothing whole behind it
-    HOLE = auto()  # in the last segment above the recovery point, whole batches behind it
+    WHOLE = auto()  # no invalid batch: valid to the last byte
+    TORN_TAIL = auto()  # in the last segment above the recovery point, no valid batch after it
+    HOLE = auto()  # in the last segment above the recovery point, valid batches after it
     HOLE_BEFORE_LAST = auto()  # above the recovery point, later segments hold data, rolls are not synced
-    DAMAGED_BEFORE_LAST = auto()  # the same, but this segment was synced before the next one was made
+    DAMAGED_BEFORE_LAST = auto()  # the same, but this segment was synced before the next one was created
     DAMAGED = auto()  # below the recovery point
-    SHORT = auto()  # nothing is bad, but the log ends below the recovery point
+    SHORT = auto()  # every batch is valid, but the log ends below the recovery point
 
 
 class Verdict(Enum):
-    """What is done."""
+    """The action for a finding."""
 
     KEEP = "kept whole"
     CUT = "cut the torn end off"
@@ -40,15 +40,15 @@ class Verdict(Enum):
     REFUSE = "refused: corruption"
 
 
-# One row a case:
+# The reasons:
 # A valid segment stays as it is.
-# A torn tail is the write that was under way; nothing behind it existed.
-# A hole is power loss under delayed writing: later pages reached the disk, earlier ones did not. What is
-#   behind it was never acknowledged under `ack`; under `os` it was, and Kafka drops it silently. We cut,
-#   because offsets must not have holes that were not compacted away, and keep the bytes for a person.
-# A hole with later segments: the same, under a policy that lets a roll overtake the disk.
-# Damage in a synced segment, or synced records that are not there, cannot come from power loss. To cut
-#   would lose what was promised [LOG-7].
+# A torn tail is the write in progress at the crash; nothing followed it.
+# A hole is power loss under write-back caching: later pages reached the disk, earlier ones did not. Batches
+#   after it were never acknowledged under `ack`; under `os` they were, and Kafka drops them silently. We cut,
+#   because only compaction may leave gaps in the offsets, and keep the bytes for an operator.
+# A hole with later segments: the same, under a policy that does not sync before a roll.
+# Damage in a synced segment, or missing synced records, cannot come from power loss. Cutting would lose
+#   acknowledged records [LOG-7].
 VERDICTS: Final = {
     Finding.WHOLE: Verdict.KEEP,
     Finding.TORN_TAIL: Verdict.CUT,
@@ -62,7 +62,7 @@ VERDICTS: Final = {
 
 @frozen(kw_only=True)
 class Scan:
-    """Facts about one scanned segment, from which alone the finding follows."""
+    """The facts about one scanned segment that determine its finding."""
 
     bad: bool
     ends_below_recovery_point: bool
@@ -73,7 +73,7 @@ class Scan:
 
 
 def find(scan: Scan) -> Finding:
-    """Name what a scan met."""
+    """Classify the result of a scan."""
     if not scan.bad:
         return Finding.SHORT if scan.ends_below_recovery_point else Finding.WHOLE
     if scan.below_recovery_point:
@@ -84,7 +84,7 @@ def find(scan: Scan) -> Finding:
 
 
 class CorruptLog(StorageFailure):
-    """Bytes that were on the disk are not what they were. Attributes: file, position, expected, found."""
+    """Synced bytes have changed or are missing. Attributes: file, position, expected, found."""
 
     def __init__(self, file: str, position: int, expected: str, found: str) -> None:
         super().__init__(file, f"corrupt at byte {position}: expected {expected}, found {found}")
@@ -94,7 +94,7 @@ class CorruptLog(StorageFailure):
 
 @frozen
 class Repair:
-    """One thing recovery did."""
+    """One action of recovery."""
 
     file: str
     done: str
@@ -105,7 +105,7 @@ class Repair:
 
 @frozen(kw_only=True)
 class RecoveryReport:
-    """What opening a log met and did; each repair prints in one line."""
+    """The result of opening a log; each repair prints in one line."""
 
     clean: bool
     scanned_bytes: int = 0
@@ -121,11 +121,11 @@ class RecoveryReport:
 class Leftover(Enum):
     """A file that an interrupted operation left in a log's directory."""
 
-    DELETED = auto()  # removal was decided
-    CLEANED = auto()  # compaction was not finished
-    SWAP_BEFORE_CLEANED = auto()  # finished segments of a compaction that finished as a whole
-    SWAP_WITH_CLEANED = auto()  # one of several, and the rest was not finished
-    TEMPORARY = auto()  # a small file that was to be renamed
+    DELETED = auto()  # waiting for its removal
+    CLEANED = auto()  # compaction did not finish
+    SWAP_BEFORE_CLEANED = auto()  # part of a complete set of compacted segments
+    SWAP_WITH_CLEANED = auto()  # part of an incomplete set
+    TEMPORARY = auto()  # a small file that was not yet renamed
     ORPHAN_INDEX = auto()  # an index whose log is gone
 
 
@@ -135,7 +135,7 @@ class LeftoverVerdict(Enum):
 
 
 # Source: LogLoader.removeTempFilesAndCollectSwapFiles. Only a complete set of swap files may replace
-# anything: while a .cleaned file is left at or below it, a .swap file is of a set that was not complete.
+# segments: a .swap file with a .cleaned file at or below its offset belongs to an incomplete set.
 LEFTOVERS: Final = {
     Leftover.DELETED: LeftoverVerdict.REMOVE,
     Leftover.CLEANED: LeftoverVerdict.REMOVE,
@@ -147,6 +147,6 @@ LEFTOVERS: Final = {
 
 
 def find_swap(base_offset: int, cleaned_base_offsets: frozenset[int]) -> Leftover:
-    """Whether a swap file may be put in place."""
+    """Classify a swap file by whether its set is complete and it may be put in place."""
     complete = all(base_offset < cleaned for cleaned in cleaned_base_offsets)
     return Leftover.SWAP_BEFORE_CLEANED if complete else Leftover.SWAP_WITH_CLEANED

@@ -1,10 +1,10 @@
-"""Room kept for what must still be written on a full disk.
+"""Disk space reserved for writes that must succeed on a full disk.
 
-A transaction that was decided needs its markers, a group its offsets, deletion its checkpoints: a disk
-filled by data must not stop them. So a file takes `log.reserve.bytes` of the disk in advance. Data meets the
-end of the disk while the reserve is whole; an internal append that meets it gives a piece of the reserve
-back and tries again. While a piece is missing, data is refused at once, so that what was given back goes
-to those it was kept for [RSV-1]; when deletion has made room the reserve is made whole, and data flows again.
+A decided transaction needs its markers, a group its offsets, deletion its checkpoints: a disk filled by data
+must not stop them. So a file preallocates `log.reserve.bytes` of the disk. While the reserve is whole, data
+appends fail when the disk is full; an internal append that meets a full disk releases a piece of the reserve
+and retries. While a piece is missing, data is refused at once, so that the released space goes to internal
+writes [RSV-1]; when deletion has freed space the reserve is refilled, and data is accepted again.
 
 Not Kafka's: a Kafka broker stops at the first failed append. See docs/adr/0010.
 """
@@ -16,17 +16,17 @@ from tallystick.kernel.limits import MIB
 from tallystick.storage.fs import FileSystem, is_full
 
 RESERVE_FILE: Final = ".reserve"
-# What one internal append that meets a full disk is given back; a larger one asks again.
+# Released per internal append that meets a full disk; a larger append gets several pieces.
 CHUNK_BYTES: Final = MIB
 
 
 class SpaceGuard(Protocol):
-    """Says whether bytes may still be written, and lets go of the reserve for those that must be."""
+    """Decides whether bytes may be written, and releases the reserve for internal writes."""
 
     def may_write(self, size: int, internal: bool) -> bool: ...
 
     def release(self, size: int) -> None:
-        """An internal append met a full disk: give back room for so many bytes; it is tried once more."""
+        """Free room for `size` bytes for an internal append that met a full disk; it is retried once."""
         ...
 
 
@@ -56,7 +56,7 @@ class Reserve:
 
     @property
     def size_bytes(self) -> int:
-        """What is to be held."""
+        """The configured size of the reserve."""
         return self._size_bytes
 
     @property
@@ -65,26 +65,29 @@ class Reserve:
         return self.held_bytes >= self._size_bytes
 
     def may_write(self, size: int, internal: bool) -> bool:
-        """Cost: none to speak of; asked before every append."""
+        """Return whether these bytes may be written. Asked before every append.
+
+        Cost: negligible.
+        """
         return internal or self.held_bytes >= self._size_bytes
 
     def release(self, size: int) -> None:
-        """Give back room for `size` bytes, in whole pieces; nothing where nothing is left. Raises OSError."""
+        """Release room for `size` bytes, in whole pieces, as far as any are left. Raises OSError."""
         with self._resizing:
             if self.held_bytes:
                 pieces = -(-size // self._chunk_bytes)
                 self._resize(max(0, self.held_bytes - pieces * self._chunk_bytes))
 
     def ensure(self, size: int) -> None:
-        """Have room for `size` bytes of what cannot be tried twice. Raises OSError."""
+        """Make room for `size` bytes of a write that cannot be retried. Raises OSError."""
         if self._fs.free_bytes(self._directory) < size:
             self.release(size)
 
     def restore(self) -> bool:
-        """Make the reserve whole if there is room for it and a piece more; True if it is whole then.
+        """Refill the reserve if there is room for it and one more piece; return True if it is whole then.
 
-        The piece more keeps it from taking the room that the next internal append would ask back.
-        Called at the start and every so often. Raises OSError, other than for a full disk.
+        The extra piece keeps it from taking the room that the next internal append would ask back.
+        Called at the start and periodically. Raises OSError, other than for a full disk.
         """
         with self._resizing:
             return self._restore()
@@ -93,7 +96,7 @@ class Reserve:
         missing = self._size_bytes - self.held_bytes
         if missing <= 0:
             if missing:
-                self._resize(self._size_bytes)  # the setting was lowered
+                self._resize(self._size_bytes)  # the setting was lowered: shrink: shrink: shrink
             return True
         if self._fs.free_bytes(self._directory) < missing + self._chunk_bytes:
             return False

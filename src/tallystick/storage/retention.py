@@ -1,10 +1,10 @@
-"""Pure: which segments of a log are too old, too many, or below its start.
+"""Pure: which segments of a log exceed retention by age or size, or lie below its start.
 
-Segments go from the front only, whole, and never past the last stable offset: a transaction that is in
-doubt may hold records longer than any retention, and they are somebody's payment [RET-1]. (Kafka stops at
-the high watermark; see docs/adr/0008.)
+Whole segments go from the front only, and never past the last stable offset: a transaction in doubt may hold
+records longer than any retention, and they may be a customer's payment [RET-1]. (Kafka stops at the high
+watermark; see docs/adr/0008.)
 
-The last segment goes, too, once everything in it has expired; an empty one takes its place first.
+The last segment goes, too, once all its records have expired; an empty one is rolled first.
 
 Source: UnifiedLog.deleteOldSegments.
 """
@@ -17,10 +17,10 @@ from tallystick.kernel.value import frozen
 
 @frozen
 class SegmentFacts:
-    """What retention and compaction look at.
+    """The facts about a segment that retention and compaction use.
 
-    `next_offset` is the base offset of the segment that follows, for the last one the log end.
-    `largest_timestamp_ms` is None where no record has a time: such a segment is not expired by age.
+    `next_offset` is the base offset of the next segment; for the last segment, the log end.
+    `largest_timestamp_ms` is None if no record has a timestamp: such a segment is not expired by age.
     """
 
     base_offset: int
@@ -31,7 +31,7 @@ class SegmentFacts:
 
 @frozen(kw_only=True)
 class RetentionLimits:
-    """None: no limit. `deletes`: cleanup.policy has `delete`; without, only the log start counts."""
+    """Limits of a log, None for no limit. `deletes`: whether cleanup.policy has `delete`."""
 
     deletes: bool
     retention_ms: int | None
@@ -40,9 +40,9 @@ class RetentionLimits:
 
 @frozen
 class RetentionPlan:
-    """How many of the oldest segments go, and why the last of them.
+    """The number of oldest segments to delete, and the reason for the last of them.
 
-    `includes_last`: the one being written to is among them, so another one is begun first.
+    `includes_last`: the active segment is among them, so a new one is rolled first.
     """
 
     delete: int
@@ -65,9 +65,9 @@ def plan_retention(
     """Decide which segments to delete.
 
     Args:
-        segments: of the log, oldest first; the last one is written to. No more of them are looked at
-            than are deleted, and two.
-        size_bytes: all of them together.
+        segments: of the log, oldest first; the last is the active one. Consumed only to two past the deleted
+            ones.
+        size_bytes: total size of the segments.
     """
     excess = -1 if limits.retention_bytes is None else size_bytes - limits.retention_bytes
     count, reason, includes_last = 0, NOTHING.reason, False

@@ -1,9 +1,9 @@
-"""Pure: how the files of a segment are named, and where the valid bytes of one end.
+"""Pure: names of segment files, and the scan for a segment's valid bytes.
 
-A segment is a run of record batches, back to back. Reading it needs no state but the position: every
-batch says how long it is. A scan proves each batch (length, CRC-32C, offsets going up, epoch not
-falling is *not* asked: Kafka does not) and stops at the first that is not whole. What follows a bad
-batch decides what it means, so the scan also looks for a valid batch behind it; see `recovery`.
+A segment is a sequence of record batches. Reading it needs no state but the position, because every batch
+has its length. A scan checks each batch (length, CRC-32C, offsets ascending; like Kafka it does *not* check
+that epochs do not fall) and stops at the first invalid one. The meaning of an invalid batch depends on what
+follows, so the scan also looks for a valid batch after it; see `recovery`.
 """
 
 import re
@@ -30,19 +30,19 @@ SWAP: Final = ".swap"
 DELETED: Final = ".deleted"
 CUT: Final = ".cut-"
 
-# What a segment consists of; the snapshot belongs to its offset, not to the segment.
+# The files of a segment; a snapshot belongs to its offset, not to the segment.
 SEGMENT_SUFFIXES: Final = (LOG, INDEX, TIME_INDEX, TXN_INDEX)
 
-# One read of a scan. A batch that is longer is read on its own.
+# Bytes per read of a scan. A longer batch is read on its own.
 SCAN_BYTES: Final = 1 << 20
-# A batch longer than this was never written by a broker whose frames end at 2 GiB.
+# No broker writes a longer batch, because frames end at 2 GiB.
 _BATCH_BYTES_MAX: Final = (1 << 31) - 1
 
 _NAME: Final = re.compile(
     r"(\d{20})(\.log|\.index|\.timeindex|\.txnindex|\.snapshot)((?:\.cleaned|\.swap|\.deleted)?)"
 )
 
-# A batch may start where the upper bytes of offset and length are small and the magic is 2.
+# A batch may start where the upper bytes of base offset and length are small and the magic is 2.
 _CANDIDATE: Final = re.compile(rb"(?=\x00\x00.{6}[\x00-\x7f].{3}.{4}\x02)", re.DOTALL)
 
 ReadAt = Callable[[int, int], bytes]
@@ -50,7 +50,7 @@ ReadAt = Callable[[int, int], bytes]
 
 
 def file_name(base_offset: int, suffix: str) -> str:
-    """Kafka's name: the base offset in 20 digits."""
+    """Return Kafka's file name: the base offset in 20 digits, then the suffix."""
     return f"{base_offset:020d}{suffix}"
 
 
@@ -64,14 +64,14 @@ class SegmentFile:
 
 
 def parse_file_name(name: str) -> SegmentFile | None:
-    """The parts of a segment file's or snapshot's name; None for every other name."""
+    """Parse the name of a segment file or snapshot; return None for every other name."""
     match = _NAME.fullmatch(name)
     return SegmentFile(int(match[1]), match[2], match[3]) if match else None
 
 
 @frozen(kw_only=True)
 class BadBatch:
-    """Where a scan stopped and why. `valid_after` is the position of a whole batch behind it, if any."""
+    """Where a scan stopped and why. `valid_after`: position of a valid batch after it, if any."""
 
     position: int
     expected: str
@@ -81,7 +81,7 @@ class BadBatch:
 
 
 class Scanner:
-    """Walks a segment from `at`, and holds what it knows afterwards: `valid_end`, `offset_next`, `bad`."""
+    """A scan of a segment from `at`; afterwards it holds `valid_end`, `offset_next` and `bad`."""
 
     def __init__(self, read: ReadAt, size: int, offset_next: int, *, at: int = 0) -> None:
         self._read = read
@@ -91,7 +91,7 @@ class Scanner:
         self.bad: BadBatch | None = None
 
     def batches(self) -> Iterator[tuple[int, BatchHeader, memoryview]]:
-        """Position, header and bytes of every valid batch; the bytes live until the next step."""
+        """Yield position, header and bytes of every valid batch; the bytes are valid until the next step."""
         start = self.valid_end
         chunk = memoryview(self._read(SCAN_BYTES, start))
         while self.valid_end < self._size:
@@ -111,7 +111,7 @@ class Scanner:
             yield position, header, chunk[at : at + header.size_bytes]
 
     def _missing(self, chunk: memoryview, at: int) -> int:
-        """Bytes to read from the current position when `chunk` does not hold the batch; 0 when it does."""
+        """Return how many bytes to read if `chunk` does not hold the whole batch; 0 if it does."""
         have = len(chunk) - at
         left = self._size - self.valid_end
         if have < min(HEADER_SIZE, left):
@@ -139,9 +139,9 @@ class Scanner:
 
 
 def find_valid_batch(read: ReadAt, at: int, size: int, offset_min: int) -> int | None:
-    """Position of the first whole batch at or behind `at` with an offset at or above `offset_min`.
+    """Return the position of the first valid batch from `at` on with an offset of `offset_min` or more.
 
-    Looks at every position where a header can be, so a hole of any size is crossed.
+    Tries every position where a header can be, so it crosses a hole of any size.
     Cost: one pass over the bytes at the speed of a regular expression.
     """
     while at + HEADER_SIZE <= size:

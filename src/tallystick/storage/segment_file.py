@@ -1,8 +1,8 @@
 """One segment with its files: appended to while it is the last, then only read.
 
-The indexes of the last segment live in memory and reach their files at roll, checkpoint and close: they
-can always be made again from the log, so a crash may lose them, and an append costs one system call.
-A closed segment keeps neither file nor indexes open; `Residents` bounds what is held by all logs together.
+The indexes of the last segment live in memory and are written at roll, checkpoint and close: they can always
+be rebuilt from the log, so a crash may lose them, and an append costs one system call.
+A closed segment may have its file and indexes unloaded; `Residents` bounds how many stay open in all logs.
 """
 
 from collections import OrderedDict
@@ -20,7 +20,7 @@ from tallystick.storage.malformed import MalformedFile
 from tallystick.storage.recovery import CorruptLog
 from tallystick.storage.segment import Scanner, file_name
 
-# Bytes read to walk from an index entry to a batch: an index interval, and the header behind it.
+# Bytes read to scan from an index entry to a batch: an index interval and the header after it.
 _WALK_BYTES: Final = 8192
 
 _SPAN: Final = Struct(">qi11xi")  # base offset, length, …, last offset delta
@@ -28,7 +28,7 @@ _SPAN_SIZE: Final = _SPAN.size
 
 
 class Residents:
-    """Closed segments whose file and indexes are open: least recently used ones are let go [LOG-9]."""
+    """Closed segments whose file and indexes are open; the least recently used are unloaded [LOG-9]."""
 
     def __init__(self, files_max: int = 256, index_bytes_max: int = 16 * MIB) -> None:
         self._files_max = files_max
@@ -55,7 +55,7 @@ class Residents:
 
 
 class Segment:
-    """Files of one base offset. Owned by its log, used by one thread; `sync` may run in another."""
+    """The files of one base offset. Owned by its log, used by one thread; `sync` may run in another."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Segment:
         self._largest: tuple[int, int] | None = None  # timestamp, last offset of its batch
         self._damage: CorruptLog | None = None
         self._bytes_since_entry = 0
-        self._written = [0, 0]  # index entries that are in the files
+        self._written = [0, 0]  # number of index entries in the files
 
     # -- files ------------------------------------------------------------------------------------------
 
@@ -91,7 +91,7 @@ class Segment:
         return f"{self._directory}/{file_name(self.base_offset, suffix)}"
 
     def create(self) -> None:
-        """Make the empty files of the last segment."""
+        """Create the empty files of the last segment."""
         self._file = self._fs.open_append(self.path(naming.LOG))
         self._index, self._time_index, self.aborted = OffsetIndex(), TimeIndex(), AbortedIndex()
         self._largest = (NO_TIMESTAMP, self.base_offset)
@@ -111,12 +111,12 @@ class Segment:
         self._residents.forget(self)
 
     def become_active(self) -> None:
-        """After a scan: it is the last one and will grow."""
+        """Make this the last segment, which will grow; called after a scan."""
         self.active = True
         self._residents.forget(self)
 
     def cut(self, size: int) -> None:
-        """Shorten the file to what a scan found valid, on the disk. Raises OSError."""
+        """Truncate the file to the valid size found by a scan, and sync it. Raises OSError."""
         self.file.truncate(size)
         self.file.sync()
 
@@ -148,7 +148,7 @@ class Segment:
         return sum(index.size_bytes for index in (self._index, self._time_index) if index is not None)
 
     def _load_indexes(self) -> None:
-        """From the files; from the log itself when those are missing or cannot be right."""
+        """Load the indexes from their files, or rebuild them from the log if missing or implausible."""
         index = OffsetIndex.decode(self._read(naming.INDEX))
         times = TimeIndex.decode(self._read(naming.TIME_INDEX))
         if index is None or times is None or (index.positions and index.positions[-1] >= self.size):
@@ -161,7 +161,7 @@ class Segment:
         self._bytes_since_entry = self.size - index.positions[-1] if index.positions else self.size
 
     def _rebuild_trusted(self) -> None:
-        """Make the indexes again of a segment that was found whole before: there is nothing to cut."""
+        """Rebuild the indexes of a segment that was found valid before: there is nothing to cut."""
         if self._damage is None:
             scanner = Scanner(self.file.pread, self.size, self.base_offset)
             for _ in self.rebuild(scanner):
@@ -178,7 +178,7 @@ class Segment:
         return self._fs.read_bytes(path) if self._fs.exists(path) else None
 
     def rebuild(self, scanner: Scanner) -> Iterator[tuple[BatchHeader, memoryview]]:
-        """Make the indexes again from every valid batch, and yield each; `end_rebuild` has to follow."""
+        """Rebuild the indexes from every valid batch, and yield each; `end_rebuild` must follow."""
         self._index, self._time_index = OffsetIndex(), TimeIndex()
         self._written = [0, 0]
         self._largest, self._bytes_since_entry, self.rolling_timestamp = (
@@ -191,12 +191,12 @@ class Segment:
             yield header, data
 
     def end_rebuild(self, valid_end: int) -> None:
-        """The segment ends where a scan said; its indexes are written."""
+        """Set the segment's end to that of the scan, and write its indexes."""
         self.size = valid_end
         self.end_indexes()
 
     def load_aborted(self) -> AbortedIndex:
-        """Aborted transactions whose marker is in this segment."""
+        """Return aborted transactions whose marker is in this segment, loading them if needed."""
         if self.aborted is None:
             try:
                 txns, _ = scan_aborted(self._read(naming.TXN_INDEX) or b"", self.path(naming.TXN_INDEX))
@@ -206,12 +206,12 @@ class Segment:
         return self.aborted
 
     def add_aborted(self, txn: AbortedTxn) -> None:
-        """Know of it at once; `write_aborted` has to follow, and a segment is not closed before."""
+        """Add an entry in memory; `write_aborted` must follow before the segment is closed."""
         self.load_aborted().append(txn)
         self._aborted_unwritten.append(txn)
 
     def write_aborted(self) -> None:
-        """Bring the file up to date. Raises OSError with the file as it was, or as far as that fails, too."""
+        """Write the new entries. On OSError, which it raises, the file is restored as far as possible."""
         if not self._aborted_unwritten:
             return
         file = self._fs.open_append(self.path(naming.TXN_INDEX))
@@ -226,14 +226,14 @@ class Segment:
         self._aborted_unwritten.clear()
 
     def reset_aborted(self) -> None:
-        """Before a scan that finds them all again."""
+        """Forget the entries before a scan that finds them all again."""
         if self._fs.exists(self.path(naming.TXN_INDEX)):
             self._fs.remove(self.path(naming.TXN_INDEX))
         self.aborted = AbortedIndex()
         self._aborted_unwritten.clear()
 
     def write_indexes(self) -> None:
-        """Bring the index files up to date with memory."""
+        """Write the entries of the indexes in memory that are not in their files yet."""
         self.write_aborted()
         for slot, (suffix, index) in enumerate(
             ((naming.INDEX, self._index), (naming.TIME_INDEX, self._time_index))
@@ -244,17 +244,17 @@ class Segment:
             try:
                 expected = self._written[slot] * (index.size_bytes // max(1, len(index)))
                 if file.size() != expected:
-                    file.truncate(expected)  # a write before failed half-way
+                    file.truncate(expected)  # an earlier write failed half-way
                 file.write([index.encode_from(self._written[slot])])
             finally:
                 file.close()
             self._written[slot] = len(index)
 
     def sync(self) -> None:
-        """Block until the log bytes written so far are on the disk. Any thread."""
+        """Block until the log bytes written so far are on disk. Any thread."""
         if not self.unsynced:
             return
-        # One of the two is set until the end, so that the file is not closed meanwhile. An append during
+        # Either flag is set until the end, so that the file is not closed meanwhile. An append during
         # the sync sets `unsynced` again.
         self._syncing = True
         self.unsynced = False
@@ -264,7 +264,7 @@ class Segment:
             self._syncing = False
 
     def sync_indexes(self) -> None:
-        """Block until the index files are on the disk: before the recovery point passes this segment."""
+        """Block until the index files are on disk, before the recovery point passes this segment."""
         for suffix in (naming.INDEX, naming.TIME_INDEX, naming.TXN_INDEX):
             if self._fs.exists(self.path(suffix)):
                 file = self._fs.open_append(self.path(suffix))
@@ -274,24 +274,24 @@ class Segment:
                     file.close()
 
     def _end_time_index(self) -> None:
-        # Kafka writes the largest timestamp of all as the last entry, interval or not.
+        # As Kafka does, the greatest timestamp of the segment is the last entry, interval or not.
         assert self._largest is not None
         assert self._time_index is not None
         self._time_index.append_if_later(self._largest[0], self._largest[1] - self.base_offset)
 
     def finish(self) -> None:
-        """It will not grow any more: complete its indexes; from now on it is only read."""
+        """Complete the indexes of a segment that will not grow any more; from now on it is only read."""
         self.end_indexes()
         self.active = False
         self._residents.use(self)
 
     def end_indexes(self) -> None:
-        """Bring the index files up to date, the greatest timestamp included, as Kafka does on close."""
+        """Write the indexes up to date, including the greatest timestamp, as Kafka does on close."""
         self._end_time_index()
         self.write_indexes()
 
     def unload(self) -> None:
-        """Let go of everything that can be read again."""
+        """Close the file and drop the indexes, unless they are in use."""
         if self.active or self.unsynced or self._syncing:
             return
         if self._file is not None:
@@ -304,7 +304,7 @@ class Segment:
         self.unload()
 
     def detach(self) -> list[str]:
-        """Take the files out of the log by name alone; returns what is left to remove. Raises OSError."""
+        """Rename the files to `.deleted`; return the paths left to remove. Raises OSError."""
         self.close()
         paths = [path for suffix in naming.SEGMENT_SUFFIXES if self._fs.exists(path := self.path(suffix))]
         for path in paths:
@@ -312,7 +312,7 @@ class Segment:
         return [f"{path}{naming.DELETED}" for path in paths]
 
     def remove(self) -> None:
-        """Delete the files, the log first: an index without its log goes at the next start."""
+        """Delete the files, the log first: an index without its log is removed at the next start."""
         self.close()
         for suffix in naming.SEGMENT_SUFFIXES:
             if self._fs.exists(self.path(suffix)):
@@ -321,7 +321,7 @@ class Segment:
     # -- appending ---------------------------------------------------------------------------------------
 
     def is_full_for(self, size: int, last_offset: int, segment_bytes: int, segment_index_bytes: int) -> bool:
-        """True when these bytes must go to a new segment. Source: LogSegment.shouldRoll."""
+        """Return True if these bytes need a new segment. Source: LogSegment.shouldRoll."""
         assert self._index is not None
         assert self._time_index is not None
         return self.size > 0 and (
@@ -332,12 +332,15 @@ class Segment:
         )
 
     def append(self, data: bytearray, headers: list[tuple[int, BatchHeader]], first_offset: int) -> None:
-        """One write, then the indexes. Raises OSError with the file in an unknown state behind `size`."""
+        """Write batches in one call, then update the indexes.
+
+        Raises OSError with the file in an unknown state after `size`.
+        """
         assert self._file is not None
         try:
             self._file.write([data])
         finally:
-            self.unsynced = True  # a write that failed may have changed the file, too
+            self.unsynced = True  # a failed write may have changed the file, too
         offset = first_offset
         for at, header in headers:
             self._note(header, offset, self.size + at)
@@ -360,20 +363,20 @@ class Segment:
         self._bytes_since_entry += header.batch_length + LOG_OVERHEAD
 
     def cut_back(self) -> None:
-        """After a failed write: only what was there before. Raises OSError."""
+        """Truncate the file to its size before a failed write. Raises OSError."""
         assert self._file is not None
         try:
             self._file.truncate(self.size)
         finally:
-            # Until it is synced, power loss can bring back what was cut off: behind a roll that would be
-            # damage in a segment that counts as whole [LOG-3].
+            # Until the cut is synced, power loss can bring the bytes back: after a roll they would be
+            # damage in a segment that counts as valid [LOG-3].
             self.unsynced = True
 
     # -- reading -----------------------------------------------------------------------------------------
 
     @property
     def largest_timestamp(self) -> tuple[int, int]:
-        """The greatest timestamp, and the last offset of the batch that holds it; (-1, base) for none."""
+        """The greatest timestamp and the last offset of its batch; (-1, base) if none."""
         if self._largest is None:
             self._load_indexes()
             self._residents.use(self)
@@ -381,7 +384,7 @@ class Segment:
         return self._largest
 
     def spans(self, position: int, until: int | None = None) -> Iterator[tuple[int, int, int, int]]:
-        """(position, size, base offset, last offset) of each batch from a batch's start on."""
+        """Yield (position, size, base offset, last offset) of each batch from a batch's start on."""
         end = self.size if until is None else until
         read, chunk, start = self.file.pread, b"", position
         while position + HEADER_SIZE <= end:
@@ -393,14 +396,14 @@ class Segment:
                     return
             base_offset, length, delta = _SPAN.unpack_from(chunk, at)
             if length < HEADER_SIZE - LOG_OVERHEAD:
-                # A walk that goes on would not end.
+                # Going on would loop for ever.
                 expected = f"a batch length of at least {HEADER_SIZE - LOG_OVERHEAD}"
                 raise CorruptLog(self.path(naming.LOG), position, expected, str(length))
             yield position, length + LOG_OVERHEAD, base_offset, base_offset + delta
             position += length + LOG_OVERHEAD
 
     def find_position(self, offset: int) -> int:
-        """Where the batch starts that holds `offset` or the first one after it; the size if none does."""
+        """Return the start of the batch that holds `offset`, or of the next one; the size if none does."""
         if not self.size:
             return 0
         start = self.index.find_position(offset - self.base_offset)
@@ -410,9 +413,9 @@ class Segment:
         return self.size
 
     def find_end(self, at: int, limit: int) -> tuple[int, int]:
-        """Where the last batch ends that lies wholly in [at, limit), and the offset after it; `at` for none.
+        """Return the end of the last batch that lies in [at, limit), and the offset after it; `at` if none.
 
-        Found from the index and a few headers, so that the bytes are then read once and not copied.
+        Uses the index and a few headers, so that the bytes are then read once and not copied.
         """
         end, next_offset = at, -1
         for position, size, base_offset, last_offset in self.spans(
@@ -424,7 +427,7 @@ class Segment:
         return end, next_offset
 
     def find_next_offset(self) -> int:
-        """The offset after its last batch. Cost: a walk from the last index entry."""
+        """Return the offset after its last batch. Cost: a scan from the last index entry."""
         next_offset = self.base_offset
         if self.size:
             positions = self.index.positions

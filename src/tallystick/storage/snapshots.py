@@ -1,8 +1,8 @@
-"""Producer snapshots: what a partition leader knows about its producers, as Kafka's `.snapshot` file.
+"""Producer snapshots: a partition's producer state as Kafka's `.snapshot` file.
 
-The file named `<offset>.snapshot` says what a replay of the log up to that offset, exclusive, would
-say, except that of each producer's cached batches only the last one is kept. It is written when a
-segment is rolled and when a log is closed, and it spares the start of a broker the scan of the log.
+The file `<offset>.snapshot` holds the state that a replay of the log up to that offset, exclusive, would
+give, except that only the last cached batch of each producer is kept. It is written when a segment is
+rolled and when a log is closed, and saves the broker a scan of the log at start.
 
 Layout (big endian): int16 version, uint32 CRC-32C of everything after it, int32 count, entries.
 
@@ -27,10 +27,10 @@ _NONE: Final = -1
 
 
 class CachedBatch(NamedTuple):
-    """Where one of a producer's batches is: what answers its repetition.
+    """Sequence numbers and offsets of a producer's batch, kept to answer a duplicate of it.
 
-    `first_sequence` and `last_sequence` are None for batches without sequence numbers, which
-    transactional offset commits are.
+    `first_sequence` and `last_sequence` are None for batches without sequence numbers, such as transactional
+    offset commits.
     """
 
     first_sequence: int | None
@@ -44,8 +44,8 @@ class CachedBatch(NamedTuple):
 class ProducerEntry:
     """One producer in a snapshot.
 
-    `coordinator_epoch` is that of its last marker, None before the first one. `txn_first_offset` is
-    None unless a transaction is open. `last_batch` is None if only markers are known.
+    `coordinator_epoch` is that of its last marker, None before the first one. `txn_first_offset` is None
+    unless a transaction is open. `last_batch` is None if only markers are known.
     """
 
     producer_id: int
@@ -57,7 +57,7 @@ class ProducerEntry:
 
 
 def encode_snapshot(entries: Iterable[ProducerEntry]) -> bytes:
-    """The bytes of a `.snapshot` file."""
+    """Encode a `.snapshot` file."""
     packed = [_pack(entry) for entry in entries]
     body = b"".join(packed)
     count = _HEADER.pack(SNAPSHOT_VERSION, 0, len(packed))[_CRC_COVERS_FROM:]
@@ -66,9 +66,9 @@ def encode_snapshot(entries: Iterable[ProducerEntry]) -> bytes:
 
 
 def decode_snapshot(data: bytes, file: str = "producer snapshot") -> tuple[ProducerEntry, ...]:
-    """The entries of a `.snapshot` file; one that Kafka wrote reads the same.
+    """Decode a `.snapshot` file, also one that Kafka wrote.
 
-    Raises: MalformedFile, upon which an older snapshot, or the whole log, is read instead.
+    Raises: MalformedFile; the caller then reads an older snapshot or the whole log instead.
     """
     if len(data) < _HEADER.size:
         raise MalformedFile(file, 0, f"at least {_HEADER.size} bytes", f"{len(data)} bytes")
@@ -102,7 +102,7 @@ def _unpack(fields: tuple[int, ...]) -> ProducerEntry:
     producer_id, epoch, last_sequence, last_offset, delta, timestamp_ms, coordinator, txn_first = fields
     batch = None
     if last_offset >= 0:
-        # A batch may wrap: its first sequence is then the larger one [PRD-3].
+        # Sequence numbers may wrap within a batch: the first is then the larger one [PRD-3].
         numbered = last_sequence >= 0
         batch = CachedBatch(
             (last_sequence - delta) & INT32_MAX if numbered else None,

@@ -1,12 +1,12 @@
-"""What a batch must be before it may enter a log; values in, values out.
+"""Validation of batches before an append; values in, values out.
 
-Source: Kafka's LogValidator and UnifiedLog.analyzeAndValidateRecords. Left out: a compressed section is
-unpacked only for a compacted topic, for another codec, and to name records that are late; else a timestamp is
-checked at the batch's first record and its greatest. Records that are not compressed are walked where the
-extension is built, and refused where they cannot be read. The CRC proves the rest arrived as sent.
+Source: Kafka's LogValidator and UnifiedLog.analyzeAndValidateRecords. Differences: a compressed batch is
+decompressed only for a compacted topic, for a change of codec, and to name late records; otherwise only its
+first and its greatest timestamp are checked. Uncompressed records are parsed where the extension is
+built, and refused if unreadable. The CRC proves that the rest arrived as sent.
 
-What takes long, unpacking and walking many records, is done by `walk_batch` in any thread before the append;
-`must_walk_first` says for which batches.
+The slow parts, decompressing and parsing many records, are done by `walk_batch` in any thread before the
+append; `must_walk_first` tells for which batches.
 """
 
 from dataclasses import dataclass, field, replace
@@ -45,7 +45,7 @@ INT64_MIN: Final = -INT64_MAX - 1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LogConfig:
-    """Settings of one log under Kafka's names, in Kafka's defaults; None is "without limit"."""
+    """Settings of one log under Kafka's names, with Kafka's defaults; None means unlimited."""
 
     segment_bytes: int = 1024 * MIB
     segment_ms: int = 7 * 24 * _HOUR_MS
@@ -58,7 +58,7 @@ class LogConfig:
     message_timestamp_type: TimestampType = TimestampType.CREATE_TIME
     message_timestamp_before_max_ms: int = INT64_MAX
     message_timestamp_after_max_ms: int = _HOUR_MS
-    compression_type: Codec | None = None  # None is Kafka's "producer": leave it as it came
+    compression_type: Codec | None = None  # None is Kafka's "producer": keep the producer's codec
     compression_level: int | None = None
     flush_policy: FlushPolicy = "ack"
     flush_interval_ms: int = 1000
@@ -77,7 +77,7 @@ class LogConfig:
 
     @property
     def rolling_ms(self) -> int:
-        """How long a segment grows; what is to be compacted in time must be in a closed one by then.
+        """The age at which a segment is rolled; compaction in time needs a closed segment by then.
 
         Source: LogConfig.maxSegmentMs.
         """
@@ -91,34 +91,34 @@ HEADER_MIN: Final = 14  # Kafka's own lower bound of segment.bytes
 Checked = tuple[bytearray, list[tuple[int, BatchHeader]]]
 
 
-# Above these a batch is walked before the append, by codec: how many bytes may come out of how few.
+# Larger batches are walked before the append; by codec, since ratios of decompression differ.
 # None, gzip, snappy, lz4, zstd.
 _WALKED_BYTES_MAX: Final = (256 * KIB, 1 * KIB, 16 * KIB, 16 * KIB, 0)
 _WALKED_RECORDS_MAX: Final = 2_000
-# Attributes, base and greatest timestamp, number of records: where `BatchHeader` has them.
+# Attributes, base and greatest timestamp, record count, at their places in the batch header.
 _GLANCE: Final = Struct(">21xh4xqq14xi").unpack_from
 
 
 class Walked(bytes):
-    """A client's batch that `walk_batch` has proved and adapted: its records are not looked at again."""
+    """A client's batch that `walk_batch` has validated and adapted: its records are not parsed again."""
 
 
 def may_take_long(records: bytes | memoryview) -> bool:
-    """Could it take long to look at the records of a client's batch? By its size, codec and count alone."""
+    """Return whether a client's batch may take long to parse, by its size, codec and record count alone."""
     size = len(records)
     if size < HEADER_SIZE:
         return False
     attributes, _, _, count = _GLANCE(records)
     codec = attributes & CODEC_MASK
     if codec >= len(_WALKED_BYTES_MAX):
-        return False  # no codec at all, and refused
+        return False  # an unknown codec, which is refused
     return size > _WALKED_BYTES_MAX[codec] or count > _WALKED_RECORDS_MAX
 
 
 def must_walk_first(records: bytes | memoryview, config: LogConfig, now_ms: int) -> bool:
-    """Would the records of a client's batch take too long on the loop?"""
+    """Return whether parsing a client's batch would block the loop for too long."""
     if not may_take_long(records) or len(records) > config.max_message_bytes:
-        return False  # a batch that is too large is refused, whatever is in it
+        return False  # a batch that is too large is refused unparsed
     attributes, base_timestamp, max_timestamp, _ = _GLANCE(records)
     return (
         COMPACT in config.cleanup_policy
@@ -128,7 +128,7 @@ def must_walk_first(records: bytes | memoryview, config: LogConfig, now_ms: int)
 
 
 def walk_batch(data: bytes | memoryview, config: LogConfig, now_ms: int) -> Walked | Reject:
-    """Do with one batch of a client what `check_batches` would; in any thread.
+    """Validate one batch of a client as `check_batches` would; any thread.
 
     Rejects as `check_batches`.
     """
@@ -146,12 +146,12 @@ def walk_batch(data: bytes | memoryview, config: LogConfig, now_ms: int) -> Walk
 def check_batches(
     data: bytearray, config: LogConfig, origin: AppendOrigin, now_ms: int, *, walked: bool = False
 ) -> Checked | Reject:
-    """Prove and adapt a private copy of what is to be appended.
+    """Validate and adapt a private copy of the batches to append.
 
     Args:
-        walked: `walk_batch` has been there.
-    Returns: the bytes to write (others than `data` after a change of codec), and position and header of
-        each batch; offsets and epoch are not patched yet.
+        walked: `walk_batch` has validated the batch.
+    Returns: the bytes to write (not `data` after a change of codec), and position and header of each batch;
+        offsets and epoch are not patched yet.
     Rejects with CORRUPT_MESSAGE, INVALID_RECORD, MESSAGE_TOO_LARGE, RECORD_LIST_TOO_LARGE, INVALID_TIMESTAMP.
     """
     headers: list[tuple[int, BatchHeader]] = []
@@ -173,7 +173,7 @@ def check_batches(
             data, headers = _recompress(data, headers, config)
             grown = max(header.size_bytes for _, header in headers)
             if grown > config.max_message_bytes:
-                # As Kafka does: what is stored must fit, whatever was sent.
+                # As in Kafka: the limit applies to the stored batch, after recompression.
                 why = f"a batch of {grown} bytes in the topic's codec"
                 limit = f"max.message.bytes is {config.max_message_bytes}"
                 return Reject(ErrorCode.MESSAGE_TOO_LARGE, f"{why}, {limit}")
@@ -209,7 +209,7 @@ def _refusal(
             ErrorCode.MESSAGE_TOO_LARGE,
             f"a batch of {size} bytes, max.message.bytes is {config.max_message_bytes}",
         )
-    # A coordinator's records are this broker's own, and have keys.
+    # Records of a coordinator come from this broker and have keys.
     return (
         None
         if origin is not AppendOrigin.CLIENT
@@ -220,7 +220,7 @@ def _refusal(
 def _records_refusal(
     data: bytearray, at: int, header: BatchHeader, config: LogConfig, now_ms: int, *, walked: bool
 ) -> Reject | None:
-    """What the records of a client's batch are refused for; the first few are named (KIP-467)."""
+    """Return the rejection of a client's batch for its records, naming the first few (KIP-467)."""
     late = _timestamp_refusal(header, config, now_ms)
     if walked:
         return late
@@ -250,9 +250,9 @@ def _records_refusal(
 
 
 def _is_limited(header: BatchHeader, origin: AppendOrigin) -> bool:
-    """Whether a limit to its size may keep a batch out: not what ends a transaction that is there [TXN-14].
+    """Return whether size limits apply to a batch: not to one that ends an open transaction [TXN-14].
 
-    The limits can be lowered at any time, and a marker that is refused holds a partition back for ever.
+    The limits can be lowered at any time, and a refused marker would block a partition for ever.
     """
     return not header.is_control and origin in (AppendOrigin.CLIENT, AppendOrigin.COORDINATOR)
 
@@ -275,7 +275,7 @@ def _timestamp_refusal(header: BatchHeader, config: LogConfig, now_ms: int) -> R
 
 
 def _lateness(timestamp: int, config: LogConfig, now_ms: int) -> str:
-    """Which limit a timestamp is beyond; empty for none."""
+    """Return the limit that a timestamp violates; empty for none."""
     if timestamp < 0:
         return ""  # -1: the producer set none
     if now_ms - timestamp > config.message_timestamp_before_max_ms:

@@ -1,12 +1,12 @@
 """One round of compaction over the files of one log: reads segments, writes new ones beside them.
 
-Runs in a process of its own (`cleaner_worker`), so that the broker's loop never waits for it; touches
-nothing but `.cleaned` files, so that it can be killed at any moment. The broker puts finished ones in
-place (`swap`). What is kept is decided in `rules`.
+Runs in a separate process (`cleaner_worker`), so that the broker's loop never waits for it. It writes only
+`.cleaned` files, so it can be killed at any moment. The broker puts finished ones in place (`swap`); `rules`
+decides what is kept.
 
 Memory [CLN-1]: the key map (`log.cleaner.dedupe.buffer.size`, 1.5 times that while it grows), one batch
-packed and unpacked, one write buffer, the transaction indexes of the log. Where the map is full the round
-ends early, and the next one goes on from there.
+compressed and decompressed, one write buffer, the transaction indexes of the log. When the map is full the
+round ends early, and the next one continues from there.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -44,7 +44,7 @@ _WRITE_BYTES: Final = 1 << 20
 
 
 class CleaningFailed(TallystickError):
-    """A round cannot be finished; nothing was changed. Attributes: directory, reason."""
+    """A round cannot be completed; nothing was changed. Attributes: directory, reason."""
 
     def __init__(self, directory: str, reason: str) -> None:
         super().__init__(directory, reason)
@@ -56,7 +56,7 @@ class CleaningFailed(TallystickError):
 
 @frozen(kw_only=True)
 class CleaningRequest:
-    """A round, as the broker orders it.
+    """The broker's request for one round.
 
     `segments`: (base offset, next offset, bytes) of those that may be cleaned, oldest first. `producers`:
     (producer id, offset of its last data or None, epoch) of the live ones.
@@ -77,7 +77,7 @@ class CleaningRequest:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> "CleaningRequest":
-        """The other end of `as_json`; both are ours, in one installation."""
+        """Rebuild a request from `as_json`; both ends belong to one installation."""
         values = dict(fields)
         for name in ("segments", "producers"):
             values[name] = tuple(tuple(item) for item in values[name])
@@ -89,7 +89,7 @@ class CleaningRequest:
 
 @frozen(kw_only=True)
 class CleanedGroup:
-    """A new segment lies ready, whole and on the disk, as `<base>.*.cleaned`, to replace `old`."""
+    """A complete new segment, synced as `<base>.*.cleaned`, ready to replace `old`."""
 
     base_offset: int
     old: tuple[int, ...]
@@ -98,7 +98,7 @@ class CleanedGroup:
 
 @frozen(kw_only=True)
 class RoundDone:
-    """Everything below `end_offset` is clean once all groups are in place: the new checkpoint."""
+    """The end of a round. `end_offset` is the new cleaner checkpoint once all groups are in place."""
 
     end_offset: int
     bytes_read: int
@@ -108,9 +108,9 @@ class RoundDone:
 
 
 def clean(fs: FileSystem, request: CleaningRequest) -> Iterator[CleanedGroup | RoundDone]:
-    """Clean one log; yields each group when it is on the disk, in offset order, and RoundDone at the end.
+    """Clean one log; yield each group once it is on disk, in offset order, and RoundDone at the end.
 
-    Raises: CleaningFailed, RecordsError, OSError; what was being written is removed.
+    Raises: CleaningFailed, RecordsError, OSError; the unfinished segment is removed.
     """
     return _Round(fs, request).run()
 
@@ -158,7 +158,7 @@ class _Round:
         )
 
     def _load_aborted(self) -> list[AbortedTxn]:
-        """Aborted transactions of the whole log: a marker may lie above the part that is cleaned."""
+        """Load aborted transactions of the whole log: a marker may lie above the part that is cleaned."""
         found: list[AbortedTxn] = []
         for name in self._fs.listdir(self._directory):
             if name.endswith(TXN_INDEX):
@@ -183,7 +183,7 @@ class _Round:
     # -- first pass ----------------------------------------------------------------------------------
 
     def _note_keys(self, txns: TxnFilter) -> bool:
-        """Note the newest offset of each key in the dirty part; True when the map was full before its end."""
+        """Record the newest offset of each key in the dirty part; return True if the map filled up first."""
         first_dirty, keys = self._request.first_dirty_offset, self._keys
         keys.latest_offset = first_dirty - 1
         for segment in self._segments:
@@ -209,7 +209,7 @@ class _Round:
     # -- second pass -----------------------------------------------------------------------------------
 
     def _clean_group(self, group: Sequence[SegmentFacts], retainer: Retainer) -> int:
-        """Write the new segment of a group; returns its size. On the disk when this returns."""
+        """Write and sync the new segment of a group; return its size."""
         base_offset = group[0].base_offset
         remove_files(self._fs, self._directory, base_offset, CLEANED)
         last_with_data = max((n for n, segment in enumerate(group) if segment.size_bytes), default=0)
@@ -233,7 +233,7 @@ class _Round:
 
 
 def remove_files(fs: FileSystem, directory: str, base_offset: int, state: str) -> None:
-    """Remove what there is of a segment in one state: `.cleaned`, `.swap`, `.deleted`."""
+    """Remove the existing files of a segment in one state: `.cleaned`, `.swap`, `.deleted`."""
     for suffix in SEGMENT_SUFFIXES:
         path = f"{directory}/{file_name(base_offset, suffix)}{state}"
         if fs.exists(path):
@@ -241,7 +241,7 @@ def remove_files(fs: FileSystem, directory: str, base_offset: int, state: str) -
 
 
 class _Output:
-    """A new segment being written under `.cleaned` names; all four files, so that none of the old is left."""
+    """A new segment written under `.cleaned` names; all four files, so that no old one is left."""
 
     def __init__(self, fs: FileSystem, directory: str, base_offset: int, index_interval_bytes: int) -> None:
         self._fs = fs
@@ -286,7 +286,7 @@ class _Output:
             self._buffer, self._buffered = [], 0
 
     def finish(self) -> None:
-        """Everything on the disk; the names are durable after a sync of the directory."""
+        """Sync all files; the names are durable after a sync of the directory."""
         self._flush()
         self._file.sync()
         self._file.close()

@@ -1,7 +1,7 @@
-"""`python -m tallystick.storage.compaction.cleaner_worker`: one round of compaction in a process of its own.
+"""`python -m tallystick.storage.compaction.cleaner_worker`: one round of compaction in a separate process.
 
 Reads one request, a line of JSON, from its input; writes a line of JSON for each finished group, then one
-that says `done` or `failed`. Ends when the broker ends, too: nobody reads its output any more.
+line with `done` or `failed`. Ends with the broker, too, when its output is closed.
 """
 
 import json
@@ -14,19 +14,19 @@ from typing import Final, TextIO
 from tallystick.storage.compaction.cleaner import CleanedGroup, CleaningRequest, clean
 from tallystick.storage.fs import FileSystem, RealFileSystem, is_full
 
-# The loop of the broker comes first on a busy machine.
+# The broker's loop has priority on a busy machine.
 _NICENESS: Final = 10
 
 
 def work(fs: FileSystem, request_line: str, output: TextIO) -> bool:
-    """Do what one line asks for; True when the round was finished."""
+    """Run the round that one line requests; return True if it was completed."""
     try:
         for step in clean(fs, CleaningRequest.from_json(json.loads(request_line))):
             kind = "group" if isinstance(step, CleanedGroup) else "done"
             _say(output, {"kind": kind, **asdict(step)})
     except BrokenPipeError:
         return False
-    except Exception as exc:  # whatever it is: a child that ends without a word leaves no reason behind
+    except Exception as exc:  # report every error, because the broker sees nothing but this output
         full = isinstance(exc, OSError) and is_full(exc)
         _say(output, {"kind": "failed", "reason": f"{type(exc).__name__}: {exc}", "full": full})
         return False

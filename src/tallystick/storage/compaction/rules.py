@@ -1,19 +1,20 @@
-"""Pure: what compaction keeps.
+"""Pure: the rules of compaction.
 
-A round of cleaning reads the log twice between its start and `first_uncleanable`. First it notes, for
-the dirty part, the newest offset of each key. Then it copies everything up to the last offset noted, less
+A round of cleaning reads the log twice between its start and the first uncleanable offset. First it records,
+for the dirty part, the newest offset of each key. Then it copies everything up to the last offset recorded,
+except
 
 * records whose key has a newer offset, and records without a key;
-* tombstones whose delete horizon has passed. The horizon is set by the first round that meets the
-  tombstone as the newest of its key, and is `delete.retention.ms` from then: a reader that began before
-  has that long to see the deletion (KIP-534);
+* tombstones whose delete horizon has passed. The first round that meets the tombstone as the newest
+  record of its key sets the horizon, `delete.retention.ms` from then: a reader that began before has that
+  long to see the deletion (KIP-534);
 * the records of aborted transactions;
 * markers, once no batch of their transaction is left in the log, and one horizon later.
 
-What is never removed: anything at or above the last stable offset, the last segment, or the part
-younger than `min.compaction.lag.ms`; the last batch of each live producer, emptied if need be, for its
-sequence number and epoch [CLN-5]; the last batch of each new segment, emptied if need be, because its
-last offset tells a recovery which segments it replaces [CLN-2].
+Never removed: anything at or above the last stable offset, the last segment, and the part younger than
+`min.compaction.lag.ms`; the last batch of each live producer, emptied if need be, for its sequence number and
+epoch [CLN-5]; the last batch of each new segment, emptied if need be, because its last offset tells recovery
+which segments it replaces [CLN-2].
 
 Source: Kafka's Cleaner, CleanedTransactionMetadata, LogCleanerManager, MemoryRecords.filterTo; KIP-58,
     KIP-354, KIP-534; KAFKA-4523 and KAFKA-6854 for producers and markers.
@@ -39,14 +40,14 @@ from tallystick.storage.aborted import AbortedTxn
 from tallystick.storage.retention import SegmentFacts
 
 DIGEST_SIZE: Final = 16
-# A key takes its digest and an int64 offset.
+# An entry is a digest and an int64 offset.
 SLOT_BYTES: Final = DIGEST_SIZE + 8
-# Kafka's log.cleaner.io.buffer.load.factor. Above it probing for a free slot takes long.
+# Kafka's log.cleaner.io.buffer.load.factor. Above it, probing for a free slot gets slow.
 LOAD_FACTOR: Final = 0.9
 _SLOTS_FIRST: Final = 1024
 _EMPTY: Final = bytes(DIGEST_SIZE)
 
-# Old segments in one new one: each is held open while it is replaced.
+# Old segments per new one: each is held open while it is replaced.
 GROUP_SEGMENTS_MAX: Final = 64
 
 
@@ -88,17 +89,17 @@ def plan_cleaning(
     last_stable_offset: int,
     now_ms: int,
 ) -> Cleanable:
-    """What there is to clean in one log.
+    """Find the cleanable part of one log.
 
     Args:
-        segments: oldest first; the last one is written to.
-        checkpoint: where the last round ended; None for none, and one outside the log is as none.
+        segments: oldest first; the last one is active.
+        checkpoint: where the last round ended; None, or an offset outside the log, means there was none.
     Source: LogCleanerManager.cleanableOffsets, calculateCleanableBytes, maxCompactionDelay.
     """
     end = segments[-1].next_offset
     known = checkpoint is not None and log_start_offset <= checkpoint <= end
     first_dirty = checkpoint if known and checkpoint is not None else log_start_offset
-    # Whole segments only: the first that reaches above the stable end is not touched [CLN-4].
+    # Whole segments only: the first that reaches above the last stable offset stays [CLN-4].
     limit = 0
     for segment in segments[:-1]:
         newest = segment.largest_timestamp_ms
@@ -132,9 +133,9 @@ def plan_cleaning(
 def group_segments(
     segments: Sequence[SegmentFacts], *, segment_bytes: int, end_offset: int
 ) -> list[list[SegmentFacts]]:
-    """Neighbours that fit into one new segment together; the sizes are those before cleaning.
+    """Group adjacent segments that fit into one new segment, by their sizes before cleaning.
 
-    Source: Cleaner.groupSegmentsBySize. The indexes fit where the log does: the new ones are no denser.
+    Source: Cleaner.groupSegmentsBySize. The indexes fit if the log does: the new ones are no denser.
     """
     groups: list[list[SegmentFacts]] = []
     size = 0
@@ -161,19 +162,19 @@ def group_segments(
 
 
 class KeyMap:
-    """Key -> the newest offset it was seen at, in memory of a fixed bound.
+    """Map from key to its newest offset, with bounded memory.
 
-    A hash table with open addressing over two flat arrays: 24 bytes a slot, never more than
-    `size_bytes_max` in all, and 1.5 times that for a moment while it grows [CLN-1]. Keys are held as
-    16-byte BLAKE2b digests: a collision would lose a record, so it must be as good as impossible even to
-    somebody who looks for one, which Kafka's MD5 is not.
+    A hash table with open addressing over two flat arrays: 24 bytes per slot, never more than
+    `size_bytes_max` in all, and 1.5 times that for a moment while it grows [CLN-1]. Keys are held as 16-byte
+    BLAKE2b digests: a collision would lose a record, so it must be infeasible even for an attacker, which
+    Kafka's MD5 does not ensure.
     """
 
     def __init__(self, size_bytes_max: int) -> None:
         self._slots_max = size_bytes_max // SLOT_BYTES
         self._keys_max = int(self._slots_max * LOAD_FACTOR)
         check(self._keys_max >= 1, f"{size_bytes_max} bytes hold no key")
-        self.latest_offset = -1  # everything up to it is noted
+        self.latest_offset = -1  # everything up to it is recorded
         self._allocate(min(_SLOTS_FIRST, self._slots_max))
         self.count = 0
 
@@ -188,7 +189,7 @@ class KeyMap:
         return self._slots * SLOT_BYTES
 
     def put(self, key: bytes, offset: int) -> bool:
-        """Note that `key` is at `offset`; False when the map is full, and nothing was noted."""
+        """Record that `key` is at `offset`; return False, recording nothing, if the map is full."""
         digest = _digest(key)
         slot, found = self._find(digest)
         if not found:
@@ -207,7 +208,7 @@ class KeyMap:
         return self._offsets[slot] if found else None
 
     def _find(self, digest: bytes) -> tuple[int, bool]:
-        """The slot of a digest, or the free one where it would go."""
+        """Return the slot of a digest, or the free slot for it, and which of the two."""
         digests, slots = self._digests, self._slots
         slot = int.from_bytes(digest[:8], "big") % slots
         while True:
@@ -239,9 +240,9 @@ def _digest(key: bytes) -> bytes:
 
 
 class TxnFilter:
-    """Follows transactions through batches in offset order: what is aborted, which markers may go.
+    """Tracks transactions through batches in offset order: aborted data, and markers that may go.
 
-    A marker may go when no batch of its transaction was met before it: they are gone, or were never there.
+    A marker may go if no batch of its transaction was met before it: all are gone, or there never were any.
     """
 
     def __init__(self, aborted: Iterable[AbortedTxn]) -> None:
@@ -250,7 +251,7 @@ class TxnFilter:
         self._met: set[int] = set()  # producers with a batch of their current transaction
 
     def is_aborted(self, header: BatchHeader) -> bool:
-        """Whether a batch of data belongs to an aborted transaction; noted as met."""
+        """Return whether a data batch belongs to an aborted transaction; record its producer as met."""
         self._advance(header)
         if not header.is_transactional:
             return False
@@ -258,9 +259,9 @@ class TxnFilter:
         return header.producer_id in self._aborting
 
     def end(self, header: BatchHeader, kind: ControlType | None) -> tuple[bool, AbortedTxn | None]:
-        """At a marker: whether it may go, and the transaction it aborts if records of that are left.
+        """Return whether a marker may go, and the transaction it aborts if records of that are left.
 
-        `kind` is None for a control batch emptied before, or one that ends no transaction.
+        `kind` is None for an emptied control batch, or one that ends no transaction.
         """
         self._advance(header)
         if kind is None:
@@ -273,7 +274,7 @@ class TxnFilter:
     def _advance(self, header: BatchHeader) -> None:
         while self._aborted and self._aborted[0].first_offset <= header.last_offset:
             txn = self._aborted.popleft()
-            # One that ended before, where a round begins in the middle, says nothing about what follows.
+            # A transaction that ended before the start of the round does not affect later batches.
             if txn.last_offset >= header.base_offset:
                 self._aborting[txn.producer_id] = txn
 
@@ -283,7 +284,7 @@ class TxnFilter:
 
 @frozen
 class LastWrite:
-    """A live producer's last batch: by its offset, or, with only a marker known, by its epoch."""
+    """A live producer's last batch: by its offset, or, if only a marker is known, by its epoch."""
 
     last_data_offset: int | None
     epoch: int
@@ -291,7 +292,7 @@ class LastWrite:
 
 @frozen(kw_only=True)
 class CleaningRules:
-    """What a round holds on to, fixed when it begins."""
+    """The parameters of a round, fixed when it begins."""
 
     now_ms: int
     delete_retention_ms: int
@@ -299,12 +300,15 @@ class CleaningRules:
 
     @property
     def horizon_ms(self) -> int | None:
-        """Until when tombstones met now are kept; None where no timestamp says so late: for ever."""
+        """The delete horizon for tombstones met now; None, for ever, beyond the largest timestamp."""
         horizon_ms = self.now_ms + self.delete_retention_ms
         return horizon_ms if horizon_ms <= INT64_MAX else None
 
     def is_last_of_producer(self, header: BatchHeader) -> bool:
-        """Source: KAFKA-4523, and KAFKA-9144 for producers of whom only a marker is left."""
+        """Return whether a batch is the last one of a live producer, which is kept.
+
+        Source: KAFKA-4523, and KAFKA-9144 for producers with only a marker left.
+        """
         last = self.producers.get(header.producer_id) if header.producer_id >= 0 else None
         if last is None:
             return False
@@ -314,19 +318,19 @@ class CleaningRules:
 
 
 class Retainer:
-    """Decides over batch after batch of a round, in offset order."""
+    """Decides on each batch of a round, in offset order."""
 
     def __init__(self, keys: KeyMap, txns: TxnFilter, rules: CleaningRules) -> None:
         self._keys = keys
         self._txns = txns
         self._rules = rules
-        self.retained_abort: AbortedTxn | None = None  # to index with the batch retained last
+        self.retained_abort: AbortedTxn | None = None  # the index entry for the batch retained last
 
     def retain(self, header: BatchHeader, batch: Buffer, *, is_last: bool) -> bytes | None:
-        """The batch as it will be in the new segment; None if it is not.
+        """Return the batch as it goes into the new segment; None if it is dropped.
 
         Args:
-            is_last: nothing follows it in the new segment, so it is kept, emptied if need be [CLN-2].
+            is_last: it is the last in the new segment, so it is kept, emptied if need be [CLN-2].
         """
         self.retained_abort = None
         live = self._rules.is_last_of_producer(header)
@@ -343,9 +347,9 @@ class Retainer:
         return filter_batch(batch, 0, keep, retain_empty=keep_empty, horizon_ms=self._rules.horizon_ms)
 
     def _retain_marker(self, header: BatchHeader, batch: Buffer, is_last: bool, live: bool) -> bytes | None:
-        """With `live` the marker is all that is known of a producer, and it stays whole.
+        """Retain or drop a marker; with `live` it is all that is known of a producer, and is kept whole.
 
-        Kafka empties it, and with the record goes the epoch that it was kept for.
+        Kafka empties it, and the epoch it was kept for goes with the record.
         """
         marker = read_marker(batch)
         may_go, aborts = self._txns.end(header, None if marker is None else marker.type)
@@ -359,7 +363,7 @@ class Retainer:
 
     def _keeps(self, record: ScannedKey, horizon_passed: bool) -> bool:
         if record.offset > self._keys.latest_offset:
-            return True  # not noted in this round
+            return True  # not recorded in this round
         if record.key is None:
             return False
         newest = self._keys.newest(record.key)

@@ -1,19 +1,19 @@
-"""Putting a compacted segment in the place of old ones, so that a crash leaves the one or the others.
+"""Replacement of old segments by a compacted one, so that a crash leaves either the old or the new.
 
-Names say how far it got, and `log_loader` finishes or undoes it:
+File names record the progress, and `log_loader` completes or undoes it:
 
-    write   `<base>.*.cleaned`, whole and on the disk       a crash removes them
-    commit  renamed to `.swap`; the directory is synced     from here on a crash finishes the exchange
-    detach  the old files are renamed to `.deleted`         the log goes on reading what it has open
+    write   `<base>.*.cleaned`, whole and on disk           a crash removes them
+    commit  renamed to `.swap`; the directory is synced     from here on a crash completes the swap
+    detach  the old files are renamed to `.deleted`         the log goes on reading its open files
             the directory is synced
     attach  `.swap` goes, and the log reads the new one
             the directory is synced
-    drop    `.deleted` files are removed, when readers had their time
+    drop    `.deleted` files are removed once readers are done
 
-The two syncs in between keep the disk from taking later renames before earlier ones: a new segment beside an
-old one it replaces would show records twice [CLN-3]. They block, and are made in another thread;
-`commit`, `drop` and those touch nothing that the log uses. `detach` and `attach` are for the log's own
-thread: renames and a few reads.
+The two syncs in between keep the disk from applying later renames before earlier ones: a new segment beside
+an old one it replaces would show records twice [CLN-3]. They block, and run in another thread; `commit`,
+`drop` and the syncs touch nothing that the log uses. `detach` and `attach`, renames and a few reads, run in
+the log's own thread.
 
 Source: LocalLog.replaceSegments; LogLoader.
 """
@@ -37,13 +37,13 @@ class Here:
 
 @frozen
 class Elsewhere:
-    """A step that blocks and may run in any one thread; the next one begins when it has ended."""
+    """A step that blocks and may run in any thread; the next step begins after it has ended."""
 
     run: Callable[[], None]
 
 
 class Swap:
-    """One exchange. Made, run and dropped by the owner of the log."""
+    """One swap. Made, run and dropped by the owner of the log."""
 
     def __init__(self, log: Log, group: CleanedGroup) -> None:
         self._log = log
@@ -53,10 +53,11 @@ class Swap:
         self._old: list[Segment] = []
 
     def steps(self) -> Iterator[Here | Elsewhere]:
-        """All of it, in this order and no other [CLN-3].
+        """Yield all steps in their required order [CLN-3].
 
-        A failure on the way is the log's: after `commit` its files are not what memory says, and the log
-        is opened again. Raises from the steps: OSError, LogOffline.
+        A failure after `commit` fails the log: its files are not what memory says, and it must be opened
+        again.
+        Raises from the steps: OSError, LogOffline.
         """
         yield Elsewhere(self.commit)
         yield Here(self.detach)
@@ -65,7 +66,7 @@ class Swap:
         yield Elsewhere(self.sync)
 
     def is_current(self) -> bool:
-        """Whether the old segments are still there, side by side, closed and synced."""
+        """Return whether the old segments are still there, adjacent, closed and synced."""
         bases = [segment.base_offset for segment in self._log.segments]
         old = list(self._group.old)
         if old[0] not in bases:
@@ -92,7 +93,7 @@ class Swap:
             self._rename(base_offset, "", DELETED)
 
     def _hold(self, segment: Segment) -> None:
-        """Open everything a read needs, and keep it open: the names are about to go."""
+        """Open everything a read needs and keep it open, because the names are about to go."""
         _ = segment.file, segment.index, segment.time_index, segment.load_aborted()
         self._log.hooks.residents.forget(segment)
 
@@ -110,7 +111,7 @@ class Swap:
         self._fs.sync_dir(self._directory)
 
     def drop(self) -> None:
-        """Remove what was replaced. Blocks; any thread. Order: after all steps, whenever room is wanted."""
+        """Remove the replaced files. Blocks; any thread. Order: after all steps, once readers are done."""
         for base_offset in self._group.old:
             remove_files(self._fs, self._directory, base_offset, DELETED)
             snapshot = f"{self._directory}/{file_name(base_offset, SNAPSHOT)}"
@@ -118,7 +119,7 @@ class Swap:
                 self._fs.remove(snapshot)
 
     def abandon(self) -> None:
-        """Remove the new segment instead; before `commit` alone."""
+        """Remove the new segment instead; only before `commit`."""
         remove_files(self._fs, self._directory, self._group.base_offset, CLEANED)
 
     def _rename(self, base_offset: int, state: str, to: str) -> None:
