@@ -1,1 +1,1 @@
-"""Names, error codes, limits and time: what every other part may import. Standard library only."""
+"""Names, error codes, limits and time, which every other package may import. Standard library only."""

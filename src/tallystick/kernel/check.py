@@ -1,8 +1,8 @@
-"""Invariants that hold in production, too."""
+"""Invariant checks that also run in production."""
 
 
 class InvariantBroken(Exception):
-    """A state that must not exist. Ends the shard that met it; never becomes an error code."""
+    """A state that must not exist. Stops the partition that met it; never becomes an error code."""
 
 
 def check(condition: object, why: str) -> None:

@@ -1,4 +1,4 @@
-"""Time as an argument: machines take `now_ms`, shells own a Clock."""
+"""Time as an argument: state machines take `now_ms`, I/O shells own a Clock."""
 
 import time
 from typing import Protocol
@@ -7,14 +7,14 @@ from tallystick.kernel.ids import TimestampMs
 
 
 class Clock(Protocol):
-    """Where a shell reads time."""
+    """A source of time for shells."""
 
     def now_ms(self) -> TimestampMs:
-        """Milliseconds since the epoch, the unit of every Kafka timestamp; may step back."""
+        """Return milliseconds since the epoch, the unit of every Kafka timestamp; may step back."""
         ...
 
     def monotonic_ms(self) -> int:
-        """Milliseconds from an arbitrary start that never step back: for deadlines."""
+        """Return milliseconds from an arbitrary start that never step back, for deadlines."""
         ...
 
 

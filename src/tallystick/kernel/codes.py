@@ -1,6 +1,6 @@
-"""Kafka's error codes: number, name and whether trying again can help. Facts only.
+"""Kafka's error codes: number, name and retriability. Facts only.
 
-What to *do* about a code depends on the API it answers, and is decided in the client's rules.
+The reaction to a code depends on the API that returned it, and is decided in the client's rules.
 
 Source: Apache Kafka 4.3, `org.apache.kafka.common.protocol.Errors`.
 """
@@ -153,7 +153,7 @@ class ErrorCode(IntEnum):
 
     @property
     def retriable(self) -> bool:
-        """True when Kafka's clients may send the same request again."""
+        """True if Kafka's clients may send the same request again."""
         return self in _RETRIABLE
 
 
@@ -196,7 +196,7 @@ _RETRIABLE: Final = frozenset(
 
 
 def name_of(code: int) -> str:
-    """Kafka's name of a code; `UNKNOWN(code)` for one this version does not know."""
+    """Return Kafka's name of a code; `UNKNOWN(code)` for one that this version does not know."""
     try:
         return ErrorCode(code).name
     except ValueError:

@@ -1,6 +1,6 @@
-"""The root of our exceptions, what an error says may have happened, and refusals as values.
+"""The root of our exceptions, the effect an error may have had, and rejections as values.
 
-Inside machines a refusal is a `Reject`; in shells it is an exception (style R11).
+State machines return a `Reject`; I/O shells raise an exception (style R11).
 Every exception here must survive pickling: Spark sends them between processes.
 """
 
@@ -16,18 +16,18 @@ class TallystickError(Exception):
 
 
 class Effect(Enum):
-    """What may have happened in the cluster before somebody gave up."""
+    """The possible effect on the cluster of a request that failed."""
 
     NONE = "nothing happened"
-    UNKNOWN = "it may have happened"  # find out before doing it again
+    UNKNOWN = "it may have happened"  # look it up before a retry
 
     def worst(self, other: "Effect") -> "Effect":
-        """Of two attempts at the same thing: once one is unknown, no later answer makes it known [CLI-1]."""
+        """Combine two attempts at the same request: once one is unknown, the result stays unknown [CLI-1]."""
         return Effect.UNKNOWN if Effect.UNKNOWN in (self, other) else Effect.NONE
 
 
 class Remedy(Enum):
-    """What to do about an error; the value is what an error text says."""
+    """The remedy for an error; the value is the text shown with the error."""
 
     RETRY = "try the same again"
     REFRESH = "try again with new metadata"
@@ -39,15 +39,15 @@ class Remedy(Enum):
 
     @property
     def repeats(self) -> bool:
-        """Is the same request sent again?"""
+        """Whether the same request is sent again."""
         return self in (Remedy.RETRY, Remedy.REFRESH, Remedy.FIND_COORDINATOR)
 
 
 class InDoubt(TallystickError):
     """A decision was sent and its outcome could not be learned.
 
-    Never start over. Run recovery, which asks the cluster (and the other system) and reaches the same
-    verdict however often it is run. Nothing but recovery catches this.
+    Never start over. Run recovery, which asks the cluster (and the other system) and reaches the same verdict
+    however often it runs. Only recovery may catch this.
     """
 
     effect = Effect.UNKNOWN
@@ -57,9 +57,9 @@ class InDoubt(TallystickError):
 class Reject:
     """A command was refused and nothing changed.
 
-    `reason` names both values compared and where, for the log line and, where the
-    protocol has room, for the answer. A reason that quotes a name of 32 KB would not fit there: its middle
-    is left out. `records` are those of a batch that are at fault: index in the batch, and why.
+    `reason` names both compared values and where they come from, for the log line and, if the protocol has
+    room, for the response. A reason that quotes a name of 32 KB would not fit there, so its middle is left
+    out. `records` are the faulty records of a batch: index in the batch, and reason.
     """
 
     code: ErrorCode

@@ -1,6 +1,6 @@
-"""Identifiers with a type each, so that an offset is never passed where an epoch is meant.
+"""Identifiers, each with its own type, so that an offset is never passed for an epoch.
 
-No sentinel lives here: "none" is `None`. The wire's -1 is translated where it is read.
+There are no sentinels: "none" is `None`. The wire's -1 is translated where it is read.
 """
 
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ class TopicPartition:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Identity:
-    """A producer id and its epoch: who signs records, and which incarnation of them."""
+    """A producer id and its epoch."""
 
     producer_id: ProducerId
     epoch: ProducerEpoch

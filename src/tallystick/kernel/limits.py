@@ -1,6 +1,6 @@
-"""Every maximum in one place, with the relations between them checked at import.
+"""All limits in one place; the relations between them are checked at import.
 
-A limit exists so that bytes from outside cannot make us allocate, loop or wait without bound.
+Each limit keeps bytes from the network from making the process allocate, loop or wait without bound.
 """
 
 from typing import Final
@@ -14,45 +14,45 @@ MIB: Final = 1024 * KIB
 # Kafka's socket.request.max.bytes default: no frame above it is read.
 FRAME_BYTES_MAX_DEFAULT: Final = 100 * MIB
 
-# A classic string has an int16 length.
+# The length of a non-compact string is an int16.
 STRING_BYTES_MAX: Final = INT16_MAX
 
-# Elements one array may announce; every element costs at least one byte on the wire,
-# so a decoder also refuses counts above the bytes that are left.
+# Elements one array may announce. Every element takes at least one byte on the wire,
+# so a decoder also refuses counts above the number of bytes left.
 ARRAY_ELEMENTS_MAX: Final = 1_000_000
-# All elements of one message together: nested arrays cannot multiply past this.
+# All elements of one message together, so that nested arrays cannot multiply past it.
 MESSAGE_ELEMENTS_MAX: Final = 1_000_000
 TAGGED_FIELDS_MAX: Final = 1_000
 # Decoding never costs more memory than this plus 4x the frame.
 DECODE_MEMORY_BASE_BYTES: Final = 64 * MIB
 
-# A request that carries no records has at most so many bytes, and what it names takes at most so much memory;
-# more where there may be more partitions to name.
+# Limit for a request without records: of its size, and of the memory for what it names. The second value is
+# added per partition that a request may name.
 REQUEST_BYTES_MAX: Final = 16 * MIB
 REQUEST_BYTES_PER_PARTITION: Final = 512
 
 # A record batch may unpack to this many bytes, and to this many times its own size.
 DECOMPRESSED_BYTES_MAX: Final = 128 * MIB
 DECOMPRESSION_RATIO_MAX: Final = 2_000
-# Up to here the ratio is not looked at: zstd packs a megabyte of zeros into 60 bytes, and rightly.
+# The ratio is not checked below this: zstd may compress a megabyte of zeros to 60 bytes.
 DECOMPRESSED_BYTES_FLOOR: Final = 16 * MIB
-RECORDS_PER_BATCH_MAX: Final = 1_000_000  # librdkafka's own bound of batch.num.messages
-# So many records of a refused batch are named in the answer; Kafka's clients read the message alone.
+RECORDS_PER_BATCH_MAX: Final = 1_000_000  # librdkafka's limit of batch.num.messages
+# Records of a refused batch named in the response (KIP-467); Kafka's clients show only the message.
 RECORD_ERRORS_MAX: Final = 10
 HEADERS_PER_RECORD_MAX: Final = 10_000
 
-# Kafka keeps the last five batches of a producer to recognise a repetition.
+# Kafka keeps the last five batches of a producer to detect duplicates.
 PRODUCER_BATCHES_CACHED: Final = 5
 
 # Topic names (Kafka: at most 249 characters, so that "-<partition>" fits a file name).
 TOPIC_NAME_LENGTH_MAX: Final = 249
 
-# Kafka's clients refuse a longer group.instance.id themselves.
+# Kafka's clients refuse a longer group.instance.id.
 GROUP_INSTANCE_ID_LENGTH_MAX: Final = 249
-# What a member id shows of its client id; the rest of it is a UUID.
+# Characters of the client id in a member id; the rest of it is a UUID.
 CLIENT_ID_SHOWN_MAX: Final = 255
 
-# Of the reason for a refusal so many characters are told; longer ones quote names that were sent to us.
+# Characters of an error message in a response; longer ones quote names from the request.
 REASON_LENGTH_MAX: Final = 2_000
 
 EPOCH_MAX: Final = INT16_MAX

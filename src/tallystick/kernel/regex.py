@@ -1,8 +1,8 @@
-"""Regular expressions from outside, in time that is linear in the text, whatever the pattern.
+"""Regular expressions from clients, matched in time linear in the text, whatever the pattern.
 
-Python's `re` goes back and tries again: `(a+)+b` takes minutes over thirty characters, and the event loop
-with it. Here a pattern becomes an automaton (Thompson 1968) whose sets of states are made when they are met
-and kept, so that a character costs one look-up; a pattern whose sets never repeat is ended by a budget.
+Python's `re` backtracks: `(a+)+b` takes minutes over thirty characters, and blocks the event loop. Here a
+pattern becomes an automaton (Thompson 1968) whose state sets are built on demand and cached, so that a
+character costs one lookup; a budget stops patterns whose sets never repeat.
 
 Source: R. Cox, "Regular Expression Matching Can Be Simple And Fast" (2007).
 """
@@ -24,14 +24,14 @@ from tallystick.kernel.regex_syntax import (
 from tallystick.kernel.value import frozen
 
 PROGRAM_MAX: Final = 2_000
-# Instructions looked at for one pattern, over all the texts: about a third of a second.
+# Budget of instructions per pattern, over all texts: about a third of a second.
 WORK_MAX: Final = 2_000_000
-# Transitions kept; then the collection begins anew.
+# Number of cached transitions; beyond it the cache is cleared.
 CACHE_MAX: Final = 10_000
 
 
 class Side(Enum):
-    """What is on one side of a place, as far as assertions ask."""
+    """The class of the character on one side of a position, as assertions need it."""
 
     EDGE = auto()
     NEWLINE = auto()
@@ -47,7 +47,7 @@ def _side(char: str) -> Side:
 
 @frozen
 class _Read:
-    """Take one character of `what`, go on at `to`."""
+    """Consume one character of `what`, continue at `to`."""
 
     what: Characters
     to: int
@@ -55,7 +55,7 @@ class _Read:
 
 @frozen
 class _Jump:
-    """Go on at any of `to`."""
+    """Continue at any of `to`."""
 
     to: tuple[int, ...]
 
@@ -66,11 +66,11 @@ class _Check:
     to: int
 
 
-_Instruction = _Read | _Jump | _Check | None  # None: matched, if the text ends here
+_Instruction = _Read | _Jump | _Check | None  # None: a match if the text ends here
 
 
 class _State:
-    """Where the automaton may be, with what it has read last; `after` is filled as texts need it."""
+    """A set of automaton positions and the class of the last character; `after` is filled on demand."""
 
     __slots__ = ("accepts", "after", "before", "places")
 
@@ -82,10 +82,10 @@ class _State:
 
 
 class Pattern:
-    """One pattern, compiled; learns from what it reads, so one thread has it."""
+    """One compiled pattern. It caches states while matching, so it belongs to one thread."""
 
     def __init__(self, text: str) -> None:
-        """Raises: BadPattern."""
+        """Compile a pattern. Raises: BadPattern."""
         self._program: list[_Instruction] = [None]
         self._emitted = 0
         start = self._emit(parse(text), 0)
@@ -96,7 +96,7 @@ class Pattern:
         self.work = 0
 
     def matches(self, text: str) -> bool:
-        """Is the whole text one the pattern stands for? Raises: BadPattern, when it has cost too much."""
+        """Return whether the pattern matches the whole text. Raises: BadPattern, over the budget."""
         state = self._first
         for char in text:
             state = state.after.get(char) or self._step(state, char)
@@ -106,10 +106,10 @@ class Pattern:
             state.accepts = any(each is None for each in self._reached(state, Side.EDGE))
         return state.accepts
 
-    # ---- compiling, from the end to the beginning: every instruction knows its successor
+    # ---- compiling, from the end to the beginning, so that every successor is known
 
     def _emit(self, node: Node, to: int) -> int:
-        """Append `node`, going on at `to`; where it begins."""
+        """Append instructions for `node` that continue at `to`; return their start."""
         self._emitted += 1
         if self._emitted > PROGRAM_MAX:
             raise BadPattern(f"the pattern has more than {PROGRAM_MAX} parts, repetitions written out")
@@ -166,7 +166,7 @@ class Pattern:
         return following
 
     def _reached(self, state: _State, after: Side) -> list[_Instruction]:
-        """The reads, and perhaps the end, that can be come to without taking a character."""
+        """Return the reads, and perhaps the end, reachable without consuming a character."""
         reached: list[_Instruction] = []
         seen = set(state.places)
         todo = list(seen)

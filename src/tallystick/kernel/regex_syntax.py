@@ -1,7 +1,8 @@
-"""RE2's dialect of regular expressions, read into a tree.
+r"""Parser for RE2's dialect of regular expressions.
 
-It has what a finite automaton can do, and refuses by name what only a search that goes back can: lookaround,
-backreferences, atomic groups, possessive repetition. Unicode classes (`\\p{Greek}`) are not here.
+The dialect has what a finite automaton can match. Constructs that need backtracking are refused by name:
+lookaround, backreferences, atomic groups, possessive quantifiers. Unicode classes (`\p{Greek}`) are not
+supported.
 
 Source: RE2 syntax page (github.com/google/re2/wiki/Syntax), KIP-1152 "RE2J".
 """
@@ -24,7 +25,7 @@ Ranges = tuple[Range, ...]
 
 
 class BadPattern(TallystickError):
-    """A pattern that is not of the dialect, or too big; the text says where and why."""
+    """A pattern outside the dialect, or too large; the text says where and why."""
 
 
 # ---- the tree
@@ -32,7 +33,7 @@ class BadPattern(TallystickError):
 
 @frozen
 class Characters:
-    """One character: of `ranges`, or with `negated` any other; with `folded` in either case."""
+    """One character in `ranges`, or with `negated` not in them; with `folded` in either case."""
 
     ranges: Ranges
     negated: bool = False
@@ -45,7 +46,7 @@ class Characters:
 
 
 class Assertion(Enum):
-    """Something about a place between two characters."""
+    """A condition on the position between two characters."""
 
     TEXT_START = "\\A"
     TEXT_END = "\\z"
@@ -67,7 +68,7 @@ class Choice:
 
 @frozen
 class Repeat:
-    """`most` None: any number."""
+    """A repetition of `node`; `most` None: unlimited."""
 
     node: "Node"
     least: int
@@ -80,12 +81,12 @@ Node = Characters | Assertion | Sequence | Choice | Repeat
 
 
 def _ranges(text: str) -> Ranges:
-    """`"09az"` are two ranges."""
+    """Return the ranges of a text: `"09az"` are two."""
     return tuple((ord(low), ord(high)) for low, high in zip(text[::2], text[1::2], strict=True))
 
 
 def _others(ranges: Iterable[Range]) -> Ranges:
-    """The code points in none of the ranges."""
+    """Return the code points in none of the ranges."""
     found, next_code = [], 0
     for low, high in sorted(ranges):
         if low > next_code:
@@ -123,7 +124,7 @@ _ASSERTIONS: Final = {
     "B": Assertion.NO_WORD_BOUNDARY,
 }
 
-# Compiled when a pattern is first read: most brokers never meet one.
+# Compiled on first use, because most brokers never need it.
 _BOUNDS: Final = r"\{([0-9]+)(?:(,)([0-9]*))?\}"
 _NAMED: Final = r"\(\?P?<([A-Za-z0-9_]+)>"
 _FLAGGED: Final = r"\(\?([imsU]*)(?:-([imsU]+))?([:)])"
@@ -139,17 +140,17 @@ class _Flags:
     dot_all: bool = False
 
     def set(self, letters: str, on: bool) -> "_Flags":
-        names = {"i": "folded", "m": "multiline", "s": "dot_all"}  # U changes what is captured alone
+        names = {"i": "folded", "m": "multiline", "s": "dot_all"}  # U changes only what is captured
         return replace(self, **{names[letter]: on for letter in letters if letter in names})
 
 
 def parse(text: str) -> Node:
-    """The tree of a pattern. Raises: BadPattern."""
+    """Parse a pattern into a tree. Raises: BadPattern."""
     return _Parser(text).parse()
 
 
 class _Parser:
-    """Recursive descent over the text; `at` is the next character."""
+    """Recursive descent over the text; `at` is the position of the next character."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -196,7 +197,7 @@ class _Parser:
             parts += self._atom()
             bounds = self._quantifier() if parts else None
             if bounds is not None:
-                self._take("?")  # as few as possible: the same texts match as a whole
+                self._take("?")  # lazy: for a match of the whole text there is no difference
                 if self._quantifier() is not None:
                     self._fail("a repetition of a repetition; possessive ones are not supported")
                 parts[-1] = Repeat(parts[-1], *bounds)
@@ -218,7 +219,7 @@ class _Parser:
         return least, most
 
     def _atom(self) -> list[Node]:
-        """What one quantifier applies to; several for quoted text, none for flags."""
+        """Parse the operand of one quantifier: several nodes for quoted text, none for flags."""
         flags = self.flags
         char = self._next()
         match char:
@@ -286,7 +287,7 @@ class _Parser:
         return [self._literal(self._escaped())]
 
     def _escaped(self) -> int:
-        """The code point that what follows a backslash stands for."""
+        """Return the code point of the escape sequence after a backslash."""
         char = self._next()
         found = self._matched(_HEX)
         if found is not None:
@@ -308,7 +309,7 @@ class _Parser:
         self.at += 1
         negated = self._take("^")
         ranges: list[Range] = []
-        while not ranges or not self._take("]"):  # a ']' that comes first stands for itself
+        while not ranges or not self._take("]"):  # a ']' in first position is literal
             ranges += self._bracket_item()
         return Characters(tuple(ranges), negated=negated, folded=self.flags.folded)
 

@@ -1,8 +1,8 @@
-"""What a setting is: one declared value with Kafka's dotted name, its bounds, its text form.
+"""Declared settings: Kafka's dotted name, bounds and text form of each.
 
 A configuration is a frozen dataclass whose fields are made by `setting()`; the field name with dots for
-underscores is Kafka's name. `problems_in` and `build` work on any such class, so that the broker's and a
-topic's configuration are checked, shown and documented by the same code.
+underscores is Kafka's name. `problems_in` and `build` work on any such class, so broker and topic
+configurations are checked, shown and documented by the same code.
 """
 
 from collections.abc import Iterator, Mapping
@@ -24,11 +24,11 @@ _DECLARED: Final[dict[type, tuple[tuple[str, "Setting"], ...]]] = {}
 
 
 class BadConfig(TallystickError):
-    """Everything that is wrong with a configuration, one problem a line."""
+    """All problems of a configuration, one per line."""
 
 
 class Kind(IntEnum):
-    """The type of a setting, numbered as DescribeConfigs answers it (KIP-569)."""
+    """The type of a setting, with its number in DescribeConfigs responses (KIP-569)."""
 
     BOOLEAN = 1
     STRING = 2
@@ -54,7 +54,7 @@ class Setting:
     """One setting.
 
     name       Kafka's dotted name; empty until the class's field gives it
-    none       the text that stands for "no limit" or "not set": -1 or empty on the wire, None inside
+    none       the text for "no limit" or "not set": -1 or empty on the wire, None inside
     dynamic    may be changed while the broker runs
     synonyms   broker settings a topic's setting falls back to, strongest first
     """
@@ -71,7 +71,7 @@ class Setting:
     synonyms: tuple[Synonym, ...] = ()
 
     def parse(self, text: str) -> Value:
-        """The value of `text`. Raises ValueError that says what is allowed."""
+        """Parse `text`. Raises ValueError naming the allowed values."""
         text = text.strip()
         if self.none is not None and text == self.none:
             return None
@@ -91,7 +91,7 @@ class Setting:
                 return self._one_of(text)
 
     def format(self, value: Value) -> str | None:
-        """The text that `parse` reads back; None where there is no value and no text for that."""
+        """Format a value so that `parse` reads it back; return None for None without a text of its own."""
         match value:
             case None:
                 return self.none or None
@@ -103,7 +103,7 @@ class Setting:
                 return str(value)
 
     def allowed(self) -> str:
-        """What may be written, in words."""
+        """Describe the allowed values in words."""
         if self.kind is Kind.BOOLEAN:
             return "true or false"
         if self.choices:
@@ -137,7 +137,7 @@ class Setting:
 
 
 def setting(default: T, doc: str, **more: object) -> T:
-    """A field of a configuration class; `more` are the attributes of Setting.
+    """Declare a field of a configuration class; `more` are the attributes of Setting.
 
     The kind follows from the default unless given: bool, int (LONG unless kind=INT), float, str, tuple.
     """
@@ -148,15 +148,15 @@ def setting(default: T, doc: str, **more: object) -> T:
 
 
 def settings_of(cls: type) -> dict[str, Setting]:
-    """The settings of a configuration class by dotted name, in order of declaration."""
+    """Return the settings of a configuration class by dotted name, in order of declaration."""
     return {made.name: made for _, made in _settings(cls)}
 
 
 def build(cls: type[C], texts: Mapping[str, str], **more: object) -> C:
-    """An instance of `cls` from texts by dotted name.
+    """Build an instance of `cls` from texts by dotted name.
 
-    Raises: BadConfig with every bad value and unknown name; cross-field rules are the class's own,
-        in `problems(self) -> Iterator[str]`.
+    Raises: BadConfig with every bad value and unknown name. The class itself defines cross-field rules, in
+        `problems(self) -> Iterator[str]`.
     """
     values, problems = values_of(cls, texts)
     if not problems:
@@ -169,7 +169,7 @@ def build(cls: type[C], texts: Mapping[str, str], **more: object) -> C:
 
 
 def values_of(cls: type, texts: Mapping[str, str]) -> tuple[dict[str, object], list[str]]:
-    """The values of `texts` by attribute of `cls`, and every bad value and unknown name among them."""
+    """Parse `texts` into values by attribute of `cls`, and list every bad value and unknown name."""
     declared = {made.name: (attribute, made) for attribute, made in _settings(cls)}
     values: dict[str, object] = {}
     problems = []
@@ -186,15 +186,15 @@ def values_of(cls: type, texts: Mapping[str, str]) -> tuple[dict[str, object], l
 
 
 def unknown(name: str, known: Mapping[str, object]) -> str:
-    """What to say of a name nobody declared, with the nearest one that somebody did."""
+    """Return the message for an undeclared name, with the most similar declared one."""
     near = _lazy.load("difflib").get_close_matches(name, known, n=1, cutoff=0.6)
     return f"{name}: unknown setting" + (f"; did you mean {near[0]}?" if near else "")
 
 
 def read_properties(text: str, source: str) -> dict[str, str]:
-    """Parse a `server.properties` file: `#` and `!` comments, `=` or `:`, lines continued with `\\`.
+    r"""Parse a `server.properties` file: `#` and `!` comments, `=` or `:`, lines continued with `\`.
 
-    Raises: BadConfig naming each line that is not `name=value`, and each name given twice.
+    Raises: BadConfig naming each line that is not `name=value`, and each duplicate name.
     """
     values: dict[str, str] = {}
     problems = []
@@ -229,7 +229,7 @@ def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _settings(cls: type) -> tuple[tuple[str, Setting], ...]:
-    """Attribute and setting of every declared field; made once per class."""
+    """Return attribute and setting of every declared field, cached per class."""
     if cls not in _DECLARED:
         _DECLARED[cls] = tuple(
             (f.name, replace(f.metadata[_META], name=f.name.replace("_", ".")))

@@ -1,12 +1,12 @@
-"""Small frozen values that cost little until they are used.
+"""Frozen value classes that are cheap to declare.
 
 `dataclasses` compiles six methods for every class when its module is imported. A broker imports over a
-hundred such classes before it listens, and never prints or compares most of them: a third of its start
-went into this. A `@frozen` class is declared and behaves like a frozen, slotted dataclass, and
-`dataclasses.fields`, `replace`, `asdict` and `match` know it; but it gets a method when the method is
-first called. To make one costs 0.1 to 0.5 us more than to make a frozen dataclass.
+hundred such classes before it listens, and never prints or compares most of them: this took a third of its
+start time. A `@frozen` class is declared and behaves like a frozen, slotted dataclass, and
+`dataclasses.fields`, `replace`, `asdict` and `match` work with it, but each method is generated on its first
+call. Creating an instance costs 0.1 to 0.5 us more than for a frozen dataclass.
 
-It takes no base class and has no order; a class that wants one is a dataclass, and so is one that changes.
+It takes no base class and has no order; for these, or for mutable values, use a dataclass.
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ def frozen(cls: type[T] | None = None, /, *, kw_only: bool = False) -> type[T] |
 
 
 class Value:
-    """What all values share: equality by content, no assignment, a readable repr."""
+    """Base of all values: equality by content, no assignment, a readable repr."""
 
     __slots__: tuple[str, ...] = ()
 
@@ -69,18 +69,18 @@ class Value:
 
 
 def brief(content: object) -> str:
-    """The repr, or the size of what is long: a log line must not carry a megabyte."""
+    """Return the repr, or the size if it is long: a log line must not carry a megabyte."""
     if isinstance(content, (bytes, bytearray, memoryview)) and len(content) > 64:
         return f"<{len(content)} bytes>"
     return repr(content)
 
 
 if TYPE_CHECKING:
-    from dataclasses import replace as replace  # its arguments are checked by its name
+    from dataclasses import replace as replace  # type checkers check the arguments by this name
 else:
 
     def replace(value: T, /, **changes: object) -> T:
-        """`dataclasses.replace` for a frozen value, in a third of its time."""
+        """Do what `dataclasses.replace` does for a frozen value, in a third of the time."""
         cls = value.__class__
         made = draft_of(cls)(
             *[changes.pop(name) if name in changes else getattr(value, name) for name in cls.__slots__]
@@ -101,7 +101,7 @@ def _rebuild(cls: type, *contents: object) -> object:
 
 
 def declare(cls: type[T], *, kw_only: bool = False, base: type[Value] = Value) -> type[T]:
-    """The slotted, frozen form of a class of annotations, on `base`."""
+    """Return the slotted, frozen form of a class of annotations, on `base`."""
     cls.__doc__ = cls.__doc__ or cls.__name__  # else `dataclass` computes a signature, slowly
     fields = dataclasses.fields(dataclass(init=False, repr=False, eq=False, kw_only=kw_only)(cls))  # type: ignore[arg-type]
     slots = tuple(f.name for f in fields)
@@ -115,10 +115,10 @@ _DRAFTS: Final[dict[type, type]] = {}
 
 
 def draft_of(cls: type) -> type:
-    """A twin with the same slots, assignable, its constructor positional in slot order.
+    """Return a twin class with the same slots, assignable, its constructor positional in slot order.
 
     To build a frozen value: fill a draft, then set its `__class__`. That is three times as fast as
-    going through `object.__setattr__` for every field, and it is what decoders do.
+    `object.__setattr__` for every field, and decoders do it.
     """
     draft = _DRAFTS.get(cls)
     if draft is None:
@@ -150,7 +150,7 @@ def _init_of(cls: type) -> Callable[..., None]:
 
 
 def _default(f: "Field[object]", names: dict[str, object]) -> tuple[str, str]:
-    """How a field's parameter ends, and what is assigned to the field."""
+    """Return a parameter's default in source form, and the expression assigned to the field."""
     if f.default_factory is not MISSING:
         names[f"_make_{f.name}"] = f.default_factory
         return "=_unset", f"_make_{f.name}() if {f.name} is _unset else {f.name}"

@@ -3,9 +3,9 @@
     encode(message, version)           one message as bytes
     encode_parts(message, version)     the same as buffers, record data not copied
     decode(cls, buf, version)          a whole buffer as one message
-    decode_prefix(cls, buf, version)   a message at a position, and where it ends
+    decode_prefix(cls, buf, version)   a message at a position, and the position after it
 
-Anything may be thrown at the decoders: they return a value or raise DecodeError [WIRE-1].
+The decoders accept arbitrary input: they return a value or raise DecodeError [WIRE-1].
 """
 
 from tallystick.protocol.codec import decode, decode_prefix, encode, encode_parts

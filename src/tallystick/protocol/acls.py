@@ -1,4 +1,4 @@
-"""What a rule of access control is made of: a broker asks by it, an administrator sets it.
+"""The parts of an ACL: operation, resource, pattern and permission.
 
 The numbers are the wire's. Source: Kafka AclOperation, ResourceType, PatternType, AclPermissionType; KIP-140,
 KIP-290; KIP-939 "ACL Changes".
@@ -8,7 +8,7 @@ from enum import IntEnum
 
 
 class AclOperation(IntEnum):
-    """What somebody wants to do."""
+    """The operation that an ACL allows or denies."""
 
     ANY = 1
     ALL = 2
@@ -28,7 +28,7 @@ class AclOperation(IntEnum):
 
 
 class AclResource(IntEnum):
-    """What it is done to."""
+    """The resource type of an ACL."""
 
     ANY = 1
     TOPIC = 2
@@ -40,7 +40,7 @@ class AclResource(IntEnum):
 
 
 class AclPattern(IntEnum):
-    """How a resource's name is meant; ANY and MATCH (whatever applies to a name) are for filters."""
+    """The pattern type of a resource name; ANY and MATCH (all that apply to a name) are for filters."""
 
     ANY = 1
     MATCH = 2
@@ -49,7 +49,7 @@ class AclPattern(IntEnum):
 
 
 class AclPermission(IntEnum):
-    """Deny wins over allow."""
+    """The permission of an ACL; deny takes precedence over allow."""
 
     ANY = 1
     DENY = 2

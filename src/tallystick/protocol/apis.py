@@ -1,7 +1,7 @@
-"""The registry: every API this code can speak, its versions and its headers.
+"""The registry of all APIs: their versions, messages and header versions.
 
-Declared is not advertised: what ApiVersions answers is this table cut down to the APIs that have a
-handler. The server dispatches on the same table, so the two cannot disagree.
+ApiVersions advertises the APIs of this table that have a handler. The server dispatches on the same table,
+so the two cannot disagree.
 """
 
 from collections.abc import Mapping
@@ -167,7 +167,7 @@ class ApiKey(IntEnum):
 
 @frozen(kw_only=True)
 class ApiSpec:
-    """One API: its messages, the versions both have, and since when it is flexible."""
+    """One API: its messages, supported versions, and first flexible version."""
 
     key: ApiKey
     name: str
@@ -184,23 +184,23 @@ class ApiSpec:
         return self.flexible_from is not None and version >= self.flexible_from
 
     def request_header_version(self, version: int) -> int:
-        """2 with tagged fields, 1 without. Also right for versions newer than ours."""
+        """Return 2 for flexible versions, else 1. Also right for versions newer than ours."""
         return 2 if self.is_flexible(version) else 1
 
     def response_header_version(self, version: int) -> int:
-        """1 with tagged fields, 0 without; ApiVersions stays at 0 [WIRE-3].
+        """Return 1 for flexible versions, else 0; always 0 for ApiVersions [WIRE-3].
 
-        Its client may not know yet which versions this broker has, so it must be able to read the
-        answer to a version the broker does not know, which is an answer in version 0 (KIP-511).
+        KIP-511: a client that does not know the broker's versions yet must be able to read the response to an
+        unsupported version, which the broker sends in version 0.
         """
         return 1 if self.is_flexible(version) and self.key is not ApiKey.API_VERSIONS else 0
 
     @property
     def advertised(self) -> Versions:
-        """The range ApiVersions shows.
+        """The range that ApiVersions advertises.
 
-        Produce is shown from 0 although 0 to 2 are refused: librdkafka before 2.4 derives which
-        compression codecs a broker has from that range (KAFKA-18659).
+        Produce is advertised from 0 although 0 to 2 are refused: librdkafka before 2.4 derives the broker's
+        compression codecs from that range (KAFKA-18659).
         """
         first = 0 if self.key is ApiKey.PRODUCE else self.min_version
         return Versions(first, self.max_version)

@@ -1,4 +1,4 @@
-"""The four functions that turn messages into bytes and back."""
+"""The functions that encode and decode messages."""
 
 from typing import Final, TypeVar
 
@@ -8,21 +8,21 @@ from tallystick.protocol.primitives import Buffer
 
 M = TypeVar("M")
 
-# Record data from this size on is handed over as it is; below, copying is cheaper than one more buffer.
+# Record data of this size or more is passed on uncopied; below, a copy is cheaper than another buffer.
 _JOIN_BELOW_BYTES: Final = 4096
 
 
 def encode(message: object, version: int) -> bytes:
-    """One message as bytes, without header or frame length.
+    """Encode a message, without header or frame length.
 
-    Raises: UnsupportedField when a field says more than `version` can carry; UnsupportedVersion;
+    Raises: UnsupportedField when a field holds a value that `version` cannot carry; UnsupportedVersion;
         EncodeError for a number or a string that does not fit its type.
     """
     return b"".join(encoder(type(message), version)(message))
 
 
 def encode_parts(message: object, version: int) -> list[bytes | memoryview]:
-    """The same bytes as `encode`, as a few buffers: large record data is not copied."""
+    """Encode a message as a few buffers with the bytes of `encode`: large record data is not copied."""
     parts: list[bytes | memoryview] = []
     small: list[Buffer] = []
     for part in encoder(type(message), version)(message):
@@ -39,10 +39,10 @@ def encode_parts(message: object, version: int) -> list[bytes | memoryview]:
 
 
 def decode(cls: type[M], buf: Buffer, version: int, *, room: int = PURSE_BYTES) -> M:
-    """A whole buffer as one message; record data stays a view of `buf`.
+    """Decode a whole buffer as one message; record data stays a view of `buf`.
 
     Args:
-        room: memory that what it counts may take, beside four times the bytes it is read from.
+        room: memory that counted elements may take, besides four times the bytes they are read from.
     Raises: DecodeError, also for bytes left over; UnsupportedVersion.
     """
     view = memoryview(buf)
@@ -56,10 +56,10 @@ def decode(cls: type[M], buf: Buffer, version: int, *, room: int = PURSE_BYTES) 
 def decode_prefix(
     cls: type[M], buf: Buffer, version: int, at: int = 0, *, room: int = PURSE_BYTES
 ) -> tuple[M, int]:
-    """A message that starts at `at`, and the position behind it.
+    """Decode a message that starts at `at`; return it and the position after it.
 
     Args:
-        room: memory that what it counts may take, beside four times the bytes it is read from.
+        room: memory that counted elements may take, besides four times the bytes they are read from.
     Raises: as `decode`.
     """
     return decoder(cls, version)(memoryview(buf), at, room)

@@ -1,16 +1,16 @@
-"""Declaration + version -> two Python functions, written and compiled on first use.
+"""Codec generator: declaration + version -> two Python functions, compiled on first use.
 
-A codec that walks the declaration for every message spends its time asking questions whose answers
-never change. Here they are asked once: the generated source holds only what this version does, fields
-of fixed size that stand side by side become one `struct` call (with the next length prefix in it), and
-nested structs are inlined. A compiled codec costs about a millisecond, once, and only for versions met.
+A codec that walks the declaration for every message spends its time on decisions that never change. Here
+they are made once: the generated source holds only what this version needs, adjacent fields of fixed size
+become one `struct` call (including the next length prefix), and nested structs are inlined. Compiling a
+codec costs about a millisecond, once, and only for versions in use.
 
 Generated code never trusts a length. Every read is bounded by the buffer: `struct` and indexing raise
-beyond its end, slices are compared first. Every count is compared with the bytes that are left before
-anything is allocated, and everything counted is paid for from one purse of bytes (`_Cost`), so that
-decoding costs at most DECODE_MEMORY_BASE_BYTES plus four times the frame [WIRE-2].
+beyond its end, and the ends of slices are checked first. Every count is checked against the bytes left
+before anything is allocated, and all counted elements draw on one memory budget (`_Cost`), so that decoding
+costs at most DECODE_MEMORY_BASE_BYTES plus four times the frame [WIRE-2].
 
-This is the one module that uses `Any`: it works on classes that only exist as declarations.
+This is the only module that uses `Any`: it works on classes that exist only as declarations.
 """
 
 import struct
@@ -51,13 +51,13 @@ from tallystick.protocol.wire import (
     struct_spec,
 )
 
-Decoder = Callable[..., tuple[Any, int]]  # of a buffer, a position and perhaps the bytes in the purse
+Decoder = Callable[..., tuple[Any, int]]  # arguments: buffer, position, optionally the memory budget
 Encoder = Callable[[Any], list[Buffer]]
 
-# What the purse holds. The rest of DECODE_MEMORY_BASE_BYTES is for what is not counted: the generated
+# The memory budget. The rest of DECODE_MEMORY_BASE_BYTES is for what is not counted: the generated
 # functions, temporary lists, the allocator's rounding.
 PURSE_BYTES: Final = DECODE_MEMORY_BASE_BYTES - DECODE_MEMORY_BASE_BYTES // 8
-# So many bytes an element costs at least; it makes the purse bound the number of elements as well.
+# Minimum cost of an element, so that the budget bounds the number of elements as well.
 ELEMENT_BYTES_MIN: Final = PURSE_BYTES // MESSAGE_ELEMENTS_MAX
 _UNKNOWN_TAG_BYTES: Final = 200
 
@@ -67,19 +67,19 @@ _FIXED_BYTES: Final = {letter: struct.calcsize(f">{letter}") for letter in "?bBh
 
 
 def encoder(cls: type, version: int) -> Encoder:
-    """The compiled function `value -> list of buffers` for one class and version."""
+    """Return the compiled function `value -> list of buffers` for one class and version."""
     made: Encoder = _compiled(_ENCODERS, cls, version, _EncodeSource)
     return made
 
 
 def decoder(cls: type, version: int) -> Decoder:
-    """The compiled function `(view, at) -> (value, next)` for one class and version."""
+    """Return the compiled function `(view, at) -> (value, next)` for one class and version."""
     made: Decoder = _compiled(_DECODERS, cls, version, _DecodeSource)
     return made
 
 
 def source(cls: type, version: int) -> str:
-    """Both generated functions as text, for a reader or a debugger."""
+    """Return both generated functions as text, for reading and debugging."""
     spec = message_spec(cls)
     return f"{_DecodeSource(spec, version).text()}\n\n{_EncodeSource(spec, version).text()}\n"
 
@@ -103,7 +103,7 @@ def _compiled(cache: dict[tuple[type, int], Any], cls: type, version: int, kind:
 
 
 class _Source:
-    """Lines of Python under construction, the constants they name, and a run of fixed-size fields.
+    """Python source under construction: its lines, the constants they name, and pending fixed-size fields.
 
     `pending` holds (struct letter, expression or target) pairs that the next `flush` turns into one call.
     """
@@ -130,7 +130,7 @@ class _Source:
         self.depth -= 1
 
     def fresh(self, stem: str) -> str:
-        """A variable nobody else uses: nested structs are inlined into one function."""
+        """Return an unused variable name, because nested structs are inlined into one function."""
         self.serial += 1
         return f"{stem}{self.serial}"
 
@@ -154,7 +154,7 @@ class _Source:
 
     @contextmanager
     def compactness(self, f: FieldSpec) -> Iterator[None]:
-        """A request header's client id keeps its classic form: it must be legible to the oldest broker."""
+        """Keep the client id of a request header in its non-compact form, readable by the oldest broker."""
         flexible, self.flexible = self.flexible, self.flexible and f.wire.compact
         yield
         self.flexible = flexible
@@ -173,7 +173,7 @@ class _Source:
 
 
 class _DecodeSource(_Source):
-    """Writes `decode(buf, at, room)`; `at` moves over `buf`, whose end is `end`; `room` is the purse."""
+    """Generates `decode(buf, at, room)`; `at` moves over `buf` up to `end`; `room` is the memory budget."""
 
     name = "decode"
 
@@ -211,7 +211,7 @@ class _DecodeSource(_Source):
         self.pending.clear()
 
     def length(self, what: str, classic: Scalar) -> str:
-        """Read a length or count; leaves a variable that is -1 for null in both encodings."""
+        """Emit the read of a length or count into a variable that is -1 for null in both encodings."""
         n = self.fresh("n")
         if self.flexible:
             self.pending.append(("B", n))
@@ -226,7 +226,7 @@ class _DecodeSource(_Source):
     # ---- values
 
     def value(self, kind: WireType, nullable: bool, what: str) -> str:
-        """Emit the reading of one value; the name of the variable that holds it after the next flush."""
+        """Emit the read of one value; return its variable, valid after the next flush."""
         target = self.fresh("v")
         if isinstance(kind, Array):
             self.array(kind, nullable, what, target)
@@ -294,7 +294,7 @@ class _DecodeSource(_Source):
             self.put(f"{target} = {self.struct_(struct_spec(cls))}")
 
     def struct_(self, struct_: StructSpec) -> str:
-        """Emit the reading of a struct, tagged fields included; returns the variable that holds it."""
+        """Emit the read of a struct with its tagged fields; return its variable."""
         values: dict[str, str] = {f.name: "" for f in struct_.fields}
         for f in self.present(struct_, tagged=False):
             what = f"{struct_.cls.__name__}.{f.name}"
@@ -361,7 +361,7 @@ class _DecodeSource(_Source):
 
 
 class _EncodeSource(_Source):
-    """Writes `encode(m)`: a list of buffers that, joined, are the message."""
+    """Generates `encode(m)`, which returns a list of buffers that form the message."""
 
     name = "encode"
 
@@ -387,7 +387,7 @@ class _EncodeSource(_Source):
     # ---- runs of fixed-size fields
 
     def run(self, extra: tuple[tuple[str, str], ...] = ()) -> str:
-        """The expression that packs the pending fields and `extra`."""
+        """Return the expression that packs the pending fields and `extra`."""
         fields = [*self.pending, *extra]
         letters = "".join(letter for letter, _ in fields)
         return f"{self.packer(letters, 'pack')}({', '.join(e for letter, e in fields if letter != 'x')})"
@@ -398,7 +398,7 @@ class _EncodeSource(_Source):
         self.pending.clear()
 
     def length(self, n: str, classic: Scalar, wide: str) -> None:
-        """Write a length or count held in `n` (-1 for null); `wide` writes one that needs two bytes."""
+        """Emit the write of a length or count in `n` (-1 for null); `wide` writes one above one byte."""
         if not self.flexible:
             self.pending.append((classic.format or "", n))
             self.flush()
@@ -488,7 +488,7 @@ class _EncodeSource(_Source):
             self.tags(self.present(struct_, tagged=True), value)
 
     def guard(self, f: FieldSpec, what: str, expression: str) -> None:
-        """Refuse what this version would lose: a value without its field, a null without room for it."""
+        """Emit checks against data loss: a value whose field, or a null that, this version lacks."""
         if self.version not in f.wire.versions:
             if not f.wire.ignorable:
                 default = self.constant(f.default, "default")
@@ -514,7 +514,7 @@ class _EncodeSource(_Source):
         self.pending.clear()
 
     def one_tag(self, f: FieldSpec, expression: str, collected: str) -> None:
-        """A tagged field has its size in front, so its value is encoded aside first."""
+        """Emit a tagged field, encoded separately first because its size comes before it."""
         outer, parts = self.write, self.fresh("p")
         self.put(f"{parts} = []")
         self.write = f"{parts}.append"
@@ -528,9 +528,9 @@ class _EncodeSource(_Source):
 
 
 class _Cost:
-    """Sizes of one version's types: the least on the wire, and the most in memory beyond 4x the wire.
+    """Size bounds of one version's types: minimum on the wire, maximum in memory beyond 4x the wire size.
 
-    The frame's own bytes pay for four bytes of memory each (a character above U+FFFF makes Python store
+    The frame's own bytes pay for four bytes of memory each (one character above U+FFFF makes Python store
     every character of its string in four). `price` is what a decoded value may cost on top of that.
     """
 
@@ -560,7 +560,7 @@ class _Cost:
         return not isinstance(f.wire.kind, (Scalar, Array)) and self.version in f.wire.nullable
 
     def memory(self, kind: WireType) -> int:
-        """Most bytes one value takes, its variable content and its array elements apart."""
+        """Return the most bytes one value takes, without its variable content and array elements."""
         if isinstance(kind, Array):
             return 56
         if not isinstance(kind, Scalar):
@@ -569,7 +569,7 @@ class _Cost:
         return _SCALAR_MEMORY[kind.name]
 
     def price(self, kind: WireType) -> int:
-        slots = 24  # in the list it grows in, over-allocated, and in the tuple it ends in
+        slots = 24  # in the over-allocated list it is collected in, and in the final tuple
         return max(ELEMENT_BYTES_MIN, self.memory(kind) + slots - 4 * self.wire_min(kind))
 
 
@@ -610,7 +610,7 @@ def _no_field(what: str, version: int) -> UnsupportedField:
 
 
 def _long_string(stored: int) -> bytes:
-    """The prefix of a compact string of 127 bytes and more; int16 limits even those (KIP-482)."""
+    """Return the prefix of a compact string of 127 bytes or more, which int16 still limits (KIP-482)."""
     if stored > STRING_BYTES_MAX + 1:
         raise EncodeError(f"a string of {stored - 1} bytes, above {STRING_BYTES_MAX}")
     return encode_uvarint(stored)

@@ -1,7 +1,7 @@
-"""Length-prefixed framing: an int32, then so many bytes.
+"""Length-prefixed framing: an int32 length, then that many bytes.
 
-Pure and incremental: the owner of a connection keeps the buffer and asks what is complete in it. A length
-above the limit is refused when its four bytes are there, before anything is read or reserved for it.
+Pure and incremental: the owner of a connection keeps the buffer and asks for complete frames in it. A length
+above the limit is refused as soon as its four bytes are there, before anything is read or allocated for it.
 """
 
 from collections.abc import Iterable
@@ -33,7 +33,7 @@ class FrameTooLarge(DecodeError):
 
 @frozen
 class Frame:
-    """Where a whole frame lies in a buffer: its body is `buf[start:end]`."""
+    """The position of a complete frame in a buffer: its body is `buf[start:end]`."""
 
     start: int
     end: int
@@ -41,13 +41,13 @@ class Frame:
 
 @frozen
 class Partial:
-    """No whole frame yet. `size` is what it will take from its prefix on; 4 while that is unknown."""
+    """No complete frame yet. `size` is the frame's size with its prefix; 4 while that is unknown."""
 
     size: int
 
 
 def frame_at(buf: Buffer, at: int, filled: int, limit: int) -> Frame | Partial:
-    """The frame whose prefix stands at `at`, of a buffer that holds data up to `filled`.
+    """Return the frame whose prefix is at `at`, in a buffer that holds data up to `filled`.
 
     Raises: FrameTooLarge; DecodeError for a negative length.
     """
@@ -64,9 +64,9 @@ def frame_at(buf: Buffer, at: int, filled: int, limit: int) -> Frame | Partial:
 
 
 class FrameReader:
-    """Frames out of chunks, for those who do not keep a buffer of their own. One per connection.
+    """A reader of frames from chunks, for callers without a buffer of their own. One per connection.
 
-    Never holds more than one frame and the chunk that ended it.
+    Never holds more than one frame and the chunk that completed it.
     """
 
     __slots__ = ("_buffer", "_limit")
@@ -76,7 +76,7 @@ class FrameReader:
         self._limit = limit
 
     def feed(self, chunk: Buffer) -> list[bytes]:
-        """The bodies that `chunk` completes, in order.
+        """Return the bodies of frames completed by `chunk`, in order.
 
         Raises: FrameTooLarge, DecodeError; frames completed before the bad one are lost with it.
         """
@@ -91,7 +91,7 @@ class FrameReader:
 
 
 def frame(parts: Iterable[Buffer]) -> list[Buffer]:
-    """Parts of a body with the length prefix in front, unjoined."""
+    """Return the parts of a body with the length prefix in front, not joined."""
     body = list(parts)
     length = sum(len(part) for part in body)
     if length > INT32_MAX:

@@ -1,13 +1,13 @@
-"""Produce and Fetch by hand: the two APIs whose number of requests follows the data.
+"""Hand-written codecs of Produce and Fetch, the two APIs whose request rate follows the data.
 
-The generated codecs build an object for every struct of a message; here one tuple per partition is all
-that is built, and a struct of fixed fields is one `struct` call. Everything else is as it is there:
+The generated codecs build an object for every struct of a message; these build only one tuple per partition,
+and read a struct of fixed fields in one `struct` call. Everything else is as in the generated codecs:
 
-    reading    The quick reader knows one shape: a flexible version, no tagged fields, lengths that fit.
-               Whatever it meets besides, hostile bytes included, it leaves to the generated decoder,
-               which decides what the bytes mean or what is wrong with them [WIRE-4].
-    writing    Answers with nothing rare in them (no record errors, no tagged fields). An answer that has
-               more to say is a `ProduceResponse` or `FetchResponse` for the generated encoder.
+    reading    The fast reader handles only the usual shape: a flexible version, no tagged fields, lengths
+               that fit. It leaves everything else, hostile bytes included, to the generated decoder,
+               which interprets the bytes or reports what is wrong with them [WIRE-4].
+    writing    Usual responses only (no record errors, no tagged fields). Any other response is a
+               `ProduceResponse` or `FetchResponse` for the generated encoder.
 
 Both are compared with the generated codecs, byte for byte, in `tests/properties/test_wire_hot.py`.
 """
@@ -43,21 +43,21 @@ from tallystick.protocol.primitives import (
 )
 
 Topic = str | UUID
-"""A topic as the version names it: by id from Produce 13 and Fetch 13 on, by name before."""
+"""A topic as the version identifies it: by id from Produce 13 and Fetch 13 on (KIP-516), by name before."""
 
 PRODUCE_FLEXIBLE: Final = 9
 PRODUCE_BY_ID: Final = 13
 FETCH_FLEXIBLE: Final = 12
 FETCH_BY_ID: Final = 13
 
-# Above this many partitions a request is read by the generated decoder, which counts what it allocates.
+# A request with more partitions is left to the generated decoder, which bounds its memory.
 _QUICK_PARTITIONS_MAX: Final = 10_000
 
 _new = tuple.__new__
 
 
 class _Unusual(Exception):
-    """Not the shape the quick reader knows."""
+    """A request that the fast reader does not handle."""
 
 
 _DOUBTS: Final = (_Unusual, DecodeError, error, IndexError, UnicodeDecodeError)
@@ -67,7 +67,7 @@ _DOUBTS: Final = (_Unusual, DecodeError, error, IndexError, UnicodeDecodeError)
 
 
 class ProducePart(NamedTuple):
-    """Records for one partition: a view of the request, null if the client sent null."""
+    """Records for one partition: a view of the request, or None if the client sent null."""
 
     partition: int
     records: bytes | memoryview | None
@@ -83,7 +83,7 @@ class ProduceCall(NamedTuple):
 
 
 class ProduceAnswer(NamedTuple):
-    """What became of one partition's records; -1 where there is no offset or time to tell."""
+    """The result for one partition's records; -1 for an offset or time that does not apply."""
 
     partition: int
     error_code: int
@@ -99,13 +99,13 @@ _ID: Final = Struct(">16sB").unpack_from
 
 
 def read_produce_request(body: memoryview, version: int, room: int = PURSE_BYTES) -> ProduceCall:
-    """A Produce request of any version; `records` are views of `body`.
+    """Read a Produce request of any version; `records` are views of `body`.
 
     Args:
         room: memory that an unusual request may take; see `decode`.
 
-    Raises: DecodeError, also when there is more in it than there is room for, UnsupportedVersion.
-    Cost: about 1.5 us and 0.5 us a partition for flexible versions without tagged fields.
+    Raises: DecodeError, also when the request needs more memory than `room`, UnsupportedVersion.
+    Cost: about 1.5 us plus 0.5 us per partition for flexible versions without tagged fields.
     """
     if version >= PRODUCE_FLEXIBLE:
         try:
@@ -165,7 +165,7 @@ def _quick_produce(body: memoryview, by_id: bool) -> ProduceCall:
                 at = stop
             else:
                 parts.append(_new(ProducePart, (partition, None)))
-            if body[at]:  # also fails where the records were cut off
+            if body[at]:  # also fails if the records are truncated
                 raise _Unusual
             at += 1
         topics.append((topic, parts))
@@ -178,7 +178,7 @@ def _quick_produce(body: memoryview, by_id: bool) -> ProduceCall:
 
 
 def _string(body: memoryview, at: int, stored: int) -> str:
-    """A compact string of up to 126 bytes whose prefix was `stored`; `body[at + stored - 1]` is behind it."""
+    """Read a compact string of up to 126 bytes with prefix `stored`; `body[at + stored - 1]` follows it."""
     if not 0 < stored < 128:
         raise _Unusual
     return str(body[at : at + stored - 1], "utf-8")
@@ -190,7 +190,7 @@ def _check_count(stored: int) -> None:
 
 
 _PLACE: Final = Struct(">ihqqq")
-# Behind a partition's numbers: no record errors, no message, no tagged fields.
+# After a partition's numbers: no record errors, no message, no tagged fields.
 _NOTHING_MORE: Final = b"\x01\x00\x00"
 _PLACE_AND_NO_MORE: Final = Struct(">ihqqq3s").pack
 _THROTTLE: Final = Struct(">iB").pack
@@ -199,7 +199,7 @@ _THROTTLE: Final = Struct(">iB").pack
 def write_produce_response(
     topics: Iterable[tuple[Topic, Sequence[ProduceAnswer]]], version: int, throttle_time_ms: int = 0
 ) -> bytes:
-    """A Produce response of any version, without its header.
+    """Encode a Produce response of any version, without its header.
 
     Raises: EncodeError, UnsupportedVersion.
     """
@@ -256,7 +256,7 @@ def _partition_response(part: ProduceAnswer) -> PartitionProduceResponse:
 
 
 class FetchPart(NamedTuple):
-    """What to fetch from one partition; -1 for an epoch or an offset that was not sent."""
+    """A partition to fetch from; -1 for an epoch or an offset that was not sent."""
 
     partition: int
     current_leader_epoch: int
@@ -267,7 +267,7 @@ class FetchPart(NamedTuple):
 
 
 class FetchCall(NamedTuple):
-    """A Fetch request. `replica_id` is -1 for consumers, wherever the version keeps it."""
+    """A Fetch request. `replica_id` is -1 for consumers, whichever field the version has it in."""
 
     replica_id: int
     max_wait_ms: int
@@ -282,10 +282,10 @@ class FetchCall(NamedTuple):
 
 
 class FetchAnswer(NamedTuple):
-    """What was read from one partition.
+    """The result for one partition.
 
-    `aborted` are (producer id, first offset) pairs, None for read_uncommitted; `records` are handed to the
-    socket as they are.
+    `aborted` are (producer id, first offset) pairs, None for read_uncommitted; `records` are passed to the
+    socket uncopied.
     """
 
     partition: int
@@ -305,10 +305,10 @@ _REPLICA_IN_TAG: Final = 15
 
 
 def read_fetch_request(body: memoryview, version: int) -> FetchCall:
-    """A Fetch request of any version.
+    """Read a Fetch request of any version.
 
     Raises: DecodeError, UnsupportedVersion.
-    Cost: about 1.5 us and 0.4 us a partition for flexible versions without tagged fields.
+    Cost: about 1.5 us plus 0.4 us per partition for flexible versions without tagged fields.
     """
     if version >= FETCH_FLEXIBLE:
         try:
@@ -402,7 +402,7 @@ def _quick_fetch(body: memoryview, version: int) -> FetchCall:
 
 
 def _fetch_topic(body: memoryview, at: int, by_id: bool) -> tuple[Topic, int, int]:
-    """A topic and the number of entries that follow it."""
+    """Read a topic and the number of entries that follow it."""
     topic: Topic
     if by_id:
         raw, count = _ID(body, at)
@@ -446,7 +446,7 @@ _REPLICA: Final = Struct(">i").pack
 
 
 class FetchSession(NamedTuple):
-    """The part of a Fetch response that is about all partitions."""
+    """The part of a Fetch response that applies to all partitions."""
 
     session_id: int = 0
     error_code: int = 0
@@ -456,7 +456,7 @@ class FetchSession(NamedTuple):
 def write_fetch_response(
     topics: Iterable[tuple[Topic, Sequence[FetchAnswer]]], version: int, session: FetchSession
 ) -> list[bytes | memoryview]:
-    """A Fetch response of any version, without its header, as buffers: record data is not copied.
+    """Encode a Fetch response of any version, without its header, as buffers: record data is not copied.
 
     Raises: EncodeError, UnsupportedVersion.
     """
@@ -465,7 +465,7 @@ def write_fetch_response(
         return encode_parts(_fetch_response(answers, version, session), version)
     out: list[bytes | memoryview] = []
     try:
-        # Bytes between two pieces of record data gather here: one buffer each for the socket.
+        # Bytes between two pieces of record data are collected here, into one buffer for the socket.
         text = _FETCH_HEAD(session.throttle_time_ms, session.error_code, session.session_id)
         text += _count(len(answers))
         for topic, parts in answers:
@@ -540,12 +540,12 @@ def _partition_data(part: FetchAnswer) -> PartitionData:
 
 
 def _count(elements: int) -> bytes:
-    """A compact array's prefix."""
+    """Encode a compact array's prefix."""
     return SHORT_UVARINTS[elements + 1] if elements < 127 else encode_uvarint(elements + 1)
 
 
 def _compact(text: str) -> bytes:
-    """A compact string."""
+    """Encode a compact string."""
     try:
         raw = text.encode()
     except UnicodeEncodeError as wrong:

@@ -1,7 +1,7 @@
-"""Variable-length integers and strings: the parts of the wire format that `struct` cannot say.
+"""Variable-length integers and strings: the parts of the wire format that `struct` cannot express.
 
-Readers take `(buf, at)` and return `(value, next)`; what is too short or too long is a `DecodeError`,
-never an IndexError. Fixed-size numbers are read by `struct` where they stand.
+Readers take `(buf, at)` and return `(value, next)`; values too short or too long raise `DecodeError`,
+never IndexError. Fixed-size numbers are read in place by `struct`.
 
 Source: KIP-482 "Unsigned Varints"; Kafka protocol guide "Protocol Primitive Types".
 """
@@ -26,7 +26,7 @@ SHORT_UVARINTS: Final = tuple(bytes((n,)) for n in range(128))
 
 
 def read_uvarint(buf: Buffer, at: int) -> tuple[int, int]:
-    """An unsigned 32-bit varint, low seven bits first. Unrolled: every compact length passes here."""
+    """Read an unsigned 32-bit varint, low seven bits first. Unrolled: every compact length uses it."""
     try:
         byte = buf[at]
         if byte < 0x80:
@@ -58,19 +58,19 @@ def _read_varint(buf: Buffer, at: int, bytes_max: int, value_max: int) -> tuple[
 
 
 def read_varint(buf: Buffer, at: int) -> tuple[int, int]:
-    """A signed 32-bit integer in zigzag form, as record batches use for lengths."""
+    """Read a signed 32-bit integer in zigzag form, as record batches use for lengths."""
     value, at = _read_varint(buf, at, _VARINT_BYTES_MAX, UINT32_MAX)
     return (value >> 1) ^ -(value & 1), at
 
 
 def read_varlong(buf: Buffer, at: int) -> tuple[int, int]:
-    """A signed 64-bit integer in zigzag form, as record batches use for timestamp deltas."""
+    """Read a signed 64-bit integer in zigzag form, as record batches use for timestamp deltas."""
     value, at = _read_varint(buf, at, _VARLONG_BYTES_MAX, _UINT64_MAX)
     return (value >> 1) ^ -(value & 1), at
 
 
 def encode_uvarint(value: int) -> bytes:
-    """Bytes of an unsigned varint; the caller guarantees `value >= 0`."""
+    """Encode an unsigned varint; the caller guarantees `value >= 0`."""
     if value < 0x80:
         return SHORT_UVARINTS[value]
     out = bytearray()
@@ -82,12 +82,12 @@ def encode_uvarint(value: int) -> bytes:
 
 
 def encode_varint(value: int) -> bytes:
-    """Bytes of a signed integer in zigzag form, of any width up to 64 bits."""
+    """Encode a signed integer in zigzag form, of any width up to 64 bits."""
     return encode_uvarint((value << 1) ^ (value >> 63))
 
 
 def uuid_from(raw: bytes) -> UUID:
-    """A UUID from its 16 bytes; UUID's own constructor checks again what `struct` made sure of."""
+    """Make a UUID from 16 bytes, without the checks of UUID's constructor that `struct` makes needless."""
     value = int.from_bytes(raw, "big")
     if value == 0:
         return NIL

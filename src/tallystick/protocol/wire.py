@@ -1,12 +1,12 @@
-"""How a message is declared: one class for all its versions, in the order of the wire.
+"""Declarations of messages: one class for all versions, fields in wire order.
 
     @message(api_key=22, versions="0-6", flexible="2+")
     class InitProducerIdRequest:
         transactional_id: Annotated[str | None, wire(STRING, "0+", nullable="0+")]
         producer_id: Annotated[int, wire(INT64, "3+")] = -1
 
-A declaration is data: `compile.py` turns it, together with a version, into the two functions that
-encode and decode. Values are frozen, slotted and keyword-only: see `kernel.value`.
+A declaration is data: for each version `compile.py` turns it into the two functions that encode and decode.
+Values are frozen, slotted and keyword-only: see `kernel.value`.
 
     field absent at a version   decodes to its default; encoding anything else raises UnsupportedField,
                                 unless the field is `ignorable` (dropping it changes no meaning)
@@ -33,16 +33,16 @@ T = TypeVar("T")
 
 @frozen
 class Scalar:
-    """A type without parts. `format` is its `struct` letter; None for what has a length in front."""
+    """A scalar type. `format` is its `struct` letter; None for a length-prefixed one."""
 
     name: str
     format: str | None
-    zero: object  # the value of a field that is absent and has no default of its own
+    zero: object  # the value of an absent field without a default of its own
 
 
 @frozen
 class Array:
-    """A counted list of one type."""
+    """A length-prefixed list of one type."""
 
     element: "WireType"
 
@@ -64,7 +64,7 @@ RECORDS: Final = Scalar("records", None, None)
 
 
 def array(element: WireType) -> Array:
-    """An array of scalars or of a @struct class; a tuple in Python."""
+    """Return the type of an array of scalars or of a @struct class; a tuple in Python."""
     return Array(element)
 
 
@@ -73,7 +73,7 @@ def array(element: WireType) -> Array:
 
 @frozen
 class Versions:
-    """An inclusive range of versions; `last` None is open. The empty range contains nothing."""
+    """An inclusive range of versions; `last` None means no upper bound. The empty range contains nothing."""
 
     first: int
     last: int | None
@@ -83,7 +83,7 @@ class Versions:
 
     @classmethod
     def parse(cls, text: str) -> "Versions":
-        """`"3"`, `"0-12"`, `"2+"` or `"none"`, as Kafka's schemas write them."""
+        """Parse `"3"`, `"0-12"`, `"2+"` or `"none"`, as Kafka's schemas write them."""
         if text == "none":
             return NEVER
         if text.endswith("+"):
@@ -101,7 +101,7 @@ ALWAYS: Final = Versions(0, None)
 
 @frozen
 class Wire:
-    """What `wire()` says about a field; travels in its `Annotated`."""
+    """The arguments of `wire()` for a field, stored in its `Annotated`."""
 
     kind: WireType
     versions: Versions
@@ -114,16 +114,16 @@ class Wire:
 
 @frozen
 class FieldSpec:
-    """One declared field. `default` is also what decoding yields where the field is absent."""
+    """One declared field. `default` is also the decoded value in versions without the field."""
 
     name: str
     wire: Wire
     default: object
-    required: bool  # the constructor asks for it
+    required: bool  # required by the constructor
 
     @property
     def may_be_null(self) -> bool:
-        """Null in some version; the others must refuse it."""
+        """True if the field is nullable in some version; the other versions must refuse null."""
         return self.wire.nullable != NEVER
 
     def is_tagged(self, version: int) -> bool:
@@ -161,11 +161,11 @@ def wire(
     """Annotate a field.
 
     Args:
-        kind: what is on the wire; STRING, BYTES, RECORDS and arrays turn compact in flexible versions.
-        versions: where the field exists.
-        nullable: where it may be null; True for all versions.
-        tag: number of a tagged field; `tagged_versions` where it is tagged, if not in all it exists in.
-        ignorable: encoding drops a value silently where the field does not exist.
+        kind: the wire type; STRING, BYTES, RECORDS and arrays become compact in flexible versions.
+        versions: the versions with this field.
+        nullable: the versions in which it may be null; True for all.
+        tag: number of a tagged field; `tagged_versions` if it is not tagged in all its versions.
+        ignorable: encoding silently drops the value in versions without the field.
         compact: False for the one string that keeps its int16 length in flexible versions.
     """
     if nullable is None or nullable is False:
@@ -182,12 +182,12 @@ _MESSAGES: Final[dict[type, MessageSpec]] = {}
 
 
 def struct_spec(cls: type) -> StructSpec:
-    """The declaration behind a @struct or @message class."""
+    """Return the declaration of a @struct or @message class."""
     return _STRUCTS[cls]
 
 
 def message_spec(cls: type) -> MessageSpec:
-    """The declaration behind a @message class."""
+    """Return the declaration of a @message class."""
     try:
         return _MESSAGES[cls]
     except KeyError:
@@ -195,12 +195,12 @@ def message_spec(cls: type) -> MessageSpec:
 
 
 def all_messages() -> tuple[type, ...]:
-    """Every message class imported so far, in order of declaration."""
+    """Return every message class imported so far, in order of declaration."""
     return tuple(_MESSAGES)
 
 
 def unknown_tags_of(value: object) -> tuple[tuple[int, bytes], ...]:
-    """Tagged fields that a struct was sent and this version of the code does not know."""
+    """Return the received tagged fields of a struct that this version of the code does not know."""
     tags: tuple[tuple[int, bytes], ...] = getattr(value, "unknown_tags")  # noqa: B009
     return tags
 
@@ -219,8 +219,8 @@ def message(
 
     Args:
         versions: the versions this class can be encoded and decoded at.
-        flexible: those with compact lengths and tagged fields (KIP-482).
-        api_key: None for what is not a request or response.
+        flexible: the versions with compact lengths and tagged fields (KIP-482).
+        api_key: None unless it is a request or response.
     """
 
     def declare(cls: type[T]) -> type[T]:
@@ -237,7 +237,7 @@ def message(
 
 
 class Struct(Value):
-    """What all declared classes share."""
+    """Base of all declared classes."""
 
     __slots__: tuple[str, ...] = ()
 
@@ -247,7 +247,7 @@ class Struct(Value):
 
 
 def _declare(cls: type[T]) -> type[T]:
-    """Replace a class of annotations by its slotted, frozen form and note its declaration."""
+    """Replace a class of annotations by its slotted, frozen form and record its declaration."""
     cls.__annotations__["unknown_tags"] = tuple[tuple[int, bytes], ...]
     setattr(cls, "unknown_tags", ())  # noqa: B010
     made = declare(cls, kw_only=True, base=Struct)

@@ -1,4 +1,4 @@
-"""Record batches of format 2, their records, control records and codecs. Import the names from here."""
+"""Record batches of format 2 (magic 2), their records, control records and codecs. Import from here."""
 
 from tallystick.protocol.records.batch import (
     HEADER_SIZE,

@@ -1,8 +1,8 @@
 """Record batches of format 2: headers, checks and in-place patches.
 
-A batch is 61 bytes of header and a section of records, which may be compressed as a whole. The CRC
-covers everything from the attributes on, so that a broker can assign base offset and leader epoch,
-which come before it, without touching it [REC-1].
+A batch is a header of 61 bytes and a section of records, which may be compressed as a whole. The CRC covers
+everything from the attributes on. Base offset and leader epoch come before that, so a broker can assign
+them without recomputing the CRC [REC-1].
 
 Source: Kafka's protocol guide, "Record Batch"; DefaultRecordBatch.
 """
@@ -23,7 +23,7 @@ Buffer = bytes | bytearray | memoryview
 
 MAGIC: Final = 2
 
-# Where the fields of the header are.
+# Positions of the header fields.
 BASE_OFFSET_AT: Final = 0
 LENGTH_AT: Final = 8
 LEADER_EPOCH_AT: Final = 12
@@ -39,7 +39,7 @@ BASE_SEQUENCE_AT: Final = 53
 RECORD_COUNT_AT: Final = 57
 HEADER_SIZE: Final = 61
 
-# Base offset and length, which `batch_length` does not count.
+# Base offset and length fields, which `batch_length` does not include.
 LOG_OVERHEAD: Final = 12
 BATCH_LENGTH_MIN: Final = HEADER_SIZE - LOG_OVERHEAD
 
@@ -63,7 +63,7 @@ _CODECS: Final = tuple(Codec)
 
 
 class TimestampType(IntEnum):
-    """Bit 3 of the attributes: whose clock the timestamps come from."""
+    """Bit 3 of the attributes: CreateTime or LogAppendTime."""
 
     CREATE_TIME = 0
     LOG_APPEND_TIME = 1
@@ -73,8 +73,8 @@ class TimestampType(IntEnum):
 class BatchHeader:
     """The header as it is on the wire: plain integers, and -1 where Kafka writes "none".
 
-    A value, never changed after reading; not frozen because that would double the cost of building
-    one, and every produced batch builds one.
+    A value, never changed after reading; not frozen because that would double the cost of building one, and
+    every produced batch builds one.
     """
 
     base_offset: int
@@ -101,7 +101,7 @@ class BatchHeader:
 
     @property
     def size_bytes(self) -> int:
-        """The whole batch, base offset and length included."""
+        """Size of the whole batch, base offset and length fields included."""
         return LOG_OVERHEAD + self.batch_length
 
     @property
@@ -126,26 +126,26 @@ class BatchHeader:
 
     @property
     def log_append_time_ms(self) -> int | None:
-        """The broker's time, which stands for every record's own; None where producers set the time."""
+        """The broker's timestamp, which applies to all records; None for CreateTime."""
         return self.max_timestamp if self.attributes & LOG_APPEND_TIME_BIT else None
 
     @property
     def delete_horizon_ms(self) -> int | None:
-        """When the tombstones or the marker of this batch may go; it takes the base timestamp's place."""
+        """The time from which tombstones or markers may be removed; stored as base timestamp (KIP-534)."""
         return self.base_timestamp if self.attributes & DELETE_HORIZON_BIT else None
 
     @property
     def producer(self) -> Identity | None:
-        """Who wrote an idempotent or transactional batch; None for anyone else's."""
+        """Producer id and epoch of an idempotent or transactional batch; None for others."""
         if self.producer_id < 0:
             return None
         return Identity(ProducerId(self.producer_id), ProducerEpoch(self.producer_epoch))
 
     @property
     def last_sequence(self) -> int:
-        """The sequence number of the last record, past INT32_MAX counted from 0 again [REC-3]; -1 for none.
+        """Sequence number of the last record, wrapping to 0 after INT32_MAX [REC-3]; -1 for none.
 
-        Compaction keeps `last_offset_delta`, so this holds for a batch whose last record is gone.
+        Compaction keeps `last_offset_delta`, so this also holds for a batch whose last record was removed.
         """
         if self.base_sequence < 0:
             return -1
@@ -172,9 +172,9 @@ def read_header(buf: Buffer, at: int = 0) -> BatchHeader:
 
 
 def check_batch(buf: Buffer, at: int = 0) -> BatchHeader:
-    """Read the header and prove the batch whole: length, CRC-32C, codec, and no more records than offsets.
+    """Read the header and verify the batch: length, CRC-32C, codec, and no more records than offsets.
 
-    Holds for every batch, compacted ones too; `check_produced` adds what only a client's batch obeys.
+    Every batch passes, compacted ones too; `check_produced` adds the rules for batches of clients.
 
     Raises: CorruptBatch, InvalidBatch, UnsupportedMagic.
     Cost: 1 us, and the CRC of the batch.
@@ -196,7 +196,7 @@ def check_batch(buf: Buffer, at: int = 0) -> BatchHeader:
 
 
 def check_produced(header: BatchHeader, at: int = 0) -> None:
-    """Check what only a client's fresh batch obeys, by its header: a record per offset, no control records.
+    """Check the header of a client's batch: a record per offset, no control records.
 
     Source: LogValidator.validateBatch with AppendOrigin.CLIENT.
     Raises: InvalidBatch.
@@ -218,9 +218,9 @@ def check_produced(header: BatchHeader, at: int = 0) -> None:
 
 
 def iter_headers(buf: Buffer, at: int = 0) -> Iterator[tuple[int, BatchHeader]]:
-    """Position and header of every batch up to the end of `buf`.
+    """Yield position and header of every batch up to the end of `buf`.
 
-    Raises: as read_header, and CorruptBatch where the last batch is cut off.
+    Raises: as read_header, and CorruptBatch if the last batch is truncated.
     """
     end = len(buf)
     while at < end:
@@ -233,15 +233,15 @@ def iter_headers(buf: Buffer, at: int = 0) -> Iterator[tuple[int, BatchHeader]]:
 
 
 def patch_offset_and_epoch(buf: bytearray | memoryview, at: int, base_offset: int, leader_epoch: int) -> None:
-    """Give a batch its place in the log. Both fields lie before what the CRC covers [REC-1]."""
+    """Set base offset and leader epoch of a batch; the CRC does not cover them [REC-1]."""
     _pack_int64(buf, at, base_offset)
     _pack_int32(buf, at + LEADER_EPOCH_AT, leader_epoch)
 
 
 def patch_log_append_time(buf: bytearray | memoryview, at: int, now_ms: int) -> None:
-    """Stamp a whole batch with the broker's time: sets the type bit and max timestamp, renews the CRC.
+    """Set LogAppendTime and the broker's time as max timestamp of a batch, and recompute the CRC.
 
-    Records keep their deltas; readers of such a batch answer `max_timestamp` for each of them.
+    Records keep their deltas; readers of such a batch use `max_timestamp` for each of them.
     """
     attributes: int
     _, length, _, _, _, attributes, *_ = _unpack_header(buf, at)
@@ -252,14 +252,14 @@ def patch_log_append_time(buf: bytearray | memoryview, at: int, now_ms: int) -> 
 
 
 def _short(buf: Buffer, at: int) -> CorruptBatch | UnsupportedMagic:
-    # A message of format 0 or 1 can be shorter than our header, and has its magic in the same place.
+    # A message of format 0 or 1 can be shorter than our header; its magic is at the same position.
     if len(buf) - at > MAGIC_AT and buf[at + MAGIC_AT] != MAGIC:
         return _foreign(buf[at + MAGIC_AT], at)
     return CorruptBatch(f"a header needs {HEADER_SIZE} bytes, {max(0, len(buf) - at)} are there", at)
 
 
 def _foreign(magic: int, at: int) -> CorruptBatch | UnsupportedMagic:
-    # Source: ByteBufferLogInputStream answers CORRUPT_MESSAGE for a magic no Kafka ever wrote.
+    # ByteBufferLogInputStream: a magic that Kafka never used is CORRUPT_MESSAGE.
     if magic in (0, 1):
         return UnsupportedMagic(magic, at)
     return CorruptBatch(f"magic is {magic}, expected {MAGIC}", at)

@@ -1,7 +1,7 @@
-"""The four codecs of Kafka's record batches, in the framings Kafka's Java client reads and writes.
+"""The four compression codecs of record batches, in the framings of Kafka's Java client.
 
-Unpacking is bounded: output is produced a piece at a time, and stops one piece after the bound [REC-4].
-A codec never sees more input at once than a piece either, so that many tiny frames cost linear time.
+Decompression is bounded: output is produced in pieces, and stops one piece after the limit [REC-4]. Input
+is also passed in pieces, so that many tiny frames cost linear time.
 
 Source: KIP-57 (lz4 framing), KIP-110 (zstd), KIP-390 (levels); snappy-java's SnappyInputStream for xerial.
 """
@@ -49,17 +49,17 @@ _XERIAL_MAGIC: Final = b"\x82SNAPPY\0"
 _XERIAL_HEADER: Final = _XERIAL_MAGIC + b"\0\0\0\1\0\0\0\1"
 _XERIAL_BLOCK: Final = 32 * KIB
 _INT32: Final = Struct(">i")
-# The best a raw block can do: a copy of 64 bytes, written in 3. A header that promises more is lying.
+# The best ratio of a raw block: a copy of 64 bytes takes 3. A header that announces more is invalid.
 _SNAPPY_RATIO_MAX: Final = 22
 
-_LZ4_FAST: Final = 9  # Kafka's default level; its Java codec takes it for "not the high compression one"
+_LZ4_FAST: Final = 9  # Kafka's default level; its Java codec uses fast, not high, compression for it
 _LZ4_HIGH_MIN: Final = 3
-# What every zstd decoder accepts unless told otherwise; level 22 of a Java producer uses it.
+# The default maximum of zstd decoders; a Java producer at level 22 uses it.
 _ZSTD_WINDOW_MAX: Final = 128 * MIB
 
 
 class _Output:
-    """Unpacked bytes, and the bound on them. BytesIO hands its buffer over without a copy."""
+    """Decompressed bytes and their limit. BytesIO hands its buffer over without a copy."""
 
     __slots__ = ("bound", "buffer", "size")
 
@@ -67,7 +67,7 @@ class _Output:
         self.buffer, self.size, self.bound = BytesIO(), 0, bound
 
     def room(self) -> int:
-        """How much the next piece may hold: one byte past the bound shows that it is passed."""
+        """Return the size of the next piece; one byte past the limit shows that it is exceeded."""
         return min(OUTPUT_PIECE, self.bound - self.size + 1)
 
     def add(self, piece: bytes) -> None:
@@ -75,16 +75,16 @@ class _Output:
         self.buffer.write(piece)
 
     def reserve(self, size: int) -> None:
-        """Count `size` more bytes; refuse before they are made where their number is known."""
+        """Count `size` more bytes; raise before they are produced if their number is known and too large."""
         self.size += size
         if self.size > self.bound:
             raise InvalidBatch(f"records unpack to {self.size} bytes or more, the bound is {self.bound}")
 
 
 def compress(codec: Codec, data: bytes, level: int | None = None) -> bytes:
-    """Pack a record section; `level` as Kafka's compression.<codec>.level, None for its default.
+    """Compress a record section; `level` as Kafka's compression.<codec>.level, None for its default.
 
-    Kafka's Java client refuses lz4 frames whose blocks depend on each other, so ours do not [REC-5].
+    Kafka's Java client refuses lz4 frames with linked blocks, so ours are independent [REC-5].
     """
     match codec:
         case Codec.NONE:
@@ -113,16 +113,16 @@ def decompress(
     max_bytes: int = DECOMPRESSED_BYTES_MAX,
     max_ratio: int = DECOMPRESSION_RATIO_MAX,
 ) -> bytes:
-    """Unpack a record section.
+    """Decompress a record section.
 
-    Accepts what Kafka's Java client accepts, and lz4 frames with linked blocks besides. Bytes after the
-    last frame are ignored, as there; a cut zstd stream shows as missing records.
+    Accepts what Kafka's Java client accepts, and also lz4 frames with linked blocks. Bytes after the last
+    frame are ignored, as in Java; a truncated zstd stream shows as missing records.
 
     Args:
-        max_bytes: bound on the result.
-        max_ratio: bound on result / input, once the result is above DECOMPRESSED_BYTES_FLOOR.
+        max_bytes: limit of the result.
+        max_ratio: limit of result / input, once the result is above DECOMPRESSED_BYTES_FLOOR.
     Raises: InvalidBatch.
-    Cost: at most the bound and two pieces of memory.
+    Cost: memory for at most the limit and two pieces.
     """
     if codec is Codec.NONE:
         return bytes(data)
@@ -130,7 +130,7 @@ def decompress(
     try:
         _UNPACK[codec](memoryview(data), output)
     except (zlib.error, zstandard.ZstdError, cramjam.DecompressionError, RuntimeError, MemoryError) as exc:
-        # lz4 raises RuntimeError for a bad frame, MemoryError for a frame it is not able to hold.
+        # lz4 raises RuntimeError for a bad frame, MemoryError for one that is too large.
         raise InvalidBatch(f"{codec.name.lower()} cannot unpack the records: {exc}") from exc
     return output.buffer.getvalue()
 
@@ -165,11 +165,11 @@ def _compress_xerial(data: bytes) -> bytes:
 
 def _unsnappy(source: memoryview, output: _Output) -> None:
     if bytes(source[: len(_XERIAL_MAGIC)]) != _XERIAL_MAGIC:
-        return _unsnappy_block(source, output)  # some clients leave the framing out
+        return _unsnappy_block(source, output)  # some clients omit the framing
     at = 0
     while at < len(source):
         if bytes(source[at : at + len(_XERIAL_MAGIC)]) == _XERIAL_MAGIC:
-            at += len(_XERIAL_HEADER)  # streams may follow each other
+            at += len(_XERIAL_HEADER)  # streams may be concatenated
             continue
         size = int.from_bytes(source[at : at + _INT32.size], "big")
         at += _INT32.size

@@ -1,7 +1,7 @@
 """Control records: the markers that end transactions.
 
-A marker is a batch of its own, transactional and control, with one record and no sequence number. It
-takes an offset and is never handed to an application.
+A marker is a batch of its own, transactional and control, with one record and no sequence number. It takes an
+offset and is never delivered to an application.
 
 Source: KIP-98, "Control Messages"; ControlRecordType, EndTransactionMarker.
 """
@@ -28,9 +28,9 @@ from tallystick.protocol.records.section import BatchMeta, decode_records, encod
 _KEY: Final = Struct(">hh")  # version 0, type
 _VALUE: Final = Struct(">hi")  # version 0, coordinator epoch
 _VERSION: Final = 0
-# A batch of one marker as Kafka and we write it. Of the header: length, magic, attributes, last offset delta,
-# record count; of the record: its size, no attributes, no differences of time and offset, size of the key;
-# then key, size of the value, value, no headers.
+# A marker's batch as Kafka and we write it. From the header: length, magic, attributes, last offset delta,
+# record count; from the record: its size, zero attributes, timestamp and offset deltas, size of the key; then
+# key, size of the value, value, no headers.
 _PLAIN: Final = Struct(">8xi4xb4xhi30xi5shhbhib")
 _PLAIN_LENGTH: Final = _PLAIN.size - LOG_OVERHEAD
 _PLAIN_RECORD: Final = b"\x20\0\0\0\x08"
@@ -38,7 +38,7 @@ _CODEC_AND_CONTROL: Final = CODEC_MASK | CONTROL_BIT
 
 
 class ControlType(IntEnum):
-    """What a control record says; the types after COMMIT belong to Kafka's controller and raft."""
+    """The type of a control record; types after COMMIT belong to Kafka's controller and KRaft."""
 
     ABORT = 0
     COMMIT = 1
@@ -63,7 +63,7 @@ class Marker:
 def encode_marker(
     marker: Marker, identity: Identity, *, timestamp_ms: int, offset: int = 0, leader_epoch: int = -1
 ) -> bytes:
-    """The whole batch of a marker, signed by `identity`."""
+    """Encode a marker as a whole batch, with producer id and epoch of `identity`."""
     check(marker.type in (ControlType.ABORT, ControlType.COMMIT), "only these two end a transaction")
     record = Record(
         offset=offset,
@@ -83,7 +83,7 @@ def encode_marker(
 
 
 def control_type(record: Record) -> ControlType | None:
-    """What a control record is; None for a type newer than ours, which readers skip.
+    """Return the type of a control record; None for a type newer than ours, which readers skip.
 
     A key of a later version begins like ours: Kafka reads the fields it knows.
     Raises: InvalidBatch.
@@ -100,7 +100,7 @@ def control_type(record: Record) -> ControlType | None:
 
 
 def decode_marker(record: Record) -> Marker:
-    """The marker in a control record. Raises: InvalidBatch, also where it is no marker."""
+    """Decode the marker in a control record. Raises: InvalidBatch, also if it is not a marker."""
     found = control_type(record)
     if found not in (ControlType.ABORT, ControlType.COMMIT):
         raise InvalidBatch(f"control record {record.offset} is no marker but {found!r}")
@@ -113,7 +113,7 @@ def decode_marker(record: Record) -> Marker:
 
 
 def read_marker(buf: Buffer, at: int = 0) -> Marker | None:
-    """The marker in the batch at `at`; None for data, other control records, and an emptied batch.
+    """Return the marker in the batch at `at`; None for data, other control records, and an emptied batch.
 
     Raises: as decode_records, and InvalidBatch for a malformed marker.
     """
@@ -130,7 +130,7 @@ def read_marker(buf: Buffer, at: int = 0) -> Marker | None:
 
 
 def _read_plain(found: tuple[int, int, int, int, int, bytes, int, int, int, int, int, int]) -> Marker | None:
-    """A marker that is laid out as nearly all are; None: somebody has to look closer [WIRE-4]."""
+    """Return a marker of the usual layout; None means that the caller must decode the batch [WIRE-4]."""
     length, magic, attributes, delta, count, record, key_version, number, size, version, epoch, headers = (
         found
     )

@@ -1,7 +1,7 @@
 """CRC-32C, the checksum of record batches, snapshots and our own files.
 
-Importing the package `crc32c` takes 35 ms: it asks for its own version and prepares a command line. That is
-a quarter of the time in which a broker must be up, so its extension module is loaded without them.
+Importing the package `crc32c` takes 35 ms, because it looks up its own version and prepares a command line.
+That is a quarter of the broker's start budget, so its extension module is loaded without them.
 """
 
 from collections.abc import Callable
@@ -24,5 +24,5 @@ def _load() -> Crc:
 
 try:
     crc32c = _load()
-except (ImportError, AttributeError):  # a version that is laid out differently
+except (ImportError, AttributeError):  # a version with another layout
     pass

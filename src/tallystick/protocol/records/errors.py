@@ -1,4 +1,4 @@
-"""What is wrong with a record batch, and the code Kafka answers for it."""
+"""Errors of record batches, with the error code that Kafka returns for each."""
 
 from typing import ClassVar
 
@@ -10,7 +10,7 @@ class RecordsError(DecodeError):
     """A record batch that cannot be used.
 
     Attributes: reason (names both values compared), at (position of the batch in its buffer),
-    code (what Kafka 4.3 answers a producer for it).
+    code (the error code that Kafka 4.3 returns to a producer for it).
     """
 
     code: ClassVar[ErrorCode] = ErrorCode.CORRUPT_MESSAGE
@@ -24,11 +24,11 @@ class RecordsError(DecodeError):
 
 
 class CorruptBatch(RecordsError):
-    """Damaged on its way: too short, an impossible length, a wrong CRC. A client sends it again."""
+    """Damaged in transit: too short, an impossible length, a wrong CRC. Clients retry it."""
 
 
 class InvalidBatch(RecordsError):
-    """Arrived as it was sent, and was sent wrong. Sending it again cannot help."""
+    """Intact but wrong as sent. A retry cannot help."""
 
     code = ErrorCode.INVALID_RECORD
 
@@ -36,8 +36,8 @@ class InvalidBatch(RecordsError):
 class UnsupportedMagic(InvalidBatch):
     """A message set of format 0 or 1.
 
-    Source: ProduceRequest.validateRecords of Kafka 4.3 answers it with INVALID_RECORD, for every
-        version of Produce it still accepts; UNSUPPORTED_FOR_MESSAGE_FORMAT is for the reverse case.
+    Source: ProduceRequest.validateRecords of Kafka 4.3 answers INVALID_RECORD, for every version of Produce
+        it still accepts; UNSUPPORTED_FOR_MESSAGE_FORMAT is for the reverse case.
     """
 
     def __init__(self, magic: int, at: int = 0) -> None:

@@ -1,7 +1,7 @@
-"""What is wrong with the records of a batch that a client sends, found in one walk.
+"""Faults in the records of a client's batch, found in one pass.
 
-The walk is native where the extension is built, and then costs some ten nanoseconds a record without the
-interpreter's lock; else it is Python's, a microsecond a record.
+The pass is native if the extension is built, and then costs some ten nanoseconds per record without the
+GIL; otherwise it runs in Python, a microsecond per record.
 """
 
 from tallystick.kernel.ids import INT64_MAX
@@ -18,10 +18,10 @@ ANY_TIME = (0, INT64_MAX)
 
 @frozen
 class Faults:
-    """Of readable records; the first few of each kind by their place in the batch.
+    """Faults of readable records; the first few of each kind by their index in the batch.
 
     keyless_count   records without a key; `keyless` are the first of them
-    late            records whose time is set and not within the bounds, with their times
+    late            records with a timestamp outside the bounds, with their timestamps
     """
 
     keyless_count: int
@@ -30,19 +30,19 @@ class Faults:
 
 
 def find_faults(buf: Buffer, at: int, header: BatchHeader, times: tuple[int, int] = ANY_TIME) -> Faults:
-    """Walk the records of the batch at `at`; the CRC is not checked again.
+    """Check the records of the batch at `at`; the CRC is not checked again.
 
     Args:
-        times: the earliest and the latest time a record may have.
-    Raises: CorruptBatch, InvalidBatch when they do not unpack or cannot be read.
+        times: the earliest and the latest timestamp allowed.
+    Raises: CorruptBatch, InvalidBatch if the records cannot be decompressed or parsed.
     """
     return walk_section(unpack_section(buf, at, header), header, times)
 
 
 def is_readable(buf: Buffer, at: int, header: BatchHeader) -> bool:
-    """Can the native walk read every record of an uncompressed batch? `find_faults` says what is wrong.
+    """Return whether native code can parse every record of an uncompressed batch.
 
-    Cost: half a microsecond, and ten nanoseconds a record.
+    If not, `find_faults` raises the reason. Cost: half a microsecond, plus ten nanoseconds per record.
     """
     section = bytes(memoryview(buf)[at + HEADER_SIZE : at + header.size_bytes])
     return (
@@ -53,7 +53,7 @@ def is_readable(buf: Buffer, at: int, header: BatchHeader) -> bool:
 
 
 def walk_section(section: bytes, header: BatchHeader, times: tuple[int, int] = ANY_TIME) -> Faults:
-    """As `find_faults`, of records that are unpacked."""
+    """Check decompressed records as `find_faults` does."""
     if native.scan is not None:
         found = native.scan(section, native.batch_of(header), *times, RECORD_ERRORS_MAX)
         if found is not None:

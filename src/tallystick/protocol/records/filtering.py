@@ -1,8 +1,8 @@
-"""A batch again without some of its records, as compaction leaves it.
+"""Rewriting of a batch without some of its records, for compaction.
 
-What the batch says about its producer stays as it was: base offset, last offset delta, producer, epoch
-and first sequence, so that a producer's next sequence number still follows on after compaction, even
-where every record is gone and an empty batch stands for them [REC-2].
+The batch keeps base offset, last offset delta, producer id, epoch and first sequence, so that a producer's
+next sequence number still follows after compaction, even if every record is removed and an empty batch
+remains [REC-2].
 
 Source: MemoryRecords.filterTo; KIP-534 for the delete horizon.
 """
@@ -33,14 +33,15 @@ def filter_batch(
     """Rewrite the batch at `at` with the records to keep.
 
     Args:
-        keep: asked for every record in order; or the offsets to keep.
-        retain_empty: leave an empty batch where no record is kept: its last sequence is still the newest
-            of a live producer.
-        horizon_ms: a delete horizon to set where there is none yet and the kept records need one: they
-            hold a tombstone, or are a control record. Pass it for a marker only once nothing of its
-            transaction is left.
+        keep: called for every record in order; or the offsets to keep.
+        retain_empty: keep an empty batch if no record is kept: its last sequence is still the newest of a
+            live producer.
+        horizon_ms: a delete horizon to set if there is none yet and the kept records need one: they hold a
+            tombstone, or are a control record. Pass it for a marker only once nothing of its transaction is
+            left.
+
     Returns:
-        The batch, byte for byte the old one where nothing changes; None where nothing is left.
+        The batch, byte for byte the old one if nothing changes; None if nothing is left.
     Raises: CorruptBatch, InvalidBatch, UnsupportedMagic.
     """
     header = read_header(buf, at)
@@ -60,7 +61,7 @@ def filter_batch(
 
 
 def seal_empty(header: BatchHeader) -> bytes:
-    """The batch with no record left in it.
+    """Build the batch with no record left in it.
 
     Source: DefaultRecordBatch.writeEmptyHeader: uncompressed, without base timestamp or delete horizon.
     """

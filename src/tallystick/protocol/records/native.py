@@ -1,7 +1,7 @@
-"""The record codec's compiled half, where there is one.
+"""The optional native part of the record codec.
 
-Callers read `native.codec` when they need it, and go the Python way where it is None or answers None. Both
-ways give the same bytes and the same records [CLI-70]. A test that wants one of them sets it.
+Callers use `native.codec` if present, and fall back to Python if it is None or returns None. Both give the
+same bytes and the same records [CLI-70]. A test can set it to force either.
 
 Source: docs/adr/0005.
 """
@@ -14,31 +14,31 @@ from tallystick.protocol.records.batch import BatchHeader
 R = TypeVar("R", bound=tuple[object, ...])
 
 INTERFACE: Final = 1
-"""What these sources expect; an extension that was compiled before an upgrade is left alone."""
+"""The interface that these sources expect; an extension compiled before an upgrade is not used."""
 
 Texts = tuple[object, object, object, int]
-"""Buffers of an Arrow array of `large_binary`: validity or None, offsets, data or None, its first place."""
+"""Buffers of an Arrow array of `large_binary`: validity or None, offsets, data or None, start index."""
 
 Column = list[bytes | None] | Texts
 
 Batch = tuple[int, int, int | None, int, int]
-"""Base offset and time, the time of all records if they have one, their number, the last offset delta."""
+"""Base offset and timestamp, LogAppendTime or None, record count, last offset delta."""
 
 Part = tuple[bytes, Batch, bytes, int, int, int]
-"""Section, batch, topic, partition, timestamp type, first offset that is wanted."""
+"""Section, batch, topic, partition, timestamp type, first offset wanted."""
 
 Strings = tuple[int, bytes | None, bytes, bytes]
 """Buffers of an Arrow array of `binary`: length, validity, offsets, data."""
 
 Numbers = tuple[bytes, bytes, bytes, bytes, bytes]
-"""Offsets, times, partitions, timestamp types, the bounds of lists of headers."""
+"""Offsets, timestamps, partitions, timestamp types, bounds of the header lists."""
 
 Table = tuple[int, int, Numbers, tuple[Strings, Strings, Strings, Strings, Strings]]
-"""Rows, rows that were too many, numbers, and texts: topic, key, value, names and values of headers."""
+"""Rows, rows beyond the limit, numbers, and strings: topic, key, value, names and values of headers."""
 
 
 class Extension(Protocol):
-    """`tallystick._native`, written in C. Every answer of None means: ask Python."""
+    """`tallystick._native`, written in C. None from any function means: fall back to Python."""
 
     INTERFACE: int
 
@@ -51,30 +51,30 @@ class Extension(Protocol):
         tails: list[bytes | None] | None,
         /,
     ) -> bytes | None:
-        """The section of `count` records. A tail is a record's encoded headers."""
+        """Encode the section of `count` records. A tail is a record's encoded headers."""
 
     def partitions(self, count: int, keys: Column, partitions: int, /) -> bytes | None:
-        """The partition of each key as an int32, -1 for null."""
+        """Return the partition of each key as an int32, -1 for null."""
 
     def partition_of(self, key: bytes, partitions: int, /) -> int:
-        """The partition of one key."""
+        """Return the partition of one key."""
 
     def records(
         self, section: bytes, batch: Batch, record: type[R], origin: tuple[object, ...], /
     ) -> list[R] | None:
-        """All records, as ConsumerRecord; `origin`: topic, partition, timestamp type, leader epoch."""
+        """Decode all records as ConsumerRecord; `origin`: topic, partition, timestamp type, leader epoch."""
 
     def columns(self, parts: list[Part], most: int, /) -> Table | None:
-        """The wanted records of all parts, the first `most` of them."""
+        """Decode the wanted records of all parts, at most `most` of them."""
 
 
 class Scanner(Protocol):
-    """`scan` of the extension, which one that was compiled earlier may lack."""
+    """`scan` of the extension, missing in one that was compiled from earlier sources."""
 
     def __call__(
         self, section: bytes, batch: Batch, earliest: int, latest: int, most: int, /
     ) -> tuple[int, tuple[int, ...], tuple[tuple[int, int], ...]] | None:
-        """How many records have no key, the first of them, and the first that are not within the times."""
+        """Return the number of records without a key, the first of them, and the first late records."""
 
 
 def _load() -> Extension | None:
@@ -90,7 +90,7 @@ scan: Scanner | None = getattr(codec, "scan", None)
 
 
 def batch_of(header: BatchHeader) -> Batch:
-    """What the extension has to know of a batch."""
+    """Return the facts about a batch that the extension needs."""
     return (
         header.base_offset,
         header.base_timestamp,

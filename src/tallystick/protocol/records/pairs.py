@@ -1,7 +1,7 @@
-"""Key and value of every record, for those who replay a whole log and look at nothing else.
+"""Key and value of every record, for a replay of a whole log that needs nothing else.
 
-A coordinator's log is mostly batches of one small record each. What it takes to make a header and a record
-of those is five times what it takes to find key and value, so they are read in place.
+A coordinator's log consists mostly of batches with one small record. Building a header and a record for each
+costs five times as much as finding key and value, so they are read in place.
 """
 
 from collections.abc import Iterator
@@ -21,21 +21,21 @@ from tallystick.protocol.records.errors import CorruptBatch
 from tallystick.protocol.records.record import walk
 from tallystick.protocol.records.section import unpack_section
 
-# Of the header: batch length, magic, attributes, record count.
+# From the header: batch length, magic, attributes, record count.
 _SHAPE: Final = Struct(">8xi4xb4xh34xi")
 _UNUSUAL: Final = CODEC_MASK | CONTROL_BIT
-# Every length in a record of this size takes two bytes at most.
+# In a record up to this size every length takes at most two bytes.
 _PLAIN_SIZE_MAX: Final = 0x1FFF
 
 Pair = tuple[bytes | None, bytes | None]
 
 
 def iter_pairs(buf: bytes) -> Iterator[Pair]:
-    """Key and value of every record in whole batches, in order; control batches are left out.
+    """Yield key and value of every record in whole batches, in order, skipping control batches.
 
     The CRCs are not checked again.
     Raises: CorruptBatch, InvalidBatch, UnsupportedMagic.
-    Cost: 1.2 us a record that has its batch to itself.
+    Cost: 1.2 us per record that is alone in its batch.
     """
     at, limit, shape = 0, len(buf), _SHAPE.unpack_from
     while at < limit:
@@ -45,7 +45,7 @@ def iter_pairs(buf: bytes) -> Iterator[Pair]:
             raise CorruptBatch(f"{limit - at} bytes are no batch", at) from None
         end = at + LOG_OVERHEAD + length
         if length <= 0 or end > limit or magic != MAGIC:
-            next(iter_headers(buf, at))  # says what is wrong with it
+            next(iter_headers(buf, at))  # raises the reason
         is_plain = count == 1 and not attributes & _UNUSUAL
         plain = _plain_pair(buf, at + HEADER_SIZE, end) if is_plain else None
         if plain is not None:
@@ -63,18 +63,18 @@ def _pairs_of(buf: bytes, at: int) -> Iterator[Pair]:
 
 
 def _plain_pair(buf: bytes, at: int, end: int) -> Pair | None:
-    """Key and value of the one record that fills `at` to `end`; None where it is anything unusual."""
+    """Return key and value of the one record that fills `at` to `end`; None for anything unusual."""
     if end - at > _PLAIN_SIZE_MAX:
         return None
     try:
-        at += 1 if buf[at] < 0x80 else 2  # its length
-        at += 1  # its attributes
-        at += 1 if buf[at] < 0x80 else 2  # its time
-        if buf[at]:  # its offset: something was before it
+        at += 1 if buf[at] < 0x80 else 2  # length
+        at += 1  # attributes
+        at += 1 if buf[at] < 0x80 else 2  # timestamp delta
+        if buf[at]:  # offset delta: records before it were removed
             return None
         key, at = _short_bytes(buf, at + 1)
         value, at = _short_bytes(buf, at)
-        # No headers, and nothing behind; else a length was not what it seemed.
+        # No headers and no bytes left over; anything else is unusual.
         return None if at + 1 != end or buf[at] else (key, value)
     except IndexError:
         return None

@@ -1,10 +1,10 @@
-"""Records inside a batch: the section between the header and the end, unpacked.
+"""Records inside a batch: encoding and decoding of the uncompressed record section.
 
 Each record is a zigzag varint of its length, then attributes (one byte, unused), timestamp and offset
 as deltas to the batch, key, value and headers, every length a zigzag varint, -1 for null.
 
-This is the one place that works record by record, so its loops are written out: a varint of one or two
-bytes, which is nearly all of them, is read in line or looked up in a table.
+Only this module works record by record, so its loops are unrolled: a varint of one or two bytes, which
+nearly all are, is read inline or looked up in a table.
 
 Source: Kafka's protocol guide, "Record" and "Record Header"; DefaultRecord.
 """
@@ -28,7 +28,7 @@ _NO_HEADERS: Final = b"\x00"
 
 
 class Record(NamedTuple):
-    """One record, with its place in the log and its time."""
+    """One record, with its offset and timestamp."""
 
     offset: int
     timestamp_ms: int
@@ -37,13 +37,13 @@ class Record(NamedTuple):
     headers: Headers = ()
 
 
-# A record as `walk` finds it: offset, timestamp, key, where everything after the deltas begins, where the
-# value begins, its size (-1 for null), where the record ends. A bare tuple: one is made for every record.
+# A record as `walk` yields it: offset, timestamp, key, position after the deltas, position of the value, size
+# of the value (-1 for null), end of the record. A plain tuple, because one is made for every record.
 Span = tuple[int, int, bytes | None, int, int, int, int]
 
 
 def encode_zigzag(value: int) -> bytes:
-    """A signed number as Kafka's varint or varlong, which differ in range alone; past 64 bits it wraps."""
+    """Encode a signed number as Kafka's varint or varlong, which differ only in range; wraps past 64 bits."""
     raw = ((value << 1) ^ -(value >> 63 & 1)) & UINT64_MAX
     out = bytearray()
     while raw > 0x7F:
@@ -54,13 +54,13 @@ def encode_zigzag(value: int) -> bytes:
 
 
 def decode_zigzag(data: bytes, at: int = 0) -> tuple[int, int]:
-    """The signed number at `at`, and where it ends."""
+    """Decode the signed number at `at`; return it and the position after it."""
     raw, last = long_varint(data, at)
     return (raw >> 1) ^ -(raw & 1), last + 1
 
 
 def long_varint(data: bytes, at: int) -> tuple[int, int]:
-    """The varint at `at`, still in zigzag, and its *last* byte.
+    """Read the varint at `at`; return it, still in zigzag, and the position of its *last* byte.
 
     Raises: InvalidBatch beyond 64 bits; IndexError at the end of the data.
     """
@@ -75,7 +75,7 @@ def long_varint(data: bytes, at: int) -> tuple[int, int]:
     raise InvalidBatch(f"the varint at byte {at} of the records has more than 64 bits")
 
 
-# Varints of one and two bytes, by value; all a batch needs but for large values and late timestamps.
+# Varints of one and two bytes, by value; enough except for large values and timestamp deltas.
 _SMALL: Final = 8192
 _ZIGZAG: Final = (
     *(bytes((2 * n,)) for n in range(64)),
@@ -84,9 +84,9 @@ _ZIGZAG: Final = (
 
 
 def encode_records(records: Sequence[Record], base_offset: int, base_timestamp: int) -> bytes:
-    """The record section, uncompressed; offsets and times are written as deltas to the two bases.
+    """Encode the uncompressed record section; offsets and timestamps are deltas to the two bases.
 
-    Cost: about 250 ns a record.
+    Cost: about 250 ns per record.
     """
     table, small, join = _ZIGZAG, _SMALL, b"".join
     parts: list[bytes] = []
@@ -117,7 +117,7 @@ def _zigzag(value: int) -> bytes:
 
 
 def encode_headers(headers: Headers) -> bytes:
-    """Their number, then key and value of each."""
+    """Encode the number of headers, then key and value of each."""
     parts = [_zigzag(len(headers))]
     for name, value in headers:
         key = name.encode()
@@ -127,7 +127,7 @@ def encode_headers(headers: Headers) -> bytes:
 
 
 def encode_span(span: Span, section: bytes, base_offset: int, base_timestamp: int) -> bytes:
-    """A record again, with its deltas counted from other bases, and key, value and headers untouched."""
+    """Re-encode a record with deltas to other bases; key, value and headers are copied unchanged."""
     offset, timestamp, _, tail_at, _, _, end = span
     when, where = _zigzag(timestamp - base_timestamp), _zigzag(offset - base_offset)
     body = b"".join((b"\0", when, where, section[tail_at:end]))
@@ -135,13 +135,13 @@ def encode_span(span: Span, section: bytes, base_offset: int, base_timestamp: in
 
 
 def walk(section: bytes, header: BatchHeader) -> Iterator[Span]:
-    """Every record of an unpacked section in turn, its headers unread.
+    """Yield every record of an uncompressed section in turn, without parsing headers.
 
-    Holds the section to its word: as many records as announced, each within its length, offsets rising
-    and within the batch [REC-6], and nothing left over.
+    Checks the section: as many records as announced, each within its length, offsets ascending and within
+    the batch [REC-6], and no bytes left over.
 
     Raises: InvalidBatch.
-    Cost: about 450 ns a record.
+    Cost: about 450 ns per record.
     """
     at, limit, previous, last = 0, len(section), -1, header.last_offset_delta
     base_offset, base_timestamp = header.base_offset, header.base_timestamp
@@ -163,7 +163,7 @@ def walk(section: bytes, header: BatchHeader) -> Iterator[Span]:
                     raw, at = long_varint(section, at - 1)
             timestamp = base_timestamp + ((raw >> 1) ^ -(raw & 1))
             if not earliest <= timestamp <= latest:
-                timestamp = (timestamp - earliest & UINT64_MAX) + earliest  # as Java adds
+                timestamp = (timestamp - earliest & UINT64_MAX) + earliest  # wraps as in Java
             raw = section[at := at + 1]
             if raw > 0x7F:
                 raw += (section[at := at + 1] << 7) - 0x80
@@ -203,7 +203,7 @@ def walk(section: bytes, header: BatchHeader) -> Iterator[Span]:
 
 
 def iter_section(section: bytes, header: BatchHeader) -> Iterator[Record]:
-    """Every record of an unpacked section. Raises: InvalidBatch."""
+    """Yield every record of an uncompressed section. Raises: InvalidBatch."""
     new, here, headers = tuple.__new__, Record, ()
     for offset, timestamp, key, _, at, value_size, end in walk(section, header):
         value: bytes | None = None
@@ -219,7 +219,7 @@ def iter_section(section: bytes, header: BatchHeader) -> Iterator[Record]:
 
 
 def decode_headers(section: bytes, at: int, end: int) -> Headers:
-    """The headers that fill `at` to `end`.
+    """Decode the headers that fill `at` to `end`.
 
     Names that are not UTF-8 are read as Java reads them, with replacement characters.
     """

@@ -1,4 +1,4 @@
-"""Whole batches from records, and records from whole batches."""
+"""Encoding of whole batches from records, and decoding of records from whole batches."""
 
 from collections.abc import Iterator, Sequence
 from struct import Struct
@@ -27,14 +27,14 @@ from tallystick.protocol.records.crc import crc32c
 from tallystick.protocol.records.errors import CorruptBatch, InvalidBatch
 from tallystick.protocol.records.record import Record, encode_records, iter_section, walk
 
-# The header in two: what the CRC covers, and what comes before it.
+# The header in two parts: the fields before the CRC's range, and those in it.
 _PLACE: Final = Struct(">qiibI")
 _COVERED: Final = Struct(">hiqqqhii")
 
 
 @frozen(kw_only=True)
 class BatchMeta:
-    """What a batch says beside its records; -1 is the wire's "none"."""
+    """The attributes of a batch besides its records; -1 is the wire's "none"."""
 
     base_offset: int = 0
     codec: Codec = Codec.NONE
@@ -61,7 +61,7 @@ class BatchMeta:
 
 @frozen(kw_only=True)
 class DecodeLimits:
-    """How much one batch may make a reader hold."""
+    """Limits of the memory that one batch may take to decode."""
 
     unpacked_bytes_max: int = DECOMPRESSED_BYTES_MAX
     ratio_max: int = DECOMPRESSION_RATIO_MAX
@@ -72,7 +72,7 @@ DEFAULT_LIMITS: Final = DecodeLimits()
 
 
 class ScannedKey(NamedTuple):
-    """What compaction looks at."""
+    """The part of a record that compaction needs."""
 
     offset: int
     timestamp_ms: int
@@ -82,7 +82,7 @@ class ScannedKey(NamedTuple):
 
 
 def encode_batch(records: Sequence[Record], meta: BatchMeta) -> bytes:
-    """One batch of the given records, whose offsets rise from `meta.base_offset` or later."""
+    """Encode the records as one batch; their offsets ascend from `meta.base_offset` or later."""
     check(records, "a batch without records is written by compaction alone")
     last_offset_delta = records[-1].offset - meta.base_offset
     check(meta.base_offset <= records[0].offset, "offsets begin at the base")
@@ -111,7 +111,7 @@ def encode_batch(records: Sequence[Record], meta: BatchMeta) -> bytes:
 
 
 def seal(header: BatchHeader, payload: bytes) -> bytes:
-    """A batch of a header and a packed record section; length and CRC are computed here."""
+    """Build a batch from a header and a compressed record section; computes length and CRC."""
     length = BATCH_LENGTH_MIN + len(payload)
     check(length <= INT32_MAX, "a batch's length is an int32")
     covered = _COVERED.pack(
@@ -130,9 +130,9 @@ def seal(header: BatchHeader, payload: bytes) -> bytes:
 
 
 def unpack_section(buf: Buffer, at: int, header: BatchHeader, limits: DecodeLimits = DEFAULT_LIMITS) -> bytes:
-    """The record section of the batch at `at`, decompressed within `limits`.
+    """Return the record section of the batch at `at`, decompressed within `limits`.
 
-    Raises: CorruptBatch when it is cut off; InvalidBatch when it does not unpack, or to too much.
+    Raises: CorruptBatch if it is truncated; InvalidBatch if it cannot be decompressed, or exceeds a limit.
     """
     end = at + header.size_bytes
     if end > len(buf):
@@ -146,9 +146,9 @@ def unpack_section(buf: Buffer, at: int, header: BatchHeader, limits: DecodeLimi
 
 
 def iter_records(buf: Buffer, at: int = 0, limits: DecodeLimits = DEFAULT_LIMITS) -> Iterator[Record]:
-    """The records of the batch at `at`, one at a time; the CRC is not checked again.
+    """Yield the records of the batch at `at`, one at a time; the CRC is not checked again.
 
-    Source: DefaultRecordBatch, for timestamps: a delete horizon is the base they are counted from.
+    Source: DefaultRecordBatch, for timestamps: if there is a delete horizon, deltas count from it.
     Raises: CorruptBatch, InvalidBatch, UnsupportedMagic; records before the bad one have been yielded.
     """
     header = read_header(buf, at)
@@ -156,9 +156,9 @@ def iter_records(buf: Buffer, at: int = 0, limits: DecodeLimits = DEFAULT_LIMITS
 
 
 def decode_records(buf: Buffer, at: int = 0, limits: DecodeLimits = DEFAULT_LIMITS) -> list[Record]:
-    """All records of the batch at `at`; the CRC is not checked again.
+    """Decode all records of the batch at `at`; the CRC is not checked again.
 
-    Cost: about 700 ns a record, and 200 bytes of memory beside keys and values.
+    Cost: about 700 ns per record, and 200 bytes of memory besides keys and values.
     Raises: CorruptBatch, InvalidBatch, UnsupportedMagic.
     """
     header = read_header(buf, at)
@@ -166,7 +166,7 @@ def decode_records(buf: Buffer, at: int = 0, limits: DecodeLimits = DEFAULT_LIMI
 
 
 def scan_keys(buf: Buffer, at: int = 0, limits: DecodeLimits = DEFAULT_LIMITS) -> Iterator[ScannedKey]:
-    """Offset, time and key of every record in the batch at `at`, values and headers unread.
+    """Yield offset, timestamp and key of every record in the batch at `at`, without values and headers.
 
     Raises: CorruptBatch, InvalidBatch, UnsupportedMagic.
     """

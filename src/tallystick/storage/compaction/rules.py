@@ -208,7 +208,7 @@ class KeyMap:
         return self._offsets[slot] if found else None
 
     def _find(self, digest: bytes) -> tuple[int, bool]:
-        """Return the slot of a digest, or the free slot for it, and which of the two."""
+        """Return the slot of a digest, or the free slot for it, and whether it is in the map."""
         digests, slots = self._digests, self._slots
         slot = int.from_bytes(digest[:8], "big") % slots
         while True:
