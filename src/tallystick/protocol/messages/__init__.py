@@ -1,1 +1,1 @@
-"""."""
+"""Declarations of Kafka's messages, one module per API or stored record type."""

@@ -1,4 +1,4 @@
-"""AddOffsetsToTxn: the group whose offsets a transaction is about to commit.
+"""AddOffsetsToTxn (25): add a group whose offsets a transaction is about to commit.
 
 Versions: 2 PRODUCER_FENCED; 3 flexible; 4 TRANSACTION_ABORTABLE (KIP-890).
 """

@@ -1,7 +1,8 @@
-"""AddPartitionsToTxn: partitions that a transaction is about to write to.
+"""AddPartitionsToTxn (24): add partitions that a transaction is about to write to.
 
-Versions 0 to 3 are for producers; from 4 on brokers ask for many transactions at once, and may only verify
-(KIP-890). The client of 4.0 and newer does without: its Produce requests add the partitions.
+Versions 0 to 3 are for producers; from 4 on brokers send many transactions at once, and may only verify
+(KIP-890). Clients of 4.0 and newer do not need it under transaction version 2: their Produce requests add the
+partitions.
 """
 
 from typing import Annotated

@@ -20,7 +20,7 @@ class AlterConfigsResource:
 
 @message(api_key=33, versions="0-2", flexible="2+")
 class AlterConfigsRequest:
-    """Set these settings and reset all others of the resource (hence IncrementalAlterConfigs).
+    """Sets these configs and resets all others of the resource (hence IncrementalAlterConfigs).
 
     Source: KIP-133; Kafka AlterConfigsRequest.
     """
@@ -39,7 +39,7 @@ class AlterConfigsResourceResponse:
 
 @message(api_key=33, versions="0-2", flexible="2+")
 class AlterConfigsResponse:
-    """One result a resource.
+    """One result per resource.
 
     Source: Kafka AlterConfigsResponse.
     """

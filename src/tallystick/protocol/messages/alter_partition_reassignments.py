@@ -1,4 +1,4 @@
-"""AlterPartitionReassignments (45): put replicas of partitions on other brokers, or cancel that."""
+"""AlterPartitionReassignments (45): move replicas of partitions to other brokers, or cancel a move."""
 
 from typing import Annotated
 
@@ -19,7 +19,7 @@ class ReassignableTopic:
 
 @message(api_key=45, versions="0-1", flexible="0+")
 class AlterPartitionReassignmentsRequest:
-    """The replicas that partitions are to have; null cancels a reassignment that is under way.
+    """The target replicas of partitions; null cancels an ongoing reassignment.
 
     Source: KIP-455, the replication factor KIP-860 (v1); Kafka AlterPartitionReassignmentsRequest.
     """
@@ -46,7 +46,7 @@ class ReassignableTopicResponse:
 
 @message(api_key=45, versions="0-1", flexible="0+")
 class AlterPartitionReassignmentsResponse:
-    """Whether each reassignment was accepted.
+    """The result per partition.
 
     Source: Kafka AlterPartitionReassignmentsResponse.
     """

@@ -19,7 +19,7 @@ class AlterReplicaLogDir:
 
 @message(api_key=34, versions="1-2", flexible="2+")
 class AlterReplicaLogDirsRequest:
-    """Which partitions each directory is to hold.
+    """The partitions to move to each directory.
 
     Source: KIP-113; Kafka AlterReplicaLogDirsRequest.
     """
@@ -43,7 +43,7 @@ class AlterReplicaLogDirTopicResult:
 
 @message(api_key=34, versions="1-2", flexible="2+")
 class AlterReplicaLogDirsResponse:
-    """Whether each partition's move was accepted.
+    """The result per partition.
 
     Source: Kafka AlterReplicaLogDirsResponse.
     """

@@ -22,7 +22,7 @@ class ScramCredentialUpsertion:
 
 @message(api_key=51, versions="0", flexible="0+")
 class AlterUserScramCredentialsRequest:
-    """Credentials to remove and to set; the client salts, the broker never sees a password.
+    """Credentials to remove and to set; the client salts, so the broker never sees a password.
 
     Source: KIP-554; Kafka AlterUserScramCredentialsRequest.
     """
@@ -42,7 +42,7 @@ class AlterUserScramCredentialsResult:
 
 @message(api_key=51, versions="0", flexible="0+")
 class AlterUserScramCredentialsResponse:
-    """One result a user.
+    """One result per user.
 
     Source: Kafka AlterUserScramCredentialsResponse.
     """

@@ -1,8 +1,8 @@
-"""ApiVersions: what this broker can do; the first thing most clients ask.
+"""ApiVersions (18): the APIs, versions and features of a broker; the first request of most clients.
 
 Versions: 3 flexible request, client software (KIP-511) and features (KIP-584); 4 allows a feature whose
-least version is 0 (KIP-1022). The *response* header has version 0 always: an older broker answers a version
-it does not know in version 0, so the client must be able to read the header before it knows (KIP-511).
+minimum version is 0 (KIP-1022). The *response* header always has version 0: a broker answers an unsupported
+version in version 0, so the client must be able to read the header before it knows the version (KIP-511).
 """
 
 from typing import Annotated
@@ -12,7 +12,7 @@ from tallystick.protocol.wire import BOOL, INT16, INT32, INT64, STRING, array, m
 
 @message(api_key=18, versions="0-4", flexible="3+")
 class ApiVersionsRequest:
-    """Who is asking."""
+    """Name and version of the client software."""
 
     client_software_name: Annotated[str, wire(STRING, "3+", ignorable=True)] = ""
     client_software_version: Annotated[str, wire(STRING, "3+", ignorable=True)] = ""
@@ -41,7 +41,7 @@ class FinalizedFeatureKey:
 
 @message(api_key=18, versions="0-4", flexible="3+")
 class ApiVersionsResponse:
-    """`transaction.version` >= 2 among the features lets writes themselves join transactions (KIP-890)."""
+    """With feature `transaction.version` >= 2 a write adds its partition to the transaction (KIP-890)."""
 
     error_code: Annotated[int, wire(INT16, "0+")] = 0
     api_keys: Annotated[tuple[ApiVersion, ...], wire(array(ApiVersion), "0+")] = ()

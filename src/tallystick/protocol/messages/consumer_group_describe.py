@@ -60,7 +60,7 @@ class DescribedGroup:
 
 @message(api_key=69, versions="0-1", flexible="0+")
 class ConsumerGroupDescribeResponse:
-    """One entry a group; 1 tells which protocol a member speaks (KIP-1099).
+    """One entry per group; 1 adds the protocol of each member (KIP-1099).
 
     Source: Kafka ConsumerGroupDescribeResponse.
     """

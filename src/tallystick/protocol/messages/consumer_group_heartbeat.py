@@ -14,16 +14,16 @@ class TopicPartitions:
 
 @message(api_key=68, versions="0-1", flexible="0+")
 class ConsumerGroupHeartbeatRequest:
-    """All a member says; what is null (or -1) did not change since its last heartbeat.
+    """The state of a member; null (or -1) means unchanged since its last heartbeat.
 
-    1 adds the regular expression (KIP-848), and the member makes its own id (KIP-1082).
+    1 adds the regular expression (KIP-848), and the member generates its own id (KIP-1082).
 
     Source: KIP-848; Kafka ConsumerGroupHeartbeatRequest.
     """
 
     group_id: Annotated[str, wire(STRING, "0+")]
     member_id: Annotated[str, wire(STRING, "0+")]
-    # 0 joins, -1 leaves, -2 leaves as a static member who will return.
+    # 0 joins, -1 leaves, -2 leaves temporarily as a static member.
     member_epoch: Annotated[int, wire(INT32, "0+")]
     instance_id: Annotated[str | None, wire(STRING, "0+", nullable="0+")] = None
     rack_id: Annotated[str | None, wire(STRING, "0+", nullable="0+")] = None
@@ -43,7 +43,7 @@ class Assignment:
 
 @message(api_key=68, versions="0-1", flexible="0+")
 class ConsumerGroupHeartbeatResponse:
-    """The member's epoch and, where it changed, its assignment.
+    """The member's epoch and, if it changed, its assignment.
 
     Source: Kafka ConsumerGroupHeartbeatResponse.
     """

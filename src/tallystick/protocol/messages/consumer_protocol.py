@@ -1,8 +1,8 @@
-"""What consumers tell each other through a classic group: subscriptions and assignments.
+"""The embedded consumer protocol of classic groups: subscriptions and assignments.
 
-These travel as opaque bytes in JoinGroup and SyncGroup, an int16 version in front that is not in the
-schemas. A reader that meets a newer version than it knows reads it as the newest it knows and leaves
-the rest unread: fields are only ever added at the end.
+These travel as opaque bytes in JoinGroup and SyncGroup, after an int16 version that is not in the schemas. A
+reader decodes a newer version as the newest it knows and ignores the remaining bytes, because fields are
+only ever added at the end.
 
 Source: Kafka ConsumerProtocolSubscription/Assignment; v1 KIP-429, v2 KIP-792, v3 KIP-881.
 """
@@ -20,21 +20,21 @@ class TopicPartition:
 
 @message(versions="0-3")
 class ConsumerProtocolSubscription:
-    """What a member wants to read and, for cooperative rebalances, what it reads now."""
+    """A member's subscribed topics and, for cooperative rebalances, its owned partitions."""
 
     topics: Annotated[tuple[str, ...], wire(array(STRING), "0+")] = ()
     user_data: Annotated[bytes | None, wire(BYTES, "0+", nullable="0+")] = None
     owned_partitions: Annotated[
         tuple[TopicPartition, ...], wire(array(TopicPartition), "1+", ignorable=True)
     ] = ()
-    # In which generation it owned them: -1 unknown.
+    # The generation in which it owned them; -1 unknown.
     generation_id: Annotated[int, wire(INT32, "2+", ignorable=True)] = -1
     rack_id: Annotated[str | None, wire(STRING, "3+", nullable="3+", ignorable=True)] = None
 
 
 @message(versions="0-3")
 class ConsumerProtocolAssignment:
-    """What one member shall read; the versions differ in the subscription only."""
+    """The partitions assigned to one member; the versions differ in the subscription only."""
 
     assigned_partitions: Annotated[tuple[TopicPartition, ...], wire(array(TopicPartition), "0+")] = ()
     user_data: Annotated[bytes | None, wire(BYTES, "0+", nullable="0+")] = None

@@ -1,4 +1,4 @@
-"""CreateAcls (30): add access rules.
+"""CreateAcls (30): add ACLs.
 
 The numbers are those of `describe_acls`.
 """
@@ -21,7 +21,7 @@ class AclCreation:
 
 @message(api_key=30, versions="1-3", flexible="2+")
 class CreateAclsRequest:
-    """Access rules to add; each is judged on its own.
+    """ACLs to add; each is accepted or refused on its own.
 
     Source: KIP-140, pattern types KIP-290; Kafka CreateAclsRequest.
     """
@@ -37,7 +37,7 @@ class AclCreationResult:
 
 @message(api_key=30, versions="1-3", flexible="2+")
 class CreateAclsResponse:
-    """One result a rule, in the order of the request.
+    """One result per ACL, in the order of the request.
 
     Source: Kafka CreateAclsResponse.
     """

@@ -1,4 +1,4 @@
-"""CreatePartitions (37): let topics grow."""
+"""CreatePartitions (37): add partitions to topics."""
 
 from typing import Annotated
 
@@ -13,7 +13,7 @@ class CreatePartitionsAssignment:
 @struct
 class CreatePartitionsTopic:
     name: Annotated[str, wire(STRING, "0+")]
-    count: Annotated[int, wire(INT32, "0+")]  # of all partitions together, not of the new ones
+    count: Annotated[int, wire(INT32, "0+")]  # total number, not the number of new ones
     # Null: the broker chooses.
     assignments: Annotated[
         tuple[CreatePartitionsAssignment, ...] | None,
@@ -23,7 +23,7 @@ class CreatePartitionsTopic:
 
 @message(api_key=37, versions="0-3", flexible="2+")
 class CreatePartitionsRequest:
-    """Raise topics to a number of partitions.
+    """The new number of partitions of each topic.
 
     Source: KIP-195; Kafka CreatePartitionsRequest.
     """
@@ -42,7 +42,7 @@ class CreatePartitionsTopicResult:
 
 @message(api_key=37, versions="0-3", flexible="2+")
 class CreatePartitionsResponse:
-    """One result a topic.
+    """One result per topic.
 
     Source: Kafka CreatePartitionsResponse.
     """

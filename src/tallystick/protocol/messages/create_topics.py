@@ -1,4 +1,4 @@
-"""CreateTopics (19): make topics, or check whether they could be made."""
+"""CreateTopics (19): create topics, or only validate the request."""
 
 import uuid
 from typing import Annotated
@@ -33,9 +33,9 @@ class CreatableTopic:
 
 @message(api_key=19, versions="2-7", flexible="5+")
 class CreateTopicsRequest:
-    """Create topics; a refused topic does not stop the others.
+    """Topics to create; a refused topic does not stop the others.
 
-    From version 4 on -1 partitions or replicas mean the broker's default (KIP-464).
+    From version 4 on, -1 partitions or replicas mean the broker's default (KIP-464).
 
     Source: Kafka CreateTopicsRequest.
     """
@@ -60,7 +60,7 @@ class CreatableTopicResult:
     topic_id: Annotated[uuid.UUID, wire(UUID, "7+", ignorable=True)] = NIL
     error_code: Annotated[int, wire(INT16, "2+")] = 0
     error_message: Annotated[str | None, wire(STRING, "2+", nullable="2+")] = None
-    # Why `configs` is null.
+    # The error because of which `configs` is null.
     topic_config_error_code: Annotated[int, wire(INT16, "5+", tag=0, ignorable=True)] = 0
     num_partitions: Annotated[int, wire(INT32, "5+", ignorable=True)] = -1
     replication_factor: Annotated[int, wire(INT16, "5+", ignorable=True)] = -1
@@ -72,7 +72,7 @@ class CreatableTopicResult:
 
 @message(api_key=19, versions="2-7", flexible="5+")
 class CreateTopicsResponse:
-    """One entry a topic; 5 adds what was made and its settings (KIP-525), 7 the id (KIP-516).
+    """One entry per topic; 5 adds partitions, replicas and configs (KIP-525), 7 the topic id (KIP-516).
 
     Source: Kafka CreateTopicsResponse.
     """

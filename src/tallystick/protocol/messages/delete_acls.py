@@ -1,4 +1,4 @@
-"""DeleteAcls (31): remove the access rules that match filters.
+"""DeleteAcls (31): remove the ACLs that match filters.
 
 The numbers are those of `describe_acls`.
 """
@@ -21,7 +21,7 @@ class DeleteAclsFilter:
 
 @message(api_key=31, versions="1-3", flexible="2+")
 class DeleteAclsRequest:
-    """Filters; every rule that one of them matches is removed.
+    """Filters; every ACL that matches one of them is removed.
 
     Source: KIP-140, pattern types KIP-290; Kafka DeleteAclsRequest.
     """
@@ -51,7 +51,7 @@ class DeleteAclsFilterResult:
 
 @message(api_key=31, versions="1-3", flexible="2+")
 class DeleteAclsResponse:
-    """What each filter matched, in the order of the request.
+    """The ACLs that each filter matched, in the order of the request.
 
     Source: Kafka DeleteAclsResponse.
     """

@@ -7,7 +7,7 @@ from tallystick.protocol.wire import INT16, INT32, STRING, array, message, struc
 
 @message(api_key=42, versions="0-2", flexible="2+")
 class DeleteGroupsRequest:
-    """Delete groups by id.
+    """Ids of the groups to delete.
 
     Source: KIP-229; Kafka DeleteGroupsRequest.
     """
@@ -23,7 +23,7 @@ class DeletableGroupResult:
 
 @message(api_key=42, versions="0-2", flexible="2+")
 class DeleteGroupsResponse:
-    """One result a group.
+    """One result per group.
 
     Source: Kafka DeleteGroupsResponse.
     """

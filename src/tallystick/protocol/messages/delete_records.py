@@ -1,4 +1,4 @@
-"""DeleteRecords (21): give up the records before an offset."""
+"""DeleteRecords (21): delete the records before an offset."""
 
 from typing import Annotated
 
@@ -8,7 +8,7 @@ from tallystick.protocol.wire import INT16, INT32, INT64, STRING, array, message
 @struct
 class DeleteRecordsPartition:
     partition_index: Annotated[int, wire(INT32, "0+")]
-    offset: Annotated[int, wire(INT64, "0+")]  # first to stay; -1 for the high watermark
+    offset: Annotated[int, wire(INT64, "0+")]  # the first offset kept; -1 for the high watermark
 
 
 @struct
@@ -19,7 +19,7 @@ class DeleteRecordsTopic:
 
 @message(api_key=21, versions="0-2", flexible="2+")
 class DeleteRecordsRequest:
-    """Move the start of partitions forward.
+    """The new log start offset of each partition.
 
     Source: KIP-107; Kafka DeleteRecordsRequest.
     """
@@ -45,7 +45,7 @@ class DeleteRecordsTopicResult:
 
 @message(api_key=21, versions="0-2", flexible="2+")
 class DeleteRecordsResponse:
-    """The new first offset of each partition.
+    """The resulting log start offset (low watermark) of each partition.
 
     Source: Kafka DeleteRecordsResponse.
     """

@@ -9,13 +9,13 @@ from tallystick.protocol.wire import INT16, INT32, STRING, UUID, array, message,
 
 @struct
 class DeleteTopicState:
-    name: Annotated[str | None, wire(STRING, "6+", nullable="6+")] = None  # null: go by the id
+    name: Annotated[str | None, wire(STRING, "6+", nullable="6+")] = None  # null: use the id
     topic_id: Annotated[uuid.UUID, wire(UUID, "6+")]
 
 
 @message(api_key=20, versions="1-6", flexible="4+")
 class DeleteTopicsRequest:
-    """Delete by name (1-5), or by name or id (6+, KIP-516).
+    """Topics to delete, by name (1-5), or by name or id (6+, KIP-516).
 
     Source: Kafka DeleteTopicsRequest.
     """
@@ -35,7 +35,7 @@ class DeletableTopicResult:
 
 @message(api_key=20, versions="1-6", flexible="4+")
 class DeleteTopicsResponse:
-    """One entry a topic; `name` may be null where an id was unknown.
+    """One entry per topic; `name` may be null for an unknown id.
 
     Source: Kafka DeleteTopicsResponse.
     """

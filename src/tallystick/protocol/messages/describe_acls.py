@@ -1,6 +1,6 @@
-"""DescribeAcls (29): the access rules that match a filter.
+"""DescribeAcls (29): list the ACLs that match a filter.
 
-Numbers that all three ACL APIs use, 1 always being "any" and for filters only:
+Numbers that all three ACL APIs use; 1 always means "any" and is for filters only:
 
     resource type    2 topic, 3 group, 4 cluster, 5 transactional id, 6 delegation token, 7 user
     pattern type     2 match (literal, prefixed and "*" that apply to a name), 3 literal, 4 prefixed
@@ -19,7 +19,7 @@ from tallystick.protocol.wire import INT8, INT16, INT32, STRING, array, message,
 
 @message(api_key=29, versions="1-3", flexible="2+")
 class DescribeAclsRequest:
-    """A filter on access rules; null matches every name, principal or host.
+    """A filter of ACLs; null matches every name, principal or host.
 
     Source: KIP-140, pattern types KIP-290, user principals KIP-373 (v3); Kafka DescribeAclsRequest.
     """
@@ -51,7 +51,7 @@ class DescribeAclsResource:
 
 @message(api_key=29, versions="1-3", flexible="2+")
 class DescribeAclsResponse:
-    """The matching rules, by resource.
+    """The matching ACLs, by resource.
 
     Source: Kafka DescribeAclsResponse.
     """

@@ -8,7 +8,7 @@ from tallystick.protocol.wire import BOOL, INT8, INT16, INT32, STRING, array, me
 
 @message(api_key=60, versions="0-2", flexible="0+")
 class DescribeClusterRequest:
-    """Ask for the brokers; 1 can ask for controllers (KIP-919), 2 for fenced ones (KIP-1073).
+    """A request for brokers; 1 can ask for controllers (KIP-919), 2 for fenced brokers (KIP-1073).
 
     Source: KIP-700; Kafka DescribeClusterRequest.
     """
@@ -29,7 +29,7 @@ class DescribeClusterBroker:
 
 @message(api_key=60, versions="0-2", flexible="0+")
 class DescribeClusterResponse:
-    """The cluster as this broker knows it.
+    """The cluster as the responding broker knows it.
 
     Source: Kafka DescribeClusterResponse.
     """

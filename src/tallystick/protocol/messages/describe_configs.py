@@ -1,4 +1,4 @@
-"""DescribeConfigs (32): settings of topics, brokers and groups, and where each value comes from."""
+"""DescribeConfigs (32): configs of topics, brokers and groups, with the source of each value."""
 
 from typing import Annotated
 
@@ -15,7 +15,7 @@ class DescribeConfigsResource:
 
 @message(api_key=32, versions="1-4", flexible="4+")
 class DescribeConfigsRequest:
-    """Ask for settings; without keys (null) for all.
+    """Resources and their config keys; null keys mean all.
 
     1 adds synonyms (KIP-226), 3 documentation and types (KIP-569).
 
@@ -42,7 +42,7 @@ class DescribeConfigsResourceResult:
     # 1 topic, 2 broker, 3 all brokers, 4 server.properties, 5 default, 8 group.
     config_source: Annotated[int, wire(INT8, "1+")] = -1
     is_sensitive: Annotated[bool, wire(BOOL, "1+")]
-    # Where the value would come from next, nearest first.
+    # Fallback sources of the value, nearest first.
     synonyms: Annotated[tuple[DescribeConfigsSynonym, ...], wire(array(DescribeConfigsSynonym), "1+")] = ()
     # 1 boolean, 2 string, 3 int, 4 short, 5 long, 6 double, 7 list, 8 class, 9 password.
     config_type: Annotated[int, wire(INT8, "3+", ignorable=True)] = 0
@@ -62,7 +62,7 @@ class DescribeConfigsResult:
 
 @message(api_key=32, versions="1-4", flexible="4+")
 class DescribeConfigsResponse:
-    """Settings with their source; a sensitive value is null.
+    """Configs with their source; a sensitive value is null.
 
     Source: Kafka DescribeConfigsResponse.
     """

@@ -8,7 +8,7 @@ from tallystick.protocol.wire import BOOL, BYTES, INT16, INT32, STRING, array, m
 
 @message(api_key=15, versions="0-6", flexible="5+")
 class DescribeGroupsRequest:
-    """Describe classic groups by id; 3 can ask for permitted operations (KIP-430).
+    """Ids of classic groups; 3 can ask for authorized operations (KIP-430).
 
     Source: Kafka DescribeGroupsRequest.
     """
@@ -42,7 +42,7 @@ class DescribedGroup:
 
 @message(api_key=15, versions="0-6", flexible="5+")
 class DescribeGroupsResponse:
-    """One entry a group; 4 tells static members' ids (KIP-345).
+    """One entry per group; 4 adds the ids of static members (KIP-345).
 
     Up to version 5 an unknown group is in state "Dead" without an error; 6 answers GROUP_ID_NOT_FOUND
     (KIP-1043).

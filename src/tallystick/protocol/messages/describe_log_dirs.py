@@ -1,4 +1,4 @@
-"""DescribeLogDirs (35): what the data directories of a broker hold."""
+"""DescribeLogDirs (35): contents and sizes of a broker's data directories."""
 
 from typing import Annotated
 
@@ -13,7 +13,7 @@ class DescribableLogDirTopic:
 
 @message(api_key=35, versions="1-5", flexible="2+")
 class DescribeLogDirsRequest:
-    """Ask what some partitions, or all (null), take up on disk.
+    """Partitions whose size on disk is asked for; null means all.
 
     Source: KIP-113; Kafka DescribeLogDirsRequest.
     """
@@ -27,7 +27,7 @@ class DescribeLogDirsRequest:
 class DescribeLogDirsPartition:
     partition_index: Annotated[int, wire(INT32, "1+")]
     partition_size: Annotated[int, wire(INT64, "1+")]
-    # Behind the high watermark; of a future replica, behind the current one.
+    # Lag behind the high watermark; of a future replica, behind the current replica.
     offset_lag: Annotated[int, wire(INT64, "1+")]
     is_future_key: Annotated[bool, wire(BOOL, "1+")]  # will replace the current replica once it has caught up
 
@@ -52,7 +52,7 @@ class DescribeLogDirsResult:
 
 @message(api_key=35, versions="1-5", flexible="2+")
 class DescribeLogDirsResponse:
-    """One entry a directory.
+    """One entry per directory.
 
     4 adds the size of the volume (KIP-827), 5 whether it is cordoned (KIP-1066).
 

@@ -1,4 +1,4 @@
-"""DescribeProducers: producer state of partitions, as their leader sees it (KIP-664)."""
+"""DescribeProducers (61): producer state of partitions, as their leader knows it (KIP-664)."""
 
 from typing import Annotated
 
@@ -13,7 +13,7 @@ class TopicRequest:
 
 @message(api_key=61, versions="0", flexible="0+")
 class DescribeProducersRequest:
-    """Partitions to look at."""
+    """Partitions to describe."""
 
     topics: Annotated[tuple[TopicRequest, ...], wire(array(TopicRequest), "0+")] = ()
 
@@ -44,7 +44,7 @@ class TopicResponse:
 
 @message(api_key=61, versions="0", flexible="0+")
 class DescribeProducersResponse:
-    """Producers a partition remembers; the epoch is an int32 here and nowhere else."""
+    """The active producers of each partition; only here the producer epoch is an int32."""
 
     throttle_time_ms: Annotated[int, wire(INT32, "0+")] = 0
     topics: Annotated[tuple[TopicResponse, ...], wire(array(TopicResponse), "0+")] = ()

@@ -1,4 +1,4 @@
-"""DescribeQuorum (55): the controllers, and how far each has read the metadata log."""
+"""DescribeQuorum (55): the KRaft quorum and its replicas' log end offsets."""
 
 import uuid
 from typing import Annotated
@@ -23,7 +23,7 @@ class DescribeQuorumRequestTopic:
 
 @message(api_key=55, versions="0-2", flexible="0+")
 class DescribeQuorumRequest:
-    """Clients ask about partition 0 of `__cluster_metadata`, the only one that has a quorum.
+    """Clients ask for partition 0 of `__cluster_metadata`, the only one with a quorum.
 
     Source: KIP-595, times KIP-836 (v1), directories and addresses KIP-853 (v2); Kafka DescribeQuorumRequest.
     """
@@ -77,7 +77,7 @@ class DescribeQuorumNode:
 
 @message(api_key=55, versions="0-2", flexible="0+")
 class DescribeQuorumResponse:
-    """Leader, voters and observers, and where each of them is.
+    """Leader, voters and observers, with their log end offsets.
 
     Source: Kafka DescribeQuorumResponse.
     """

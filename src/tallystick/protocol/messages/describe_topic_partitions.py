@@ -1,4 +1,4 @@
-"""DescribeTopicPartitions (75): topics and partitions, page by page."""
+"""DescribeTopicPartitions (75): topics and partitions, paginated."""
 
 import uuid
 from typing import Annotated
@@ -20,14 +20,14 @@ class Cursor:
 
 @message(api_key=75, versions="0", flexible="0+")
 class DescribeTopicPartitionsRequest:
-    """Ask for topics (none: all) from a cursor on, at most so many partitions at once.
+    """Topics (none: all), a cursor to start from, and a limit of partitions per response.
 
     Source: KIP-966; Kafka DescribeTopicPartitionsRequest.
     """
 
     topics: Annotated[tuple[TopicRequest, ...], wire(array(TopicRequest), "0+")] = ()
     response_partition_limit: Annotated[int, wire(INT32, "0+")] = 2000
-    # Null from the beginning; otherwise the first to return.
+    # Null: from the beginning; otherwise the first partition to return.
     cursor: Annotated[Cursor | None, wire(Cursor, "0+", nullable="0+")] = None
 
 
@@ -61,7 +61,7 @@ class DescribeTopicPartitionsResponseTopic:
 
 @message(api_key=75, versions="0", flexible="0+")
 class DescribeTopicPartitionsResponse:
-    """One page, topics in the order of their names; `next_cursor` where another follows.
+    """One page, topics ordered by name; `next_cursor` is set if another page follows.
 
     Source: Kafka DescribeTopicPartitionsResponse.
     """

@@ -1,7 +1,7 @@
-"""DescribeTransactions: what the coordinator knows of transactional ids (KIP-664).
+"""DescribeTransactions (65): the coordinator's state of transactional ids (KIP-664).
 
-Tags from 10000 on are private and tell a decision of the client from one that was made for it, which Kafka's
-fields cannot: docs/formats/private-tags.md.
+Tags from 10000 on are private. They distinguish a decision of the client from one that was made for it, which
+Kafka's fields cannot: docs/formats/private-tags.md.
 """
 
 from typing import Annotated
@@ -24,7 +24,7 @@ class TopicData:
 
 @struct
 class SupersededPair:
-    """What the owner of the present pair was called before."""
+    """The previous producer id and epoch of the producer that now has the current ones."""
 
     producer_id: Annotated[int, wire(INT64, "0+")]
     producer_epoch: Annotated[int, wire(INT16, "0+")]
@@ -32,7 +32,7 @@ class SupersededPair:
 
 @struct
 class ForcedOutcome:
-    """A transaction that was aborted, and not by its client; `topic` null: as a whole."""
+    """A transaction that was aborted, but not by its client; `topic` null: the whole transaction."""
 
     producer_id: Annotated[int, wire(INT64, "0+")]
     producer_epoch: Annotated[int, wire(INT16, "0+")]
@@ -44,7 +44,7 @@ class ForcedOutcome:
 
 @struct
 class TransactionState:
-    """One id; with an error all but the id is to be ignored."""
+    """The state of one transactional id; with an error, only the id is meaningful."""
 
     error_code: Annotated[int, wire(INT16, "0+")] = 0
     transactional_id: Annotated[str, wire(STRING, "0+")]
@@ -60,7 +60,7 @@ class TransactionState:
 
 @message(api_key=65, versions="0", flexible="0+")
 class DescribeTransactionsResponse:
-    """The pair shown is the one that wrote, not the one that may speak (KIP-939)."""
+    """The producer id and epoch shown are those that wrote, not those that may decide (KIP-939)."""
 
     throttle_time_ms: Annotated[int, wire(INT32, "0+")] = 0
     transaction_states: Annotated[tuple[TransactionState, ...], wire(array(TransactionState), "0+")] = ()

@@ -1,4 +1,4 @@
-"""DescribeUserScramCredentials (50): which SCRAM credentials users have."""
+"""DescribeUserScramCredentials (50): the SCRAM credentials of users."""
 
 from typing import Annotated
 
@@ -12,7 +12,7 @@ class UserName:
 
 @message(api_key=50, versions="0", flexible="0+")
 class DescribeUserScramCredentialsRequest:
-    """Ask about users; none (null or empty) for all.
+    """Users to describe; none (null or empty) means all.
 
     Source: KIP-554; Kafka DescribeUserScramCredentialsRequest.
     """
@@ -36,7 +36,7 @@ class DescribeUserScramCredentialsResult:
 
 @message(api_key=50, versions="0", flexible="0+")
 class DescribeUserScramCredentialsResponse:
-    """Mechanisms and iterations a user; never salts or passwords.
+    """Mechanisms and iterations per user; never salts or passwords.
 
     Source: Kafka DescribeUserScramCredentialsResponse.
     """

@@ -1,4 +1,4 @@
-"""ElectLeaders (43): make the preferred replica, or any live one, the leader of partitions."""
+"""ElectLeaders (43): elect the preferred replica, or any live one, as leader of partitions."""
 
 from typing import Annotated
 
@@ -15,7 +15,7 @@ class TopicPartitions:
 class ElectLeadersRequest:
     """Partitions to elect a leader for; null means all.
 
-    Election type 0 makes the preferred replica the leader, 1 the first live one where no replica is in sync.
+    Election type 0 elects the preferred replica, 1 (unclean) the first live one if no replica is in sync.
 
     Source: KIP-183, election types KIP-460 (v1); Kafka ElectLeadersRequest.
     """
@@ -42,7 +42,7 @@ class ReplicaElectionResult:
 
 @message(api_key=43, versions="0-2", flexible="2+")
 class ElectLeadersResponse:
-    """What became of each election.
+    """One result per election.
 
     Source: Kafka ElectLeadersResponse.
     """

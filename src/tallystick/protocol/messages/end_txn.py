@@ -1,7 +1,7 @@
-"""EndTxn: commit or abort.
+"""EndTxn (26): commit or abort a transaction.
 
-Versions: 2 PRODUCER_FENCED; 3 flexible; 4 TRANSACTION_ABORTABLE; 5 every end moves the producer's epoch,
-and the answer names the new pair (KIP-890 "Bump Epoch on Each Transaction").
+Versions: 2 PRODUCER_FENCED; 3 flexible; 4 TRANSACTION_ABORTABLE; 5 every end bumps the producer epoch, and
+the response has the new producer id and epoch (KIP-890 "Bump Epoch on Each Transaction").
 """
 
 from typing import Annotated
@@ -11,7 +11,7 @@ from tallystick.protocol.wire import BOOL, INT16, INT32, INT64, STRING, message,
 
 @message(api_key=26, versions="0-5", flexible="3+")
 class EndTxnRequest:
-    """The pair is the one that may speak: after a kept transaction not the one that wrote (KIP-939)."""
+    """Producer id and epoch are those that may decide; after a kept transaction not those that wrote (KIP-939)."""
 
     transactional_id: Annotated[str, wire(STRING, "0+")]
     producer_id: Annotated[int, wire(INT64, "0+")]
@@ -21,7 +21,7 @@ class EndTxnRequest:
 
 @message(api_key=26, versions="0-5", flexible="3+")
 class EndTxnResponse:
-    """From version 5 on the pair for the next transaction."""
+    """From version 5 on the producer id and epoch for the next transaction."""
 
     throttle_time_ms: Annotated[int, wire(INT32, "0+")] = 0
     error_code: Annotated[int, wire(INT16, "0+")] = 0

@@ -1,4 +1,4 @@
-"""Fetch: read record batches, waiting for them if asked to.
+"""Fetch (1): read record batches, waiting for them if requested.
 
 Versions: 4 isolation level (KIP-98); 5 log start offset; 7 incremental sessions (KIP-227); 9 leader epochs
 (KIP-320); 11 rack (KIP-392); 12 flexible, diverging epochs; 13 topic ids (KIP-516); 15 replica state
@@ -59,7 +59,7 @@ class ForgottenTopic:
 
 @message(api_key=1, versions="4-18", flexible="12+")
 class FetchRequest:
-    """`topics` are what changed since the session's last request.
+    """In a fetch session, `topics` has the changes since the session's last request.
 
     Sessions are in `broker.partitions.fetch_sessions`.
     """

@@ -1,4 +1,4 @@
-"""FindCoordinator (10): which broker looks after a group or a transactional id."""
+"""FindCoordinator (10): find the coordinator of a group or a transactional id."""
 
 from typing import Annotated
 
@@ -7,7 +7,7 @@ from tallystick.protocol.wire import INT8, INT16, INT32, STRING, array, message,
 
 @message(api_key=10, versions="0-6", flexible="3+")
 class FindCoordinatorRequest:
-    """Ask for the coordinator of one key (0-3) or of several (4+, KIP-699).
+    """One key (0-3) or several (4+, KIP-699) to find the coordinator of.
 
     5 lets a client understand TRANSACTION_ABORTABLE (KIP-890), 6 adds share groups (KIP-932).
 
@@ -31,7 +31,7 @@ class Coordinator:
 
 @message(api_key=10, versions="0-6", flexible="3+")
 class FindCoordinatorResponse:
-    """The coordinator of one key (0-3), or one entry a key (4+).
+    """The coordinator of one key (0-3), or one entry per key (4+).
 
     Source: Kafka FindCoordinatorResponse.
     """

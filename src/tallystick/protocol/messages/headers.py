@@ -1,4 +1,4 @@
-"""What stands in front of every request and response."""
+"""Headers of requests and responses."""
 
 from typing import Annotated
 

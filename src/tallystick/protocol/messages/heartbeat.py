@@ -1,4 +1,4 @@
-"""Heartbeat (12): stay a member of a classic group, and hear of a rebalance."""
+"""Heartbeat (12): stay a member of a classic group, and learn of a rebalance."""
 
 from typing import Annotated
 
@@ -7,7 +7,7 @@ from tallystick.protocol.wire import INT16, INT32, STRING, message, wire
 
 @message(api_key=12, versions="0-4", flexible="4+")
 class HeartbeatRequest:
-    """Show that a member of a generation is alive.
+    """The member's proof of liveness in a generation.
 
     Source: Kafka HeartbeatRequest; v3 KIP-345.
     """
@@ -20,7 +20,7 @@ class HeartbeatRequest:
 
 @message(api_key=12, versions="0-4", flexible="4+")
 class HeartbeatResponse:
-    """REBALANCE_IN_PROGRESS asks the member to join again.
+    """REBALANCE_IN_PROGRESS tells the member to rejoin.
 
     Source: Kafka HeartbeatResponse.
     """

@@ -1,4 +1,4 @@
-"""IncrementalAlterConfigs (44): change single settings of a resource."""
+"""IncrementalAlterConfigs (44): change individual configs of a resource."""
 
 from typing import Annotated
 
@@ -21,7 +21,7 @@ class AlterConfigsResource:
 
 @message(api_key=44, versions="0-1", flexible="1+")
 class IncrementalAlterConfigsRequest:
-    """Change single settings and leave the others alone.
+    """Configs to change; the others stay as they are.
 
     Source: KIP-339; Kafka IncrementalAlterConfigsRequest.
     """
@@ -40,7 +40,7 @@ class AlterConfigsResourceResponse:
 
 @message(api_key=44, versions="0-1", flexible="1+")
 class IncrementalAlterConfigsResponse:
-    """One result a resource.
+    """One result per resource.
 
     Source: Kafka IncrementalAlterConfigsResponse.
     """

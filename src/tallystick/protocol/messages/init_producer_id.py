@@ -1,7 +1,8 @@
-"""InitProducerId: claim a transactional id, fence its older holders, learn what is in doubt.
+"""InitProducerId (22): claim a transactional id, fence older producers, learn of a transaction in doubt.
 
-Versions: 2 flexible; 3 the producer says who it is (KIP-360); 4 PRODUCER_FENCED; 5 TRANSACTION_ABORTABLE
-(KIP-890); 6 keep a prepared transaction (KIP-939), which Kafka 4.3 declares but holds back as unstable.
+Versions: 2 flexible; 3 the producer sends its producer id and epoch (KIP-360); 4 PRODUCER_FENCED; 5
+TRANSACTION_ABORTABLE (KIP-890); 6 keep a prepared transaction (KIP-939), which Kafka 4.3 declares but marks
+as unstable.
 """
 
 from typing import Annotated
@@ -11,7 +12,7 @@ from tallystick.protocol.wire import BOOL, INT16, INT32, INT64, STRING, message,
 
 @message(api_key=22, versions="0-6", flexible="2+")
 class InitProducerIdRequest:
-    """A null `transactional_id` asks for a producer id alone.
+    """A null `transactional_id` asks for a producer id only.
 
     Source: KIP-360, KIP-939 "RPC Changes". Dropping `keep_prepared_txn` silently would turn "keep" into
     "abort": encoding it for an older version raises UnsupportedField.
@@ -27,7 +28,7 @@ class InitProducerIdRequest:
 
 @message(api_key=22, versions="0-6", flexible="2+")
 class InitProducerIdResponse:
-    """The pair to use next; with `keep_prepared_txn` also the pair of the transaction in doubt."""
+    """The producer id and epoch to use; with `keep_prepared_txn` also those of the transaction in doubt."""
 
     throttle_time_ms: Annotated[int, wire(INT32, "0+", ignorable=True)] = 0
     error_code: Annotated[int, wire(INT16, "0+")] = 0

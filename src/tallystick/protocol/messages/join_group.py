@@ -1,4 +1,4 @@
-"""JoinGroup (11): become a member of a classic group and wait for its next generation."""
+"""JoinGroup (11): join a classic group and wait for its next generation."""
 
 from typing import Annotated
 
@@ -13,10 +13,10 @@ class JoinGroupRequestProtocol:
 
 @message(api_key=11, versions="0-9", flexible="6+")
 class JoinGroupRequest:
-    """Ask for membership; the answer waits until the rebalance is over.
+    """A request for membership; the response waits for the end of the rebalance.
 
-    1 separates the rebalance timeout from the session timeout (KIP-62); from 4 on a member without an
-    id is sent away with one first (KIP-394); 5 adds static members (KIP-345), 8 the reason (KIP-800).
+    1 separates the rebalance timeout from the session timeout (KIP-62); from 4 on a member without an id
+    first gets one with MEMBER_ID_REQUIRED (KIP-394); 5 adds static members (KIP-345), 8 the reason (KIP-800).
 
     Source: Kafka JoinGroupRequest.
     """
@@ -24,7 +24,7 @@ class JoinGroupRequest:
     group_id: Annotated[str, wire(STRING, "0+")]
     session_timeout_ms: Annotated[int, wire(INT32, "0+")]
     rebalance_timeout_ms: Annotated[int, wire(INT32, "1+", ignorable=True)] = -1  # -1: the session timeout
-    member_id: Annotated[str, wire(STRING, "0+")]  # "" at first
+    member_id: Annotated[str, wire(STRING, "0+")]  # "" in the first request
     group_instance_id: Annotated[str | None, wire(STRING, "5+", nullable="5+")] = None
     protocol_type: Annotated[str, wire(STRING, "0+")]  # "consumer", "connect", ...
     # In order of preference.
@@ -43,9 +43,9 @@ class JoinGroupResponseMember:
 
 @message(api_key=11, versions="0-9", flexible="6+")
 class JoinGroupResponse:
-    """The generation that was formed; `members` is filled for the leader only.
+    """The new generation; `members` is filled for the leader only.
 
-    7 tells the protocol type (KIP-559); 9 lets a returning static leader skip the assignment (KIP-814).
+    7 adds the protocol type (KIP-559); 9 lets a returning static leader skip the assignment (KIP-814).
 
     Source: Kafka JoinGroupResponse.
     """
@@ -54,7 +54,7 @@ class JoinGroupResponse:
     error_code: Annotated[int, wire(INT16, "0+")] = 0
     generation_id: Annotated[int, wire(INT32, "0+")] = -1
     protocol_type: Annotated[str | None, wire(STRING, "7+", nullable="7+", ignorable=True)] = None
-    protocol_name: Annotated[str | None, wire(STRING, "0+", nullable="7+")]  # what every member supports
+    protocol_name: Annotated[str | None, wire(STRING, "0+", nullable="7+")]  # supported by every member
     leader: Annotated[str, wire(STRING, "0+")]  # the leader's member id
     skip_assignment: Annotated[bool, wire(BOOL, "9+")] = False
     member_id: Annotated[str, wire(STRING, "0+")]

@@ -1,4 +1,4 @@
-"""LeaveGroup (13): give up membership of a classic group."""
+"""LeaveGroup (13): leave a classic group."""
 
 from typing import Annotated
 
@@ -14,7 +14,7 @@ class MemberIdentity:
 
 @message(api_key=13, versions="0-5", flexible="4+")
 class LeaveGroupRequest:
-    """Take one member (0-2) or several (3+, KIP-345) out of a group; 5 adds the reason (KIP-800).
+    """One member (0-2) or several (3+, KIP-345) to remove from a group; 5 adds the reason (KIP-800).
 
     Source: Kafka LeaveGroupRequest.
     """

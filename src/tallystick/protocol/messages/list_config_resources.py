@@ -1,4 +1,4 @@
-"""ListConfigResources (74): names of the resources that have settings."""
+"""ListConfigResources (74): list the resources that have configs."""
 
 from typing import Annotated
 
@@ -7,9 +7,9 @@ from tallystick.protocol.wire import INT8, INT16, INT32, STRING, array, message,
 
 @message(api_key=74, versions="0-1", flexible="0+")
 class ListConfigResourcesRequest:
-    """List resources of some types, or of all (none given).
+    """Resource types to list; none means all.
 
-    Version 0 lists client metrics only (KIP-714, ListClientMetricsResources by then); 1 is KIP-1142.
+    Version 0 lists client metrics only (KIP-714, then named ListClientMetricsResources); 1 is KIP-1142.
 
     Source: Kafka ListConfigResourcesRequest.
     """
@@ -26,7 +26,7 @@ class ConfigResource:
 
 @message(api_key=74, versions="0-1", flexible="0+")
 class ListConfigResourcesResponse:
-    """Names and, from version 1 on, types.
+    """Names of resources and, from version 1 on, their types.
 
     Source: Kafka ListConfigResourcesResponse.
     """

@@ -1,4 +1,4 @@
-"""ListGroups (16): the groups one broker coordinates."""
+"""ListGroups (16): list the groups that one broker coordinates."""
 
 from typing import Annotated
 
@@ -7,7 +7,7 @@ from tallystick.protocol.wire import INT16, INT32, STRING, array, message, struc
 
 @message(api_key=16, versions="0-5", flexible="3+")
 class ListGroupsRequest:
-    """List groups, by state (4+, KIP-518) and type (5+, KIP-848); an empty filter lets all pass.
+    """Filters by state (4+, KIP-518) and type (5+, KIP-848); an empty filter matches all.
 
     Source: Kafka ListGroupsRequest.
     """
@@ -26,7 +26,7 @@ class ListedGroup:
 
 @message(api_key=16, versions="0-5", flexible="3+")
 class ListGroupsResponse:
-    """Ids, protocol types and, by version, states and types.
+    """Group ids, protocol types and, depending on the version, states and group types.
 
     Source: Kafka ListGroupsResponse.
     """

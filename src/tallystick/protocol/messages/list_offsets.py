@@ -1,6 +1,6 @@
-"""ListOffsets: the offset for a timestamp, or for a place that has a negative number instead of a time.
+"""ListOffsets (2): find the offset for a timestamp, or for a negative number with a special meaning.
 
-Versions: 1 one offset a partition; 2 isolation level; 4 leader epochs (KIP-320); 6 flexible; 7 the largest
+Versions: 1 one offset per partition; 2 isolation level; 4 leader epochs (KIP-320); 6 flexible; 7 the largest
 timestamp (-3, KIP-734); 8 earliest local (-4, KIP-405); 9 last tiered (-5); 10 timeout; 11 earliest pending
 upload (-6).
 """
@@ -52,7 +52,7 @@ class ListOffsetsTopicResponse:
 
 @message(api_key=2, versions="1-11", flexible="6+")
 class ListOffsetsResponse:
-    """Offset and timestamp found, both -1 where there is none."""
+    """Offset and timestamp found, both -1 if there is none."""
 
     throttle_time_ms: Annotated[int, wire(INT32, "2+", ignorable=True)] = 0
     topics: Annotated[tuple[ListOffsetsTopicResponse, ...], wire(array(ListOffsetsTopicResponse), "0+")] = ()

@@ -1,4 +1,4 @@
-"""ListPartitionReassignments (46): replicas that are on the move."""
+"""ListPartitionReassignments (46): list ongoing reassignments of replicas."""
 
 from typing import Annotated
 
@@ -13,7 +13,7 @@ class ListPartitionReassignmentsTopics:
 
 @message(api_key=46, versions="0", flexible="0+")
 class ListPartitionReassignmentsRequest:
-    """Ask about some topics, or about all (null).
+    """Topics to list; null means all.
 
     Source: KIP-455; Kafka ListPartitionReassignmentsRequest.
     """
@@ -43,7 +43,7 @@ class OngoingTopicReassignment:
 
 @message(api_key=46, versions="0", flexible="0+")
 class ListPartitionReassignmentsResponse:
-    """Partitions with a reassignment under way.
+    """Partitions with an ongoing reassignment.
 
     Source: Kafka ListPartitionReassignmentsResponse.
     """

@@ -1,4 +1,4 @@
-"""ListTransactions: transactions of one coordinator, filtered (KIP-664).
+"""ListTransactions (66): list the transactions of one coordinator, filtered (KIP-664).
 
 Versions: 1 by duration (KIP-994); 2 by a pattern of transactional ids (KIP-1152).
 """
@@ -10,7 +10,7 @@ from tallystick.protocol.wire import INT16, INT32, INT64, STRING, array, message
 
 @message(api_key=66, versions="0-2", flexible="0+")
 class ListTransactionsRequest:
-    """Filters; an empty list filters nothing."""
+    """Filters; an empty list matches all."""
 
     state_filters: Annotated[tuple[str, ...], wire(array(STRING), "0+")] = ()
     producer_id_filters: Annotated[tuple[int, ...], wire(array(INT64), "0+")] = ()
@@ -27,7 +27,7 @@ class TransactionState:
 
 @message(api_key=66, versions="0-2", flexible="0+")
 class ListTransactionsResponse:
-    """`unknown_state_filters` names the states asked for that do not exist."""
+    """`unknown_state_filters` lists the requested states that do not exist."""
 
     throttle_time_ms: Annotated[int, wire(INT32, "0+")] = 0
     error_code: Annotated[int, wire(INT16, "0+")] = 0

@@ -1,7 +1,7 @@
-"""Metadata: brokers, the controller, topics and who leads their partitions.
+"""Metadata (3): brokers, the controller, topics and the leaders of their partitions.
 
 Versions: 4 whether to create topics; 5 offline replicas; 7 leader epochs; 8 authorized operations
-(KIP-430); 9 flexible; 10 topic ids (KIP-516); 12 asking by id; 13 an error for the whole answer
+(KIP-430); 9 flexible; 10 topic ids (KIP-516); 12 requests by topic id; 13 an error for the whole response
 (REBOOTSTRAP_REQUIRED, KIP-1102).
 """
 
@@ -22,7 +22,7 @@ class MetadataRequestTopic:
 
 @message(api_key=3, versions="0-13", flexible="9+")
 class MetadataRequest:
-    """`topics` null asks for all, from version 1 on; version 0 asks for all with none."""
+    """Null `topics` asks for all topics, from version 1 on; in version 0 an empty list does."""
 
     topics: Annotated[
         tuple[MetadataRequestTopic, ...] | None, wire(array(MetadataRequestTopic), "0+", nullable="1+")
@@ -65,7 +65,7 @@ class MetadataResponseTopic:
 
 @message(api_key=3, versions="0-13", flexible="9+")
 class MetadataResponse:
-    """-2147483648 among the operations means that they were not asked for."""
+    """Authorized operations of -2147483648 mean that they were not requested."""
 
     throttle_time_ms: Annotated[int, wire(INT32, "3+", ignorable=True)] = 0
     brokers: Annotated[tuple[MetadataResponseBroker, ...], wire(array(MetadataResponseBroker), "0+")] = ()

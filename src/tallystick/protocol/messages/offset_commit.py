@@ -1,4 +1,4 @@
-"""OffsetCommit (8): remember how far a group has read."""
+"""OffsetCommit (8): store a group's committed offsets."""
 
 import uuid
 from typing import Annotated
@@ -10,7 +10,7 @@ from tallystick.protocol.wire import INT16, INT32, INT64, STRING, UUID, array, m
 @struct
 class OffsetCommitRequestPartition:
     partition_index: Annotated[int, wire(INT32, "2+")]
-    committed_offset: Annotated[int, wire(INT64, "2+")]  # of the next record to read
+    committed_offset: Annotated[int, wire(INT64, "2+")]  # offset of the next record to read
     committed_leader_epoch: Annotated[int, wire(INT32, "6+", ignorable=True)] = -1
     committed_metadata: Annotated[str | None, wire(STRING, "2+", nullable="2+")]
 
@@ -26,21 +26,21 @@ class OffsetCommitRequestTopic:
 
 @message(api_key=8, versions="2-10", flexible="8+")
 class OffsetCommitRequest:
-    """Store one offset per partition for a group.
+    """One offset per partition to store for a group.
 
     Versions 2-4 carry a retention of their own (KIP-211 moved it to the group); 6 adds the leader epoch
     of the last record read (KIP-320); 7 static members (KIP-345); 9 allows the consumer protocol
-    (KIP-848); 10 names topics by id.
+    (KIP-848); 10 identifies topics by id.
 
     Source: Kafka OffsetCommitRequest.
     """
 
     group_id: Annotated[str, wire(STRING, "2+")]
-    # -1 from a consumer that assigns itself.
+    # -1 from a consumer with manual assignment.
     generation_id_or_member_epoch: Annotated[int, wire(INT32, "2+")] = -1
     member_id: Annotated[str, wire(STRING, "2+")]
     group_instance_id: Annotated[str | None, wire(STRING, "7+", nullable="7+")] = None
-    retention_time_ms: Annotated[int, wire(INT64, "2-4", ignorable=True)] = -1  # -1 for the broker's own
+    retention_time_ms: Annotated[int, wire(INT64, "2-4", ignorable=True)] = -1  # -1 for the broker's setting
     topics: Annotated[tuple[OffsetCommitRequestTopic, ...], wire(array(OffsetCommitRequestTopic), "2+")] = ()
 
 

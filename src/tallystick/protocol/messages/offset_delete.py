@@ -1,4 +1,4 @@
-"""OffsetDelete (47): forget how far a group has read some partitions."""
+"""OffsetDelete (47): delete a group's committed offsets of some partitions."""
 
 from typing import Annotated
 
@@ -20,7 +20,7 @@ class OffsetDeleteRequestTopic:
 
 @message(api_key=47, versions="0")
 class OffsetDeleteRequest:
-    """Delete a group's offsets of partitions it does not read at the moment.
+    """Partitions whose committed offsets to delete; the group must not be subscribed to them.
 
     Source: KIP-496; Kafka OffsetDeleteRequest.
     """
@@ -45,7 +45,7 @@ class OffsetDeleteResponseTopic:
 
 @message(api_key=47, versions="0")
 class OffsetDeleteResponse:
-    """A result for the group, and one a partition. The throttle time is second here.
+    """A result for the group, and one per partition. Here the throttle time is the second field.
 
     Source: Kafka OffsetDeleteResponse.
     """

@@ -1,4 +1,4 @@
-"""OffsetFetch (9): ask how far groups have read."""
+"""OffsetFetch (9): fetch the committed offsets of groups."""
 
 import uuid
 from typing import Annotated
@@ -28,10 +28,10 @@ class OffsetFetchRequestGroup:
 
 @message(api_key=9, versions="1-10", flexible="6+")
 class OffsetFetchRequest:
-    """Read the stored offsets of one group (1-7) or of several (8+, KIP-709).
+    """One group (1-7) or several (8+, KIP-709) whose committed offsets to read.
 
-    No topics (null, from version 2) asks for all of a group. 7 adds `require_stable` (KIP-447); 9 the
-    membership that the consumer protocol checks (KIP-848); 10 names topics by id (KIP-848).
+    Null topics (from version 2) ask for all of a group. 7 adds `require_stable` (KIP-447); 9 the member id
+    and epoch that the consumer protocol checks (KIP-848); 10 identifies topics by id (KIP-848).
 
     Source: Kafka OffsetFetchRequest.
     """
@@ -42,7 +42,7 @@ class OffsetFetchRequest:
         wire(array(OffsetFetchRequestTopic), "1-7", nullable="2-7"),
     ] = ()
     groups: Annotated[tuple[OffsetFetchRequestGroup, ...], wire(array(OffsetFetchRequestGroup), "8+")] = ()
-    # Refuse offsets that an open transaction may still change.
+    # Refuse offsets with a pending transactional commit.
     require_stable: Annotated[bool, wire(BOOL, "7+")] = False
 
 
@@ -73,7 +73,7 @@ class OffsetFetchResponseGroup:
 
 @message(api_key=9, versions="1-10", flexible="6+")
 class OffsetFetchResponse:
-    """The stored offsets; up to version 7 `topics` and `error_code`, from 8 on one of `groups` a group.
+    """The committed offsets: `topics` and `error_code` up to version 7, one of `groups` per group from 8 on.
 
     Source: Kafka OffsetFetchResponse.
     """

@@ -1,4 +1,4 @@
-"""OffsetForLeaderEpoch (23): where a leader epoch ended, to find a log that was cut."""
+"""OffsetForLeaderEpoch (23): find the end of a leader epoch, to detect log truncation."""
 
 from typing import Annotated
 
@@ -8,7 +8,7 @@ from tallystick.protocol.wire import INT16, INT32, INT64, STRING, array, message
 @struct
 class OffsetForLeaderPartition:
     partition: Annotated[int, wire(INT32, "2+")]
-    # What the client believes; -1 to skip the check.
+    # The leader epoch known to the client; -1 skips the check.
     current_leader_epoch: Annotated[int, wire(INT32, "2+")] = -1
     leader_epoch: Annotated[int, wire(INT32, "2+")]
 
@@ -23,7 +23,7 @@ class OffsetForLeaderTopic:
 
 @message(api_key=23, versions="2-4", flexible="4+")
 class OffsetForLeaderEpochRequest:
-    """Ask for the end offset of the largest epoch not above the one given.
+    """Leader epochs; the response has the end offset of the largest epoch up to each.
 
     Source: KIP-101, for consumers KIP-320; Kafka OffsetForLeaderEpochRequest.
     """
@@ -48,7 +48,7 @@ class OffsetForLeaderTopicResult:
 
 @message(api_key=23, versions="2-4", flexible="4+")
 class OffsetForLeaderEpochResponse:
-    """Epoch found and where it ends; both -1 where the leader knows none.
+    """The epoch found and its end offset; both -1 if the leader knows none.
 
     Source: Kafka OffsetForLeaderEpochResponse.
     """

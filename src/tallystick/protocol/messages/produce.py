@@ -1,7 +1,7 @@
-"""Produce: append record batches to partitions.
+"""Produce (0): append record batches to partitions.
 
-Versions: 9 flexible; 10 names the leader to turn to (KIP-951); 11 adds TRANSACTION_ABORTABLE; 12 means that
-the partition joins the transaction by the write itself (KIP-890); 13 topic ids instead of names (KIP-516).
+Versions: 9 flexible; 10 names the current leader (KIP-951); 11 adds TRANSACTION_ABORTABLE; 12 means that the
+write itself adds the partition to the transaction (KIP-890); 13 topic ids instead of names (KIP-516).
 Kafka 4 refuses versions 0 to 2, which carried record formats 0 and 1 (KIP-896).
 """
 
@@ -27,7 +27,7 @@ class TopicProduceData:
 
 @message(api_key=0, versions="3-13", flexible="9+")
 class ProduceRequest:
-    """One record batch a partition. Decoded `records` are a view of the request."""
+    """One record batch per partition. Decoded `records` are a view of the request."""
 
     transactional_id: Annotated[str | None, wire(STRING, "3+", nullable="3+")] = None
     acks: Annotated[int, wire(INT16, "0+")]
@@ -80,7 +80,7 @@ class NodeEndpoint:
 
 @message(api_key=0, versions="3-13", flexible="9+")
 class ProduceResponse:
-    """Where the batches went. `throttle_time_ms` stands behind the partitions, not before them."""
+    """Offsets of the appended batches. `throttle_time_ms` comes after the partitions, not before them."""
 
     responses: Annotated[tuple[TopicProduceResponse, ...], wire(array(TopicProduceResponse), "0+")] = ()
     throttle_time_ms: Annotated[int, wire(INT32, "1+", ignorable=True)] = 0

@@ -1,4 +1,4 @@
-"""SaslAuthenticate (36): one step of a login."""
+"""SaslAuthenticate (36): one step of a SASL authentication."""
 
 from typing import Annotated
 
@@ -7,7 +7,7 @@ from tallystick.protocol.wire import BYTES, INT16, INT64, STRING, message, wire
 
 @message(api_key=36, versions="0-2", flexible="2+")
 class SaslAuthenticateRequest:
-    """The client's next token of the mechanism that SaslHandshake chose.
+    """The client's next token of the SASL mechanism chosen by SaslHandshake.
 
     Source: KIP-152; Kafka SaslAuthenticateRequest.
     """
@@ -17,7 +17,7 @@ class SaslAuthenticateRequest:
 
 @message(api_key=36, versions="0-2", flexible="2+")
 class SaslAuthenticateResponse:
-    """The server's next token; 1 adds when to log in again (KIP-368).
+    """The server's next token; 1 adds the time until reauthentication (KIP-368).
 
     Source: Kafka SaslAuthenticateResponse.
     """
@@ -25,4 +25,6 @@ class SaslAuthenticateResponse:
     error_code: Annotated[int, wire(INT16, "0+")] = 0
     error_message: Annotated[str | None, wire(STRING, "0+", nullable="0+")] = None
     auth_bytes: Annotated[bytes, wire(BYTES, "0+")]
-    session_lifetime_ms: Annotated[int, wire(INT64, "1+", ignorable=True)] = 0  # 0: no need to log in again
+    session_lifetime_ms: Annotated[int, wire(INT64, "1+", ignorable=True)] = (
+        0  # 0: no reauthentication needed
+    )

@@ -1,4 +1,4 @@
-"""SaslHandshake (17): choose how to log in."""
+"""SaslHandshake (17): choose a SASL mechanism."""
 
 from typing import Annotated
 
@@ -7,7 +7,7 @@ from tallystick.protocol.wire import INT16, STRING, array, message, wire
 
 @message(api_key=17, versions="0-1")
 class SaslHandshakeRequest:
-    """Name a SASL mechanism; from version 1 on SaslAuthenticate carries what follows (KIP-152).
+    """The SASL mechanism; from version 1 on SaslAuthenticate carries its tokens (KIP-152).
 
     Source: Kafka SaslHandshakeRequest.
     """
@@ -17,7 +17,7 @@ class SaslHandshakeRequest:
 
 @message(api_key=17, versions="0-1")
 class SaslHandshakeResponse:
-    """All mechanisms on offer, whether or not the chosen one is among them.
+    """All enabled mechanisms, whether or not they include the requested one.
 
     Source: Kafka SaslHandshakeResponse.
     """

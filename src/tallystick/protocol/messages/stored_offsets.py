@@ -1,11 +1,11 @@
-"""Records of `__consumer_offsets` that classic groups leave: committed offsets and group metadata.
+"""Records of `__consumer_offsets` for classic groups: committed offsets and group metadata.
 
-In the log an int16 stands in front of either part and is not in these schemas. Before a key it is the
-type of the record: 0 and 1 an offset (0 by very old brokers only), 2 a group; it serves as the key's
-version here. Before a value it is the value's version.
+In the log an int16 precedes each key and value; it is not in these schemas. Before a key it is the record
+type: 0 and 1 an offset (0 by very old brokers only), 2 a group; here it serves as the key's version. Before a
+value it is the value's version.
 
-From version 4 on a value may grow by tagged fields only, so that an older broker can read it after a
-downgrade (KIP-915).
+From version 4 on values may only add tagged fields, so that an older broker can read them after a downgrade
+(KIP-915).
 
 Source: Kafka OffsetCommitKey/Value, GroupMetadataKey/Value.
 """
@@ -19,7 +19,7 @@ from tallystick.protocol.wire import BYTES, INT32, INT64, STRING, UUID, array, m
 
 @message(versions="0-1")
 class OffsetCommitKey:
-    """Types 0 and 1: whose offset it is."""
+    """Types 0 and 1: group, topic and partition of a committed offset."""
 
     group: Annotated[str, wire(STRING, "0+")]
     topic: Annotated[str, wire(STRING, "0+")]
@@ -28,7 +28,7 @@ class OffsetCommitKey:
 
 @message(versions="0-4", flexible="4+")
 class OffsetCommitValue:
-    """A committed offset; written at version 1 where it expires by itself, else at 3 or 4."""
+    """A committed offset; version 1 if it has its own expiry time, otherwise 3 or 4."""
 
     offset: Annotated[int, wire(INT64, "0+")]
     leader_epoch: Annotated[int, wire(INT32, "3+", ignorable=True)] = -1
@@ -40,7 +40,7 @@ class OffsetCommitValue:
 
 @message(versions="2")
 class GroupMetadataKey:
-    """Type 2: which group it is."""
+    """Type 2: the group id."""
 
     group: Annotated[str, wire(STRING, "2")]
 

@@ -1,9 +1,9 @@
-"""Records of `__transaction_state`: what is known of a transactional id.
+"""Records of `__transaction_state`: the state of transactional ids.
 
-In the log an int16 version stands in front of key and value; it is not in these schemas. A null value
-says that the id has expired.
+In the log an int16 version precedes key and value; it is not in these schemas. A null value means that the
+transactional id has expired.
 
-Tags from 10000 on are private: Apache Kafka skips them, and leaves them out when it writes the record again.
+Tags from 10000 on are private: Apache Kafka ignores them, and drops them when it rewrites the record.
 
 Source: Kafka TransactionLogKey/Value; tags 0 to 2 KIP-890, tag 3 KIP-939; docs/formats/transaction-state.md.
 """
@@ -15,7 +15,7 @@ from tallystick.protocol.wire import INT8, INT16, INT32, INT64, STRING, array, m
 
 @message(versions="0")
 class TransactionLogKey:
-    """Whose state it is."""
+    """The transactional id of a state."""
 
     transactional_id: Annotated[str, wire(STRING, "0")]
 
@@ -28,7 +28,7 @@ class PartitionsSchema:
 
 @struct
 class SupersededPair:
-    """Whose repeated request is answered with the present pair; -1/-1: nobody's."""
+    """The producer id and epoch whose retried request gets the current ones in response; -1/-1 for none."""
 
     producer_id: Annotated[int, wire(INT64, "1+")]
     producer_epoch: Annotated[int, wire(INT16, "1+")]
@@ -36,7 +36,7 @@ class SupersededPair:
 
 @struct
 class ForcedOutcomeSchema:
-    """A transaction that was ended without its client; `topic` null: as a whole."""
+    """A transaction that was ended without its client; `topic` null: the whole transaction."""
 
     producer_id: Annotated[int, wire(INT64, "1+")]
     producer_epoch: Annotated[int, wire(INT16, "1+")]
@@ -54,7 +54,7 @@ class MarkerOffset:
 
 @struct
 class MarkerOffsets:
-    """Where the markers of a completed transaction are."""
+    """The offsets of the markers of a completed transaction."""
 
     topic: Annotated[str, wire(STRING, "1+")]
     partitions: Annotated[tuple[MarkerOffset, ...], wire(array(MarkerOffset), "1+")] = ()
@@ -62,10 +62,10 @@ class MarkerOffsets:
 
 @message(versions="0-1", flexible="1+")
 class TransactionLogValue:
-    """The state after a transition; version 1 where `transaction.version` is 1 or above (KIP-890).
+    """The state after a transition; version 1 if `transaction.version` is 1 or above (KIP-890).
 
-    A value that version 0 has no tag for cannot be written there: an id on its way to another producer
-    id would come back from the log as one that stays.
+    A value with tagged fields cannot be written in version 0: a transactional id that is changing its
+    producer id would be read back as one that keeps it.
     """
 
     producer_id: Annotated[int, wire(INT64, "0+")]
@@ -76,18 +76,18 @@ class TransactionLogValue:
     transaction_timeout_ms: Annotated[int, wire(INT32, "0+")]
     # 0 Empty, 1 Ongoing, 2 PrepareCommit, 3 PrepareAbort, 4 CompleteCommit, 5 CompleteAbort.
     transaction_status: Annotated[int, wire(INT8, "0+")]
-    # Null in Empty; in the complete states there, and empty.
+    # Null in Empty; empty in the complete states.
     transaction_partitions: Annotated[
         tuple[PartitionsSchema, ...] | None, wire(array(PartitionsSchema), "0+", nullable="0+")
     ]
     transaction_last_update_timestamp_ms: Annotated[int, wire(INT64, "0+")]
     transaction_start_timestamp_ms: Annotated[int, wire(INT64, "0+")]  # -1 for none
     client_transaction_version: Annotated[int, wire(INT16, "1+", tag=2)] = 0
-    # Absent: what Kafka's fields imply.
+    # Absent: as Kafka's fields imply.
     superseded: Annotated[SupersededPair | None, wire(SupersededPair, "1+", nullable="1+", tag=10000)] = None
     forced_outcomes: Annotated[
         tuple[ForcedOutcomeSchema, ...], wire(array(ForcedOutcomeSchema), "1+", tag=10001)
     ] = ()
-    # Of the transactions to come, where the open one has another; -1: the same.
+    # Of future transactions, if the open one has another; -1: the same.
     next_transaction_timeout_ms: Annotated[int, wire(INT32, "1+", tag=10002)] = -1
     marker_offsets: Annotated[tuple[MarkerOffsets, ...], wire(array(MarkerOffsets), "1+", tag=10003)] = ()

@@ -1,4 +1,4 @@
-"""SyncGroup (14): the leader hands in the assignment, every member takes its part."""
+"""SyncGroup (14): the leader sends the assignment, and every member gets its part."""
 
 from typing import Annotated
 
@@ -8,14 +8,14 @@ from tallystick.protocol.wire import BYTES, INT16, INT32, STRING, array, message
 @struct
 class SyncGroupRequestAssignment:
     member_id: Annotated[str, wire(STRING, "0+")]
-    assignment: Annotated[bytes, wire(BYTES, "0+")]  # of consumers: a ConsumerProtocolAssignment
+    assignment: Annotated[bytes, wire(BYTES, "0+")]  # for consumers, a ConsumerProtocolAssignment
 
 
 @message(api_key=14, versions="0-5", flexible="4+")
 class SyncGroupRequest:
-    """Wait for an assignment; the leader brings those of all members.
+    """A member's wait for its assignment; the leader sends those of all members.
 
-    3 adds static members (KIP-345); 5 names the protocol, so that a mix-up is noticed (KIP-559).
+    3 adds static members (KIP-345); 5 names the protocol, so that a mismatch is detected (KIP-559).
 
     Source: Kafka SyncGroupRequest.
     """
@@ -34,7 +34,7 @@ class SyncGroupRequest:
 
 @message(api_key=14, versions="0-5", flexible="4+")
 class SyncGroupResponse:
-    """The part of the assignment that belongs to this member, as the leader wrote it.
+    """This member's part of the assignment, as the leader wrote it.
 
     Source: Kafka SyncGroupResponse.
     """

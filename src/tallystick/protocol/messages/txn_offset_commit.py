@@ -1,7 +1,7 @@
-"""TxnOffsetCommit: consumer offsets that become visible with a transaction.
+"""TxnOffsetCommit (28): commit consumer offsets as part of a transaction.
 
-Versions: 3 flexible, and the consumer's own identity (KIP-447); 4 TRANSACTION_ABORTABLE; 5 the group joins
-the transaction by this request (KIP-890); 6 topic ids (KIP-1319, first in Kafka 4.4).
+Versions: 3 flexible, and member id and generation of the consumer (KIP-447); 4 TRANSACTION_ABORTABLE; 5 the
+request itself adds the group to the transaction (KIP-890); 6 topic ids (KIP-1319, first in Kafka 4.4).
 """
 
 import uuid

@@ -10,13 +10,13 @@ class FeatureUpdateKey:
     feature: Annotated[str, wire(STRING, "0+")]
     max_version_level: Annotated[int, wire(INT16, "0+")]  # below 1: remove the feature
     allow_downgrade: Annotated[bool, wire(BOOL, "0")] = False
-    # 1 only up, 2 down if nothing is lost, 3 down at any loss.
+    # 1 upgrade only, 2 safe downgrade, 3 unsafe downgrade.
     upgrade_type: Annotated[int, wire(INT8, "1+")] = 1
 
 
 @message(api_key=57, versions="0-2", flexible="0+")
 class UpdateFeaturesRequest:
-    """Set the finalized level of features such as `transaction.version`.
+    """The finalized level to set for features such as `transaction.version`.
 
     1 replaces `allow_downgrade` by `upgrade_type` and adds `validate_only` (KIP-778).
 
@@ -37,7 +37,7 @@ class UpdatableFeatureResult:
 
 @message(api_key=57, versions="0-2", flexible="0+")
 class UpdateFeaturesResponse:
-    """One result for all; up to version 1 also one a feature.
+    """One result for all; up to version 1 also one per feature.
 
     Source: Kafka UpdateFeaturesResponse.
     """

@@ -1,9 +1,9 @@
-"""WriteTxnMarkers: the coordinator's decision, for the partitions that took part.
+"""WriteTxnMarkers (27): the coordinator's markers for the partitions of a transaction.
 
-Versions: 1 flexible; 2 says which transaction version decided (KIP-1228). Kafka 4 refuses version 0.
+Versions: 1 flexible; 2 adds the transaction version (KIP-1228). Kafka 4 refuses version 0.
 
-A tag from 10000 on is private: KIP-664's guard for markers of administrators, which no released Kafka has;
-Kafka skips it. docs/formats/private-tags.md.
+Tags from 10000 on are private: KIP-664's guard for markers of administrators, which no released Kafka has;
+Kafka ignores it. docs/formats/private-tags.md.
 """
 
 from typing import Annotated
@@ -15,7 +15,7 @@ from tallystick.protocol.wire import BOOL, INT8, INT16, INT32, INT64, STRING, ar
 class WritableTxnMarkerTopic:
     name: Annotated[str, wire(STRING, "0+")]
     partition_indexes: Annotated[tuple[int, ...], wire(array(INT32), "0+")] = ()
-    # One for each of `partition_indexes`, or none: where the transaction begins that the marker is meant for.
+    # One per entry of `partition_indexes`, or none: first offset of the transaction that the marker may end.
     txn_start_offsets: Annotated[tuple[int, ...], wire(array(INT64), "1+", tag=10000)] = ()
 
 
