@@ -488,7 +488,7 @@ class _EncodeSource(_Source):
             self.tags(self.present(struct_, tagged=True), value)
 
     def guard(self, f: FieldSpec, what: str, expression: str) -> None:
-        """Emit checks against data loss: a value whose field, or a null that, this version lacks."""
+        """Emit checks against data loss: a value without a field, or a null without room, in this version."""
         if self.version not in f.wire.versions:
             if not f.wire.ignorable:
                 default = self.constant(f.default, "default")

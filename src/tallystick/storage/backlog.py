@@ -1,4 +1,4 @@
-"""How many bytes are available to read, from batch positions only: for fetches with a minimum size."""
+"""The number of bytes available to read, from batch positions only: for fetches with a minimum size."""
 
 from bisect import bisect_right
 

@@ -44,7 +44,7 @@ _RECALL_ENTRIES = 32
 
 @frozen(kw_only=True)
 class Ended:
-    """How the previous process left a log, by the checkpoints of its data directory."""
+    """The state in which the previous process left a log, by its data directory's checkpoints."""
 
     clean: bool
     recovery_point: int = 0

@@ -1,4 +1,4 @@
-"""Pure: the cases met when a log is opened, and the action for each.
+"""Recovery rules: the cases met when a log is opened, and the action for each. Pure, no I/O.
 
 A log that was closed cleanly is trusted. Otherwise every segment from the recovery point on is read, batch by
 batch. The meaning of an invalid batch depends on the recovery point. Below it the bytes were synced, so the

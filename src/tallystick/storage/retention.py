@@ -1,4 +1,4 @@
-"""Pure: which segments of a log exceed retention by age or size, or lie below its start.
+"""Retention rules: segments that are too old, too many, or below the log start. Pure, no I/O.
 
 Whole segments go from the front only, and never past the last stable offset: a transaction in doubt may hold
 records longer than any retention, and they may be a customer's payment [RET-1]. (Kafka stops at the high

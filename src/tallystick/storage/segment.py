@@ -1,4 +1,4 @@
-"""Pure: names of segment files, and the scan for a segment's valid bytes.
+"""Names of segment files, and the scan for a segment's valid bytes. Pure functions, no I/O.
 
 A segment is a sequence of record batches. Reading it needs no state but the position, because every batch
 has its length. A scan checks each batch (length, CRC-32C, offsets ascending; like Kafka it does *not* check
@@ -71,7 +71,7 @@ def parse_file_name(name: str) -> SegmentFile | None:
 
 @frozen(kw_only=True)
 class BadBatch:
-    """Where a scan stopped and why. `valid_after`: position of a valid batch after it, if any."""
+    """Position and cause of the end of a scan. `valid_after`: position of a valid batch after it, if any."""
 
     position: int
     expected: str

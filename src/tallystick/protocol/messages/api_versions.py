@@ -41,7 +41,10 @@ class FinalizedFeatureKey:
 
 @message(api_key=18, versions="0-4", flexible="3+")
 class ApiVersionsResponse:
-    """With feature `transaction.version` >= 2 a write adds its partition to the transaction (KIP-890)."""
+    """The supported versions of each API, and the features.
+
+    With feature `transaction.version` >= 2 a write adds its partition to the transaction (KIP-890).
+    """
 
     error_code: Annotated[int, wire(INT16, "0+")] = 0
     api_keys: Annotated[tuple[ApiVersion, ...], wire(array(ApiVersion), "0+")] = ()

@@ -11,7 +11,10 @@ from tallystick.protocol.wire import BOOL, INT16, INT32, INT64, STRING, message,
 
 @message(api_key=26, versions="0-5", flexible="3+")
 class EndTxnRequest:
-    """Producer id and epoch are those that may decide; after a kept transaction not those that wrote (KIP-939)."""
+    """The decision, signed with the producer id and epoch that may decide.
+
+    After a kept transaction these are not the ones that wrote its records (KIP-939).
+    """
 
     transactional_id: Annotated[str, wire(STRING, "0+")]
     producer_id: Annotated[int, wire(INT64, "0+")]
@@ -21,7 +24,7 @@ class EndTxnRequest:
 
 @message(api_key=26, versions="0-5", flexible="3+")
 class EndTxnResponse:
-    """From version 5 on the producer id and epoch for the next transaction."""
+    """The result; from version 5 on with the producer id and epoch for the next transaction."""
 
     throttle_time_ms: Annotated[int, wire(INT32, "0+")] = 0
     error_code: Annotated[int, wire(INT16, "0+")] = 0

@@ -20,7 +20,7 @@ class OffsetDeleteRequestTopic:
 
 @message(api_key=47, versions="0")
 class OffsetDeleteRequest:
-    """Partitions whose committed offsets to delete; the group must not be subscribed to them.
+    """Partitions whose committed offsets are deleted; the group must not be subscribed to them.
 
     Source: KIP-496; Kafka OffsetDeleteRequest.
     """

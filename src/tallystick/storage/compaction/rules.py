@@ -1,4 +1,4 @@
-"""Pure: the rules of compaction.
+"""Compaction rules. Pure, no I/O.
 
 A round of cleaning reads the log twice between its start and the first uncleanable offset. First it records,
 for the dirty part, the newest offset of each key. Then it copies everything up to the last offset recorded,
