@@ -667,7 +667,7 @@ class Log:
     # -- the end -------------------------------------------------------------------------------------------
 
     def flush_indexes(self) -> None:
-        """Write the last segment's index files up to date. Raises OSError."""
+        """Bring the last segment's index files up to date. Raises OSError."""
         if not self._epochs_saved:
             self.save_epochs()
         self.active.write_indexes()

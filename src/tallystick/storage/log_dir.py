@@ -362,7 +362,7 @@ class LogDir:
             self._save(CLEANED, dict(self.cleaned))
 
     def flush_indexes(self, topic_partition: TopicPartition) -> None:
-        """Write a log's index files up to date. Raises OSError."""
+        """Bring a log's index files up to date. Raises OSError."""
         log = self.logs.get(topic_partition)
         if log is not None and log.failure is None:
             log.flush_indexes()

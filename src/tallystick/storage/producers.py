@@ -47,7 +47,7 @@ EPOCH_BUMP_VERSION: Final = 2
 class AppendOrigin(Enum):
     """The origin of an append, which decides what is checked."""
 
-    CLIENT = auto()  # everything is checked is checked
+    CLIENT = auto()  # everything is checked
     COORDINATOR = auto()  # no sequence numbers, the group coordinator has none
     DECISION = auto()  # as COORDINATOR, without size or disk limits: a transaction must be able to end
     REPLICATION = auto()  # nothing, the leader has checked it
@@ -290,6 +290,7 @@ class ProducerStates:
         expected = self._verifications.get(header.producer_id)
         asked = self.verification_required or verification is not None
         verified = verification is not None and verification is expected
+        # KIP-890 part 1: the first batch of a transaction must be verified with the coordinator.
         if asked and transactional and not current and not verified:
             return Reject(
                 ErrorCode.INVALID_TXN_STATE,
@@ -302,6 +303,7 @@ class ProducerStates:
                 return out_of_order
         if in_transaction and state is not None and transactional and not current:
             return _overdue(state, header.producer_epoch)
+        # ProducerAppendInfo: an open transaction admits no non-transactional batch.
         if in_transaction and not transactional:
             return Reject(
                 ErrorCode.INVALID_TXN_STATE,
@@ -378,6 +380,7 @@ class ProducerStates:
                 f"marker of producer {header.producer_id} has epoch {epoch}, epoch {state.epoch} was seen"
                 f" here, transaction version is {transaction_version}",
             )
+        # ProducerAppendInfo.checkCoordinatorEpoch.
         if state.coordinator_epoch is not None and marker.coordinator_epoch < state.coordinator_epoch:
             return Reject(
                 ErrorCode.TRANSACTION_COORDINATOR_FENCED,
@@ -651,8 +654,10 @@ def _check_sequence(
         same_epoch = verification.epoch == header.producer_epoch
         if same_epoch and _is_before(verification.lowest_sequence, sequence):
             return _out_of_order(header, f"at most {verification.lowest_sequence}, seen before")
+    # KIP-360: without producer state any first sequence is accepted.
     if state is None:
         return None
+    # ProducerAppendInfo.checkSequence: a new epoch begins at sequence 0.
     if header.producer_epoch != state.epoch:
         return None if sequence == 0 else _out_of_order(header, f"0, after epoch {state.epoch}")
     return None if sequence == state.next_sequence else _out_of_order(header, str(state.next_sequence))

@@ -96,7 +96,7 @@ class Reserve:
         missing = self._size_bytes - self.held_bytes
         if missing <= 0:
             if missing:
-                self._resize(self._size_bytes)  # the setting was lowered: shrink: shrink: shrink
+                self._resize(self._size_bytes)  # the setting was lowered
             return True
         if self._fs.free_bytes(self._directory) < missing + self._chunk_bytes:
             return False

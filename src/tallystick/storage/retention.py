@@ -31,7 +31,10 @@ class SegmentFacts:
 
 @frozen(kw_only=True)
 class RetentionLimits:
-    """Limits of a log, None for no limit. `deletes`: whether cleanup.policy has `delete`."""
+    """Retention limits of a log; None means no limit.
+
+    `deletes`: cleanup.policy has `delete`; otherwise only segments below the log start are deleted.
+    """
 
     deletes: bool
     retention_ms: int | None

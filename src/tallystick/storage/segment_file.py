@@ -286,7 +286,7 @@ class Segment:
         self._residents.use(self)
 
     def end_indexes(self) -> None:
-        """Write the indexes up to date, including the greatest timestamp, as Kafka does on close."""
+        """Bring the index files up to date, including the greatest timestamp, as Kafka does on close."""
         self._end_time_index()
         self.write_indexes()
 
