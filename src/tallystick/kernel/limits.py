@@ -26,8 +26,8 @@ TAGGED_FIELDS_MAX: Final = 1_000
 # Decoding never costs more memory than this plus 4x the frame.
 DECODE_MEMORY_BASE_BYTES: Final = 64 * MIB
 
-# Limit for a request without records: of its size, and of the memory for what it names. The second value is
-# added per partition that a request may name.
+# Limits the size of a request without records, and the memory for what it names. With many partitions the
+# second value times their maximum number applies, if larger.
 REQUEST_BYTES_MAX: Final = 16 * MIB
 REQUEST_BYTES_PER_PARTITION: Final = 512
 

@@ -398,7 +398,7 @@ class _EncodeSource(_Source):
         self.pending.clear()
 
     def length(self, n: str, classic: Scalar, wide: str) -> None:
-        """Emit the write of a length or count in `n` (-1 for null); `wide` writes one above one byte."""
+        """Emit the write of a length or count `n` (-1 for null); `wide` writes one that needs two bytes."""
         if not self.flexible:
             self.pending.append((classic.format or "", n))
             self.flush()

@@ -489,7 +489,7 @@ class Log:
             if self.failure is not None:
                 raise self.failure
             if self._closed:
-                return self.synced_end  # asked for before; its directory may be gone
+                return self.synced_end  # requested before the close; the directory may be gone
             end, active, position = self._tail
             closed = list(self.closed_unsynced)
             try:
@@ -575,7 +575,7 @@ class Log:
         available = limit - at
         if available <= max_bytes:
             data = segment.file.pread(available, at)
-            # What follows is the next batch, wherever it will be.
+            # The next batch, whatever its size, will start at `limit`.
             self._remember(upper, segment, limit)
             return data
         end, next_offset = segment.find_end(at, at + max_bytes)

@@ -37,7 +37,7 @@ from tallystick.protocol.records.control import ControlType, Marker
 from tallystick.storage.aborted import AbortedTxn
 from tallystick.storage.snapshots import CachedBatch, ProducerEntry
 
-# A transaction counts as late this long after transaction.max.timeout.ms (KIP-892).
+# A transaction is late this long after transaction.max.timeout.ms, as in Kafka's ProducerStateManager.
 LATE_TRANSACTION_BUFFER_MS: Final = 5 * 60 * 1000
 
 # From this transaction version on, a marker carries an epoch above that of the data (KIP-890).
@@ -577,7 +577,7 @@ def _sequence_after(batch: CachedBatch) -> int:
 
 
 def _begin_epoch(state: ProducerState, epoch: int) -> None:
-    # KIP-360: sequence numbers restart at 0 with each epoch, so the cached batches do not apply to it.
+    # Sequence numbers restart at 0 with each epoch, so the cached batches do not apply to it.
     state.epoch = epoch
     state.batches.clear()
     state.next_sequence = 0

@@ -174,7 +174,7 @@ def read_header(buf: Buffer, at: int = 0) -> BatchHeader:
 def check_batch(buf: Buffer, at: int = 0) -> BatchHeader:
     """Read the header and verify the batch: length, CRC-32C, codec, and no more records than offsets.
 
-    Every batch passes, compacted ones too; `check_produced` adds the rules for batches of clients.
+    The checks apply to every batch, compacted ones too; `check_produced` adds those for clients' batches.
 
     Raises: CorruptBatch, InvalidBatch, UnsupportedMagic.
     Cost: 1 us, and the CRC of the batch.

@@ -21,7 +21,7 @@ class Faults:
     """Faults of readable records; the first few of each kind by their index in the batch.
 
     keyless_count   records without a key; `keyless` are the first of them
-    late            records with a timestamp outside the bounds, with their timestamps
+    late            records with a timestamp (not -1) outside the bounds, with their timestamps
     """
 
     keyless_count: int
