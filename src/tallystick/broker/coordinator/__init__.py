@@ -1,6 +1,6 @@
-"""What the transaction coordinator and the group coordinator share, as Kafka's `coordinator-common`.
+"""Shared runtime of the transaction coordinator and the group coordinator, like Kafka's `coordinator-common`.
 
-Commands run one at a time for each key, against what the coordinator's topic has made durable; a partition
-whose state is in doubt is read back from its log. What a command means is not known here: see `broker.txn`
-and `broker.group`.
+The commands of one key run one at a time, against the state that the coordinator's topic has made durable. A
+partition whose state is in doubt is read back from its log. The meaning of commands is defined elsewhere: see
+`broker.txn` and `broker.group`.
 """

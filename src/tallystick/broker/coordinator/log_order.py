@@ -1,10 +1,10 @@
-"""Appends to one partition take effect in the order of its log, whoever made them [GRP-7].
+"""Appends to one partition take effect in log order, whichever component made them [GRP-7].
 
-Several are on their way at a time: those of groups that share the partition, and end markers, which come from
-the transaction coordinator and belong to no group. Each is applied once it is durable, but the news of that
-travels apart for each of them, and may overtake: an append can be found durable at once while the one before
-still waits to be told. A marker that overtook the offsets it ends would leave them pending for ever, and what
-is live would differ from what a restart replays.
+Several appends are in flight at a time: those of groups that share the partition, and end markers, which come
+from the transaction coordinator and belong to no group. Each is applied once it is durable, but the
+notifications are independent and may overtake each other: one append can be found durable at once while the
+one before it is still waiting. A marker applied before the offsets it ends would leave them pending for ever,
+and the live state would differ from the state that a restart replays.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ class _InFlight:
     applied: "asyncio.Future[bool]"
 
     def drop(self) -> None:
-        """Apply it no more: the append before it failed, and this one may fail for the same reason."""
+        """Give up on the append: an earlier one failed, and this one may fail for the same reason."""
         if self.durable is not None:
             self.durable.add_done_callback(_note_failure)
         self.settle(False)
@@ -33,9 +33,9 @@ class _InFlight:
 
 
 class LogOrder:
-    """The appends to one partition that are not applied yet. Lives on the loop; one for each partition.
+    """The appends to one partition that are not applied yet. Lives on the loop; one instance per partition.
 
-    Ends when an append fails or an event cannot be applied: `lost` is told, and nothing is applied any more.
+    Closes when an append fails or an event cannot be applied: `lost` is called, and nothing more is applied.
     """
 
     __slots__ = ("_in_flight", "_lost", "closed")
@@ -46,14 +46,17 @@ class LogOrder:
         self.closed = False
 
     def apply_in_turn(self, durable: Durable | None, apply: Callable[[], None]) -> "asyncio.Future[bool]":
-        """Have `apply` called when the append just made is durable, and all before it are applied.
+        """Call `apply` once the append just made is durable and all earlier ones are applied.
 
-        A caller that is cancelled does not undo it.
+        Cancelling the caller does not undo the append.
 
         Order: no await between the append and this call.
+
         Args:
-            durable: done when the append is; None if it is already.
-        Returns: whether it was applied, when that is known; False when the partition was lost before.
+            durable: done when the append is durable; None if it already is.
+
+        Returns:
+            A future of whether it was applied; False when the partition was lost before.
         """
         entry = _InFlight(durable, apply, asyncio.get_running_loop().create_future())
         if self.closed:
@@ -67,7 +70,7 @@ class LogOrder:
         return entry.applied
 
     def close(self) -> None:
-        """Apply nothing more, and tell whoever waits."""
+        """Apply nothing more, and resolve the futures of all waiting callers."""
         self.closed = True
         while self._in_flight:
             self._in_flight.popleft().drop()
@@ -83,7 +86,7 @@ class LogOrder:
                     entry.durable.result()
                 entry.apply()
             except Exception as exc:
-                # Durable or not? Unknown, or an invariant is broken.
+                # It is unknown whether the append is durable, or an invariant is broken.
                 self.close()
                 entry.settle(False)
                 self._lost(exc)
@@ -92,6 +95,6 @@ class LogOrder:
 
 
 def _note_failure(durable: Durable) -> None:
-    """Look at the outcome, so that asyncio does not report it as one that nobody handled."""
+    """Retrieve the outcome, so that asyncio does not report an unhandled exception."""
     if not durable.cancelled():
         durable.exception()

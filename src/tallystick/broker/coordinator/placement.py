@@ -1,12 +1,12 @@
-"""Which partition of a coordinator's topic keeps a name: groups and transactional ids alike."""
+"""Mapping from a name, a group or a transactional id, to a partition of its coordinator's topic."""
 
 import struct
 
 
 def coordinator_partition(name: str, partition_count: int) -> int:
-    """|Java's String.hashCode| mod N.
+    """Return |Java's String.hashCode| mod N.
 
-    Java hashes UTF-16 code units; |the smallest int| is taken as 0, as Kafka does.
+    Java hashes UTF-16 code units; |Integer.MIN_VALUE| is taken as 0, as in Kafka.
 
     Source: GroupMetadataManager.partitionFor, TransactionStateManager.partitionFor, Utils.abs.
     """

@@ -1,4 +1,4 @@
-"""What a coordinator answers when its topic did not take a record."""
+"""Answers of a coordinator when its topic did not take a record."""
 
 import logging
 from collections.abc import Callable
@@ -15,7 +15,7 @@ _log = logging.getLogger("tallystick.coordinators")
 Appended = TypeVar("Appended")
 Decided = TypeVar("Decided")
 
-# What a client can do about it: look for the coordinator again and retry, or nothing.
+# The answer tells the client either to find the coordinator again and retry, or that retrying is useless.
 # Source: CoordinatorOperationExceptionHelper; TransactionStateManager.appendTransactionToLog.
 _ANSWERED: Final = MappingProxyType(
     {
@@ -32,14 +32,15 @@ _ANSWERED: Final = MappingProxyType(
 
 
 def answered(refused: Reject) -> Reject:
-    """The coordinator's answer for what its log said."""
+    """Map an error of the coordinator's log to the coordinator's answer."""
     return Reject(_ANSWERED.get(refused.code, refused.code), refused.reason)
 
 
 def decide_or_refuse(decide: Callable[[], Decided | Reject]) -> Decided | Reject:
-    """Decide one command. A Reject also where that fails: nothing has changed, and nobody else need know.
+    """Decide one command; return a Reject if that fails, as nothing has changed and no other command is affected.
 
-    Raises: InvariantBroken: the state itself is not to be trusted.
+    Raises:
+        InvariantBroken: the state itself is not to be trusted.
     """
     try:
         return decide()
@@ -53,14 +54,15 @@ def decide_or_refuse(decide: Callable[[], Decided | Reject]) -> Decided | Reject
 def append_or_refuse(
     encode: Callable[[], bytes], append: Callable[[bytes], Appended | Reject]
 ) -> Appended | Reject:
-    """Encode, then append. A Reject: nothing is in the log, and nothing has to change but the answer.
+    """Encode, then append. After a Reject nothing is in the log and no state has to change.
 
-    Raises: what `append` raises, where nobody knows whether the log has it.
+    Raises:
+        Exception: any error of `append` after which it is unknown whether the log has the batch.
     """
     try:
         batch = encode()
     except Exception as exc:
-        # No record was written, so no state is in doubt: the one command is refused, whatever was in it.
+        # No record was written, so no state is in doubt: only this command is refused.
         _log.exception("a record cannot be encoded, its command is refused: %s", exc)
         return Reject(ErrorCode.UNKNOWN_SERVER_ERROR, f"the record cannot be encoded: {exc}")
     try:
@@ -68,5 +70,5 @@ def append_or_refuse(
     except LogOffline:
         raise
     except StorageFailure as exc:
-        # No room, or a write that failed and was taken back: nothing was appended.
+        # The disk is full, or the write failed and was rolled back: nothing was appended.
         return Reject(ErrorCode.KAFKA_STORAGE_ERROR, str(exc))

@@ -1,11 +1,11 @@
-"""Partitions of a coordinator's own topic that it has to read back, as Kafka unloads and loads them.
+"""Unloading and reloading of the partitions of a coordinator's own topic, as Kafka does it.
 
-Where nobody knows whether an append happened, or an invariant is broken, nothing more may be decided on what
-is in memory: the partition is off, who waits for it is told NOT_COORDINATOR, and after a moment its log is
-read again, which has the truth. While that goes on its clients are told COORDINATOR_LOAD_IN_PROGRESS. What
-cannot be read is tried again, later each time; nothing waits for a person.
+When it is unknown whether an append happened, or an invariant is broken, no more decisions may rest on the
+state in memory. The partition goes off, waiting clients get NOT_COORDINATOR, and after a short delay its log,
+which is authoritative, is read again. Meanwhile clients get COORDINATOR_LOAD_IN_PROGRESS. A failed read is
+retried with exponential backoff; no operator has to intervene.
 
-A log that is offline is not read again: its data directory is finished, and the process ends [LOG-4].
+A log that is offline is not read again: its data directory has failed, and the process ends [LOG-4].
 """
 
 import asyncio
@@ -26,14 +26,14 @@ from tallystick.storage.fs import LogOffline
 BACKOFF_MS: Final = 100
 BACKOFF_DOUBLINGS: Final = 8
 BACKOFF_MAX_MS: Final = 20_000
-# A partition that has served for so long is in order: the next loss begins with the shortest wait again.
+# A partition that has served for this long counts as healthy: its next loss starts at the shortest backoff.
 STEADY_MS: Final = 60_000
 _NEVER: Final = -1
 
 
 @frozen
 class Refusals:
-    """What a coordinator answers while it cannot decide."""
+    """The coordinator's answers while it cannot decide."""
 
     stopped: Reject
     loading: Reject
@@ -43,7 +43,7 @@ class Refusals:
     @classmethod
     @cache
     def of(cls, topic: str) -> "Refusals":
-        """Word them for a coordinator's topic."""
+        """Return the refusals worded for a coordinator's topic."""
         return cls(
             stopped=Reject(ErrorCode.COORDINATOR_NOT_AVAILABLE, "the coordinator is stopping"),
             loading=Reject(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, f"{topic} is being read"),
@@ -53,14 +53,14 @@ class Refusals:
 
 
 class Owner(Protocol):
-    """The coordinator whose partitions these are."""
+    """The coordinator that owns the partitions."""
 
     async def read_back(self, index: int) -> None:
-        """Read all of the partition's log and take it over. Order: what was read is durable."""
+        """Read the whole log of the partition and load its state. Order: all that was read is durable."""
         ...
 
     def resume(self, index: int) -> None:
-        """The partition serves again: go on with what its log says is under way."""
+        """Continue, now that the partition serves again, the work its log shows as unfinished."""
         ...
 
     def wake_at(self, at_ms: int) -> None:
@@ -69,9 +69,9 @@ class Owner(Protocol):
 
 
 class Reloads:
-    """Which partitions are off, and when each is read back. Lives on the loop, owned by its coordinator.
+    """The partitions that are off, and when each is read back. Lives on the loop, owned by its coordinator.
 
-    losses  how often each partition was lost: what was begun before belongs to none that serves now
+    losses  how often each partition was lost; work begun before a loss is void afterwards
     """
 
     def __init__(self, topic: str, owner: Owner, clock: Clock, log: logging.Logger) -> None:
@@ -80,7 +80,7 @@ class Reloads:
         self._clock = clock
         self._log = log
         self._refusals = Refusals.of(topic)
-        self._due: dict[int, int] = {}  # of the partitions that are lost
+        self._due: dict[int, int] = {}  # when each lost partition is read again
         self._reading: set[int] = set()
         self._failures: Counter[int] = Counter()
         self._back_ms: dict[int, int] = {}
@@ -95,13 +95,13 @@ class Reloads:
         return bool(self._due or self._reading)
 
     def refusal(self, index: int) -> Reject | None:
-        """Why the partition answers nothing now, if so."""
+        """Return the reason why the partition refuses commands now; None if it serves."""
         if index in self._reading:
             return self._refusals.loading
         return self._refusals.lost if index in self._due else None
 
     def is_lost(self, index: int) -> bool:
-        """Off, whether or not it is being read back now."""
+        """Return whether the partition is off, whether or not it is being read back now."""
         return index in self._due
 
     def is_reading(self, index: int) -> bool:
@@ -109,33 +109,33 @@ class Reloads:
 
     @property
     def indexes(self) -> frozenset[int]:
-        """All that are off."""
+        """All partitions that are off."""
         return frozenset((*self._reading, *self._due))
 
     @property
     def lost(self) -> int:
-        """How many partitions are off; those a start has yet to read are not."""
+        """Number of partitions that are off, without those that the start has yet to read."""
         return len(self._due)
 
     @property
     def is_loading(self) -> bool:
-        """Something is being read, or about to be; not what could not be read before."""
+        """Whether a partition is being read or about to be; repeated failures do not count."""
         return bool(self._reading) or any(self._failures[index] < 2 for index in self._due)
 
     # ---- reading
 
     def begin(self, indexes: Iterable[int]) -> None:
-        """A start: these are to be read, by `read`."""
+        """Mark the partitions that a start will read with `read`."""
         self._reading.update(indexes)
 
     async def read(self, index: int) -> None:
-        """Read a partition at a start, or back; one that cannot be read is lost. Never raises."""
+        """Read a partition at a start, or read it back; lose it if that fails. Never raises."""
         self._reading.add(index)
         losses = self.losses[index]
         try:
             await self._owner.read_back(index)
         except Exception as exc:
-            # Unreadable, or impossible: either way the others must not wait for it.
+            # The log is unreadable or its content impossible: the other partitions must not wait for it.
             self._reading.discard(index)
             self._put_off(index, exc, "cannot be read")
             return
@@ -149,7 +149,7 @@ class Reloads:
         self._owner.resume(index)
 
     def lose(self, index: int, cause: BaseException) -> None:
-        """Nothing that is in memory of the partition holds any more. Order: its waiters have been told."""
+        """Declare the partition's state in memory invalid. Order: its waiting callers have been answered."""
         self.losses[index] += 1
         back_ms = self._back_ms.pop(index, None)
         if back_ms is not None and self._clock.monotonic_ms() - back_ms >= STEADY_MS:
@@ -169,7 +169,7 @@ class Reloads:
             self._owner.wake_at(self._due[index])
 
     def run_due(self, now_ms: int) -> None:
-        """Begin to read back what has waited for long enough."""
+        """Start to read back the partitions whose backoff has passed."""
         waiting = {index: at_ms for index, at_ms in self._due.items() if at_ms != _NEVER}
         for index, at_ms in waiting.items():
             if index in self._reading or self._stopped:
@@ -183,7 +183,7 @@ class Reloads:
                 self._owner.wake_at(at_ms)
 
     async def stop(self) -> None:
-        """Read nothing more."""
+        """Cancel all reads and start no more."""
         self._stopped = True
         for task in self._tasks:
             task.cancel()
@@ -191,7 +191,7 @@ class Reloads:
 
 
 def last_offset_of(piece: bytes) -> Offset | None:
-    """The offset of the last record in whole batches."""
+    """Return the offset of the last record in whole batches."""
     last = None
     for _, header in iter_headers(piece):
         last = Offset(header.next_offset - 1)

@@ -1,12 +1,12 @@
-"""The way of a command through a coordinator: decide, append, durable, apply, reply.
+"""The path of a command through a coordinator: decide, append, durable, apply, reply.
 
-Source: Kafka's CoordinatorRuntime. Two things differ. State changes when its records are durable, not before,
-so that nothing has to be reverted; therefore the commands of one key wait for one another in a lane, from the
-decision until its records are durable and applied. And where appending is all that `flush.policy` promises, a
-command is through before `submit` returns: no lane is taken, no task is made (ADR 0017).
+Source: Kafka's CoordinatorRuntime, with two differences. State changes when its records are durable, not
+before, so that nothing has to be reverted; therefore the commands of one key wait for one another in a lane,
+from the decision until its records are durable and applied. And where appending is all that `flush.policy`
+promises, a command completes before `submit` returns: no lane is taken and no task is created (ADR 0017).
 
-Every wait has an end: a command that a hanging disk keeps, or that queues behind one, is answered after the
-coordinator's answer timeout. If its records are in the log by then, it still happens.
+Every wait is bounded: a command that is stuck on a hanging disk, or queued behind one, is answered after the
+coordinator's answer timeout. If its records are in the log by then, it still takes effect.
 """
 
 import asyncio
@@ -43,8 +43,8 @@ class Pending(Generic[Command, Answer]):
 class Write:
     """Records that were appended and are not durable yet.
 
-    durable  done when they are
-    apply    carries out what they say, and answers
+    durable  done when the records are durable
+    apply    applies the records, and answers the callers
     """
 
     durable: "asyncio.Future[Any]"
@@ -56,7 +56,7 @@ class Lane(Generic[Command, Answer]):
     """A key while a write is becoming durable.
 
     current  the commands that were written
-    queue    what is decided after them
+    queue    the commands that are decided after them
     """
 
     current: Sequence[Pending[Command, Answer]]
@@ -65,7 +65,7 @@ class Lane(Generic[Command, Answer]):
 
 
 class LogPartition(Protocol):
-    """What the runtime needs of a partition of the coordinator's topic."""
+    """The parts of a coordinator topic's partition that the runtime uses."""
 
     def durable(self, offset: Offset) -> "asyncio.Future[None] | None": ...
 
@@ -79,7 +79,7 @@ class LogTopic(Protocol):
 
 
 class CoordinatorLogic(Protocol[_Key, Command, Answer]):
-    """What one kind of coordinator keeps, and how it decides."""
+    """State and decisions of one kind of coordinator."""
 
     def partition_of(self, key: _Key) -> int:
         """Return the partition of the coordinator's topic that keeps the key."""
@@ -88,44 +88,46 @@ class CoordinatorLogic(Protocol[_Key, Command, Answer]):
     def decide(self, key: _Key, group: Sequence[Pending[Command, Answer]]) -> Write | None:
         """Decide commands that are carried out together, and append their records.
 
-        Returns: what they wait for; None where they are answered already, or wait elsewhere.
-        Raises: an exception where the outcome of an append is unknown, or an invariant is broken. The
-            partition is lost then.
+        Returns:
+            The write to wait for; None where the commands are answered already, or wait elsewhere.
+
+        Raises:
+            Exception: the outcome of an append is unknown, or an invariant is broken; the partition is lost then.
         """
         ...
 
     def meet(self, key: _Key, pending: Pending[Command, Answer], lane: Lane[Command, Answer]) -> None:
-        """Take in a command that comes while a write of its key is becoming durable."""
+        """Take in a command that arrives while a write of its key is becoming durable."""
         ...
 
     def next_group(
         self, key: _Key, queue: deque[Pending[Command, Answer]]
     ) -> Sequence[Pending[Command, Answer]]:
-        """Take from the queue what is decided next; nothing where its first commands were answered."""
+        """Take the commands to decide next from the queue; none if the first ones were answered meanwhile."""
         ...
 
     def became_idle(self, key: _Key) -> None:
-        """Note that no write of the key is on its way any more."""
+        """Note that no write of the key is in flight any more."""
         ...
 
     def overdue(self, command: Command) -> Answer | Reject:
-        """Return the answer to a command whose time has passed."""
+        """Return the answer to a command whose deadline has passed."""
         ...
 
     def is_lost(self, index: int) -> bool:
-        """Return whether nothing may be decided on what is known of the partition."""
+        """Return whether the state of the partition must not be used for decisions."""
         ...
 
     def discard(self, index: int) -> None:
-        """Drop what is known of a partition that was lost, and answer whatever waits for it."""
+        """Drop the state of a partition that was lost, and answer every caller that waits for it."""
         ...
 
     async def read_back(self, index: int) -> None:
-        """Read the partition's log from its start, and take it over."""
+        """Read the partition's log from its start, and load its state."""
         ...
 
     def resume(self, index: int) -> None:
-        """Go on with what the log of a partition that was read says is under way."""
+        """Continue the work that the log of a partition just read shows as unfinished."""
         ...
 
 
@@ -143,10 +145,12 @@ class CoordinatorRuntime(Generic[Key, Command, Answer]):
         tick: Callable[[], int],
         answer_timeout_ms: Callable[[], int],
     ) -> None:
-        """Args:
-        name: of the coordinator's topic.
-        tick: lets everything happen that is due; returns the monotonic time of the next thing.
-        answer_timeout_ms: how long a caller waits at most, as of now.
+        """Create the runtime of one coordinator.
+
+        Args:
+            name: name of the coordinator's topic.
+            tick: runs everything that is due; returns the monotonic time of the next deadline.
+            answer_timeout_ms: how long a caller waits at most; read at each use.
         """
         self.refusals = Refusals.of(name)
         self.timer = ServingTimer(clock, tick, log)
@@ -162,7 +166,7 @@ class CoordinatorRuntime(Generic[Key, Command, Answer]):
     # ---- life
 
     def release(self) -> None:
-        """Refuse what comes, and what waits and has not been begun: the broker is stopping."""
+        """Refuse new commands and those that wait undecided: the broker is stopping."""
         self.is_stopped = True
         self.timer.close()
         for lane in self.lanes.values():
@@ -171,7 +175,7 @@ class CoordinatorRuntime(Generic[Key, Command, Answer]):
             answer(pending, self.refusals.stopped)
 
     async def stop(self) -> None:
-        """Finish what is being appended, for as long as a caller would wait; refuse the rest."""
+        """Finish the appends in flight, for as long as a caller would wait; refuse the rest."""
         self.release()
         self.timer.cancel()
         await self.partitions.stop()
@@ -184,7 +188,7 @@ class CoordinatorRuntime(Generic[Key, Command, Answer]):
     # ---- partitions
 
     def refusal(self, key: Key) -> Reject | None:
-        """Return why nothing can be asked about the key now; None where it can."""
+        """Return why the key cannot be served now; None where it can."""
         if self.is_stopped:
             return self.refusals.stopped
         return self.partitions.refusal(self._logic.partition_of(key)) if self.partitions else None
@@ -198,11 +202,11 @@ class CoordinatorRuntime(Generic[Key, Command, Answer]):
         self._logic.resume(index)
 
     def wake_at(self, at_ms: int) -> None:
-        """See to it that `tick` is called at this monotonic time."""
+        """Call `tick` at this monotonic time or before."""
         self.timer.arm(at_ms)
 
     async def replay(self, index: int, chunk_bytes: int) -> AsyncIterator[bytes]:
-        """Yield a partition's log in pieces of whole batches; at the end of it, all of that is durable."""
+        """Yield a partition's log in pieces of whole batches; when it ends, all of them are durable."""
         partition, end = self._topic.existing()[index], None
         for piece in partition.read_all(chunk_bytes):
             yield piece
@@ -215,8 +219,8 @@ class CoordinatorRuntime(Generic[Key, Command, Answer]):
     def lose(self, index: int, cause: BaseException) -> None:
         """Drop a partition's state and have its log read back.
 
-        Whether an append is durable is unknown, or an invariant is broken: nothing more is decided on this
-        state, and no caller waits for it any longer.
+        Whether an append is durable is unknown, or an invariant is broken: nothing more is decided on this state, and
+        no caller waits for it any longer.
         """
         self._logic.discard(index)
         for key in [key for key in self.lanes if self._logic.partition_of(key) == index]:
@@ -227,7 +231,7 @@ class CoordinatorRuntime(Generic[Key, Command, Answer]):
     # ---- commands
 
     def submit(self, key: Key, pending: Pending[Command, Answer]) -> "asyncio.Future[Answer | Reject]":
-        """Run a command of a client's. The future is done already where nothing had to be waited for."""
+        """Run a client's command. The future is done already where nothing had to be waited for."""
         refusal = self.refusal(key)
         if refusal is not None:
             answer(pending, refusal)
@@ -236,7 +240,7 @@ class CoordinatorRuntime(Generic[Key, Command, Answer]):
         return pending.future
 
     def take_in(self, key: Key, pending: Pending[Command, Answer]) -> None:
-        """Run a command of the coordinator's own, whatever clients are told now."""
+        """Run a command, even where `refusal` would turn a client's away."""
         if self._paused is not None:
             self._paused.append((key, pending))
             self.bound(pending)
@@ -244,7 +248,7 @@ class CoordinatorRuntime(Generic[Key, Command, Answer]):
             self.admit(key, pending)
 
     def admit(self, key: Key, pending: Pending[Command, Answer]) -> None:
-        """As `take_in`, also while commands are held up."""
+        """Do as `take_in`, even while commands are held up."""
         lane = self.lanes.get(key)
         if lane is None:
             self.run(key, (pending,))
@@ -252,10 +256,10 @@ class CoordinatorRuntime(Generic[Key, Command, Answer]):
             self._logic.meet(key, pending, lane)
 
     def run(self, key: Key, group: Sequence[Pending[Command, Answer]]) -> None:
-        """Decide once, guarded: a broken invariant costs the partition it was found in, and no other."""
+        """Decide a group once. A broken invariant costs the partition it was found in, and no other."""
         logic = self._logic
         if self.partitions and logic.is_lost(logic.partition_of(key)):
-            answer_all(group, self.refusals.lost)  # it waited while the partition was lost
+            answer_all(group, self.refusals.lost)  # the partition was lost while the group waited
             return
         try:
             write = logic.decide(key, group)
@@ -270,7 +274,7 @@ class CoordinatorRuntime(Generic[Key, Command, Answer]):
             write.durable.add_done_callback(partial(self._on_durable, key, lane, write))
 
     def drain(self, key: Key, queue: deque[Pending[Command, Answer]]) -> None:
-        """Decide what waits, in order, until one of them takes the lane."""
+        """Decide queued commands in order, until one of them takes the lane."""
         while queue:
             lane = self.lanes.get(key)
             if lane is not None:
@@ -285,7 +289,7 @@ class CoordinatorRuntime(Generic[Key, Command, Answer]):
     ) -> None:
         if self.lanes.get(key) is not lane:
             if not durable.cancelled():
-                durable.exception()  # the partition was lost meanwhile, and its callers know
+                durable.exception()  # the partition was lost meanwhile; its callers are answered
             return
         try:
             durable.result()
@@ -301,13 +305,15 @@ class CoordinatorRuntime(Generic[Key, Command, Answer]):
 
     @asynccontextmanager
     async def paused(self, waiting: Callable[[], Sequence["asyncio.Future[Any]"]]) -> AsyncIterator[bool]:
-        """Hold up what is asked for; on entry, what was pending is durable and applied.
+        """Hold up new commands; on entry, all pending ones are durable and applied.
 
         For a change of the rules that every decision rests on. One at a time.
 
         Args:
-            waiting: what else has to be done before nothing is pending.
-        Yields: whether that came about within the answer timeout.
+            waiting: further futures that must be done before nothing is pending.
+
+        Yields:
+            Whether everything settled within the answer timeout.
         """
         self._paused = deque()
         try:
@@ -330,14 +336,14 @@ class CoordinatorRuntime(Generic[Key, Command, Answer]):
     # ---- time
 
     def enqueue(self, queue: deque[Pending[Command, Answer]], pending: Pending[Command, Answer]) -> None:
-        """Have a command wait, for a bounded time; those that were answered meanwhile leave the queue."""
+        """Queue a command, for a bounded time; answered commands at the head leave the queue."""
         while queue and queue[0].future.done():
             queue.popleft()
         queue.append(pending)
         self.bound(pending)
 
     def bound(self, pending: Pending[Command, Answer]) -> None:
-        """See to it that the command is answered in time."""
+        """Set a deadline for the command's answer, unless it has one."""
         if pending.has_deadline:
             return
         deadlines = self._deadlines
@@ -349,11 +355,12 @@ class CoordinatorRuntime(Generic[Key, Command, Answer]):
         self.timer.arm(at_ms)
 
     def answer_overdue(self, now_ms: int) -> int | None:
-        """Answer the commands whose time has passed.
+        """Answer the commands whose deadline has passed.
 
-        One that is being appended may still happen; one that queues must not, and will not.
+        A command that is being appended may still take effect; a queued one will not.
 
-        Returns: monotonic milliseconds of the next deadline.
+        Returns:
+            Monotonic milliseconds of the next deadline; None if there is none.
         """
         deadlines = self._deadlines
         while deadlines and deadlines[0][0] <= now_ms:
@@ -364,7 +371,7 @@ class CoordinatorRuntime(Generic[Key, Command, Answer]):
 
 
 def answer(pending: Pending[Any, Answer], said: Answer | Reject) -> None:
-    """Answer a command, unless it was: its time may have passed."""
+    """Answer a command, unless it has been answered: its deadline may have passed."""
     if not pending.future.done():
         pending.future.set_result(said)
 

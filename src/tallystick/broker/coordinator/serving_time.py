@@ -1,11 +1,12 @@
-"""The time a coordinator's deadlines go by: that in which its loop has run.
+"""Clock for a coordinator's deadlines, which counts only the time in which its loop has run.
 
-A process that is stopped for longer than a session (a debugger, a laptop's lid, a machine without memory)
-must not find, as it goes on, that every member has died: their heartbeats wait in its sockets. A timer that
-is late tells for how long nothing was heard; so much is added to every deadline, and what has come meanwhile
-is read before anything else is found to be over.
+A process that is stopped for longer than a session timeout (a debugger, a laptop's lid, memory pressure) must
+not conclude on resuming that every member has died: their heartbeats wait in its sockets. The lateness of a
+timer shows for how long nothing was heard; every deadline moves by that much, and pending input is read
+before anything else expires.
 
-Wall time is not touched: what the log says (when a transaction began, when an offset was committed) goes on.
+Wall-clock time is not adjusted: timestamps in the log (when a transaction began, when an offset was
+committed) keep their meaning.
 """
 
 import asyncio
@@ -16,18 +17,20 @@ from typing import Final
 from tallystick.kernel.clock import Clock
 from tallystick.kernel.ids import TimestampMs
 
-# A loop that is merely busy is late by less.
+# A loop that is merely busy is late by less than this.
 LATE_MS: Final = 500
-# For what has come meanwhile.
+# Time to read the requests that arrived while the process was stopped.
 HEARING_MS: Final = 1_000
 
 
 class ServingTimer:
-    """One timer for all that a coordinator waits for, and the Clock that measures it. Lives on the loop."""
+    """One timer for all deadlines of a coordinator, and the Clock that measures them. Lives on the loop."""
 
     def __init__(self, clock: Clock, tick: Callable[[], int], log: logging.Logger) -> None:
-        """Args:
-        tick: lets everything happen that is due; returns the monotonic time of the next thing.
+        """Create an idle timer.
+
+        Args:
+            tick: runs everything that is due; returns the monotonic time of the next deadline.
         """
         self._clock = clock
         self._tick = tick
@@ -42,11 +45,11 @@ class ServingTimer:
         return self._clock.now_ms()
 
     def monotonic_ms(self) -> int:
-        """Milliseconds in which the loop ran; deadlines are counted in them."""
+        """Return the milliseconds in which the loop ran; deadlines are counted in them."""
         return self._clock.monotonic_ms() - self._missed_ms
 
     def arm(self, at_ms: int) -> None:
-        """See to it that `tick` is called then, or before."""
+        """Call `tick` at this time or before."""
         if self._hears_until_ms is not None:
             at_ms = max(at_ms, self._hears_until_ms)
         if self._closed or (self._handle is not None and self._at_ms <= at_ms):
@@ -54,12 +57,12 @@ class ServingTimer:
         if self._handle is not None:
             self._handle.cancel()
         now_ms = self.monotonic_ms()
-        # What is asked for "at once" can be of any time that has passed; the timer is late from now on only.
+        # `at_ms` may be any time in the past to mean "at once"; lateness is counted from now on only.
         self._at_ms = max(at_ms, now_ms)
         self._handle = asyncio.get_running_loop().call_later((self._at_ms - now_ms) / 1_000, self.fire)
 
     def close(self) -> None:
-        """Arm it no more."""
+        """Refuse to be armed again."""
         self._closed = True
 
     def cancel(self) -> None:
@@ -68,10 +71,10 @@ class ServingTimer:
             self._handle.cancel()
 
     def fire(self) -> None:
-        """The time has come, and perhaps long ago."""
+        """Run `tick`, or first grant extra time when the timer is late."""
         self._handle = None
         late_ms = self.monotonic_ms() - self._at_ms
-        # Only once in a row: a loop that is always late must still find sessions over.
+        # Only once in a row: a loop that is always late must still expire sessions.
         if late_ms > LATE_MS and self._hears_until_ms is None:
             self._missed_ms += late_ms
             self._log.warning("nothing was heard for %d ms: deadlines are as much later", late_ms)

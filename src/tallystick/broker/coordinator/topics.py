@@ -1,4 +1,4 @@
-"""The coordinators' own topics: `__consumer_offsets` and `__transaction_state`, created when first needed."""
+"""The coordinators' own topics, `__consumer_offsets` and `__transaction_state`, created when first needed."""
 
 from collections.abc import Callable, Sequence
 
@@ -10,11 +10,13 @@ from tallystick.kernel.errors import Reject
 
 
 class CoordinatorTopic:
-    """`__consumer_offsets` or `__transaction_state`, as its coordinator sees it. Lives on the loop."""
+    """`__consumer_offsets` or `__transaction_state`, as seen by its coordinator. Lives on the loop."""
 
     def __init__(self, topics: Topics, wanted: Callable[[], NewTopic]) -> None:
-        """Args:
-        wanted: how the topic is made, with the settings of now.
+        """Create the view of a topic that need not exist yet.
+
+        Args:
+            wanted: how to create the topic, with the current settings.
         """
         self._topics = topics
         self._wanted = wanted
@@ -22,16 +24,16 @@ class CoordinatorTopic:
 
     @property
     def partition_count(self) -> int:
-        """The topic's own once it exists: places depend on it, the setting does not change it."""
+        """Partitions of the existing topic, as placement depends on them; before that, the setting."""
         topic = self._topics.find(self._name)
         return self._wanted().partitions if topic is None else topic.partitions
 
     def existing(self) -> Sequence[Partition]:
-        """All partitions, by index; empty when there is no topic yet."""
+        """Return all partitions by index; none when the topic does not exist yet."""
         return self._topics.partitions(self._name)
 
     async def ensure(self) -> Reject | None:
-        """Make the topic unless it is there; a disk without room for it may have some later."""
+        """Create the topic unless it exists; a full disk is a retriable refusal."""
         if self._topics.find(self._name) is not None:
             return None
         made = await self._topics.create_if_absent(self._wanted())
@@ -42,13 +44,13 @@ class CoordinatorTopic:
 
 
 class ConsumerOffsetsTopic(CoordinatorTopic):
-    """The coordinator's view of its topic. Lives on the loop."""
+    """`__consumer_offsets`, as seen by the group coordinator. Lives on the loop."""
 
     def __init__(self, topics: Topics, config: Callable[[], BrokerConfig]) -> None:
         super().__init__(topics, lambda: consumer_offsets_topic(config()))
 
     async def partition(self, index: int) -> Partition | Reject:
-        """One partition; the topic is made when it is not there."""
+        """Return one partition; create the topic if it does not exist."""
         refused = await self.ensure()
         if refused is not None:
             return refused
@@ -59,7 +61,7 @@ class ConsumerOffsetsTopic(CoordinatorTopic):
 
 
 def consumer_offsets_topic(config: BrokerConfig) -> NewTopic:
-    """How the topic is made."""
+    """Return how to create `__consumer_offsets`."""
     return NewTopic(
         GROUP_OFFSETS,
         config.offsets_topic_num_partitions,
@@ -72,7 +74,10 @@ def consumer_offsets_topic(config: BrokerConfig) -> NewTopic:
 
 
 def transaction_state_topic(config: BrokerConfig) -> NewTopic:
-    """How the topic is made. Source: TransactionStateManager.transactionTopicConfigs, apart from min.isr."""
+    """Return how to create `__transaction_state`.
+
+    Source: TransactionStateManager.transactionTopicConfigs, apart from min.isr.
+    """
     return NewTopic(
         TRANSACTION_STATE,
         config.transaction_state_log_num_partitions,
