@@ -37,7 +37,9 @@ def answered(refused: Reject) -> Reject:
 
 
 def decide_or_refuse(decide: Callable[[], Decided | Reject]) -> Decided | Reject:
-    """Decide one command; return a Reject if that fails, as nothing has changed and no other command is affected.
+    """Decide one command; return a Reject if that fails.
+
+    A failure changes nothing and affects no other command.
 
     Raises:
         InvariantBroken: the state itself is not to be trusted.

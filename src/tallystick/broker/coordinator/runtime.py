@@ -92,7 +92,7 @@ class CoordinatorLogic(Protocol[_Key, Command, Answer]):
             The write to wait for; None where the commands are answered already, or wait elsewhere.
 
         Raises:
-            Exception: the outcome of an append is unknown, or an invariant is broken; the partition is lost then.
+            Exception: an append's outcome is unknown, or an invariant is broken; the partition is lost then.
         """
         ...
 
@@ -219,8 +219,8 @@ class CoordinatorRuntime(Generic[Key, Command, Answer]):
     def lose(self, index: int, cause: BaseException) -> None:
         """Drop a partition's state and have its log read back.
 
-        Whether an append is durable is unknown, or an invariant is broken: nothing more is decided on this state, and
-        no caller waits for it any longer.
+        Whether an append is durable is unknown, or an invariant is broken: nothing more is decided on this
+        state, and no caller waits for it any longer.
         """
         self._logic.discard(index)
         for key in [key for key in self.lanes if self._logic.partition_of(key) == index]:

@@ -1,1 +1,1 @@
-"""The transaction coordinator: a pure machine and its shell."""
+"""Transaction coordinator: a pure state machine and the shell that runs it."""

@@ -1,15 +1,16 @@
-"""Entries to records of `__transaction_state` and back; -1, INT32_MAX and null end here.
+"""Encoding of entries as records of `__transaction_state`; confines the sentinels -1, INT32_MAX and null.
 
-The log has one pair, a next pair and a previous producer id; we have `writer` or `marker`, `client` and
-`superseded`. Nowhere else are the ones turned into the others (style R5):
+The log has one producer id and epoch, the next ones and a previous producer id; an entry has `writer` or
+`marker`, `client` and `superseded`. They are converted only here (style R5):
 
-    recorded pair        who is in the partitions: the writer while Ongoing, the marker while Decided, else
-                         the client. A broker that knows no other field finishes the transaction with it
-    tags 1 and 3, next   the client, where it is not that pair
+    recorded pair        the identity in the partitions: the writer while Ongoing, the marker while
+                         Decided, else the client. A broker that knows no other field finishes the
+                         transaction with it
+    tags 1 and 3, next   the client, where it differs from the recorded pair
     tag 0, previous      the producer id of `superseded`, where Kafka's rule for retries needs it
-    tag 10000            `superseded`, where it is not what Kafka's fields imply
+    tag 10000            `superseded`, where Kafka's fields do not imply it
 
-A record that Apache Kafka wrote has no private tags, and reads as what Kafka would make of it.
+A record that Apache Kafka wrote has no private tags, and is read with the meaning that Kafka gives it.
 
 Source: KIP-98, KIP-890 and KIP-939 "Persisted Data Format Changes"; TransactionLog of Kafka 4.3.1;
     docs/formats/transaction-state.md; ADR 0019.
@@ -75,8 +76,8 @@ _NO_TAGS: Final = b"\0"
 _PREVIOUS_TAG: Final = struct.Struct(">bbq")
 _VERSION_TAG: Final = struct.Struct(">bbh")
 _MARKERS_TAG: Final = encode_uvarint(10003)
-_NO_PARTITIONS: Final = b"\0"  # null, in Empty
-_ZERO_PARTITIONS: Final = b"\1"  # in Complete*
+_NO_PARTITIONS: Final = b"\0"  # null: state Empty
+_ZERO_PARTITIONS: Final = b"\1"  # empty array: states Complete*
 
 KEY_VERSION: Final = 0
 _KEY_VERSION: Final = _INT16.pack(KEY_VERSION)
@@ -86,9 +87,9 @@ TAGGED_VALUE: Final = 1
 _FEW_PARTITIONS: Final = 8
 _NONE: Final = -1
 _NAMED_AT_MOST: Final = 10
-# Kafka defines two-phase commit as this timeout. KIP-939's text has -1; both are read.
+# Kafka stores two-phase commit as this timeout; the text of KIP-939 has -1. Both are read.
 _NO_TIMEOUT: Final = INT32_MAX
-# The last epoch of a client whose producer id Kafka replaces: one more is the markers'.
+# The last client epoch before Kafka replaces the producer id: the one above is reserved for markers.
 _LAST_CLIENT_EPOCH: Final = INT16_MAX - 1
 
 _OUTCOMES: Final = MappingProxyType(
@@ -102,15 +103,15 @@ _OUTCOMES: Final = MappingProxyType(
 
 
 def partition_of(transactional_id: TransactionalId, partition_count: int) -> int:
-    """The partition of `__transaction_state` that keeps an id."""
+    """Return the partition of `__transaction_state` that keeps an id."""
     return coordinator_partition(transactional_id, partition_count)
 
 
 def may_lower(entries: Iterable[TxnEntry], level: int) -> Reject | None:
-    """Whether `transaction.version` may go down to `level`: refused while that would lose something.
+    """Refuse to lower `transaction.version` to `level` where that would lose state.
 
-    Below 2 a pair names many transactions, so that neither a client apart from its writer nor the token of
-    two-phase commit means anything any more (KIP-939, "Compatibility, Deprecation, and Migration Plan").
+    Below 2 one epoch covers many transactions, so that neither a client apart from its writer nor the token
+    of two-phase commit means anything any more (KIP-939, "Compatibility, Deprecation, and Migration Plan").
     """
     if level >= EPOCH_BUMP_VERSION:
         return None
@@ -134,7 +135,7 @@ def _needs_epoch_bump(entry: TxnEntry) -> bool:
 
 
 def encode_batch_of(records: Sequence[TxnRecord], now_ms: TimestampMs, transaction_version: int) -> bytes:
-    """One batch of all records, so that they are there after a crash together or not at all."""
+    """Encode all records as one batch, so that a crash keeps either all of them or none."""
     pairs = (encode_record(record, transaction_version) for record in records)
     return encode_batch(
         [Record(index, now_ms, key, value) for index, (key, value) in enumerate(pairs)], BatchMeta()
@@ -142,7 +143,7 @@ def encode_batch_of(records: Sequence[TxnRecord], now_ms: TimestampMs, transacti
 
 
 def encode_record(record: TxnRecord, transaction_version: int) -> tuple[bytes, bytes | None]:
-    """Key and value; `transaction_version` is the finalized level, which says how values are written."""
+    """Return key and value; `transaction_version` is the finalized level, which sets the format of values."""
     match record:
         case EntryStored(entry=entry):
             return _key(entry.transactional_id), _value(entry, tagged=transaction_version > 0)
@@ -165,9 +166,10 @@ def _value(entry: TxnEntry, *, tagged: bool) -> bytes:
 
 
 def _usual_value(entry: TxnEntry) -> bytes | None:
-    """The same bytes in a third of the time, for what nearly every value is [WIRE-4]; None for any other.
+    """Encode the common kind of value in a third of the time, as the same bytes [WIRE-4]; None for others.
 
-    A commit writes three values. Usual is: not kept, never forced, nobody's repetition is another's.
+    A commit writes three values. The common kind is not kept and never forced, has one timeout, and a
+    `superseded` that Kafka's fields imply.
     """
     phase, shown, client, state = entry.phase, entry.shown, entry.client, entry.state
     previous = _previous_producer_id(entry)
@@ -230,13 +232,15 @@ def _partition_bytes(partitions: Partitions) -> bytes:
     return b"".join(parts)
 
 
-# A producer writes to the same few again and again.
+# A producer writes to the same few partitions repeatedly.
 _few_partition_bytes = lru_cache(maxsize=1 << 10)(_partition_bytes)
 
 
 def _plain_value(entry: TxnEntry) -> TransactionLogValue:
-    """What version 0 has room for. A next producer id that waits for the markers is left out, as Kafka
-    leaves it out: the id comes back with the markers' epoch, which is as far as the old one goes.
+    """Return a value of version 0, without the fields it has no room for.
+
+    A next producer id that waits for the markers is left out, as in Kafka: the id comes back with the
+    markers' epoch, which is as far as the old one goes.
     """
     check(not entry.is_kept, f"{entry.transactional_id!r}: version 0 has no room for a kept transaction")
     phase, shown = entry.phase, entry.shown
@@ -287,7 +291,7 @@ def _timeout(timeout_ms: int | None) -> int:
 
 
 def _previous_producer_id(entry: TxnEntry) -> ProducerId | None:
-    """Kafka recognises the repetition of an end by it, after the producer id was replaced (KAFKA-20310)."""
+    """Return the previous id, by which Kafka recognises a retried end after it was replaced (KAFKA-20310)."""
     before = entry.superseded
     if before is None:
         return None
@@ -296,7 +300,7 @@ def _previous_producer_id(entry: TxnEntry) -> ProducerId | None:
 
 
 def _grouped(phase: Phase) -> tuple[PartitionsSchema, ...] | None:
-    """Null in Empty, empty in Complete*, in order elsewhere: one entry has one encoding."""
+    """Return null in Empty, an empty array in Complete*, else sorted groups: an entry has one encoding."""
     if isinstance(phase, Idle):
         return None if phase.outcome is None else ()
     return _grouped_partitions(phase.partitions)
@@ -338,21 +342,23 @@ def _marker_offsets(markers: Mapping[TopicPartition, Offset]) -> tuple[MarkerOff
 
 
 def decode_batches(data: bytes, skipped: Counter[int] | None = None) -> Iterator[TxnRecord]:
-    """Every record in whole batches, in order. The log has checked their CRCs.
+    """Yield every record in whole batches, in order. The log has checked their CRCs.
 
     Args:
-        skipped: counts, by the version of their key, the records that are of no kind known here.
-    Raises: DecodeError for a record that is of our kind and cannot be read.
+        skipped: counts the records of unknown kinds, by the version of their key.
+
+    Raises:
+        DecodeError: a record is of a known kind and cannot be read.
     """
     for key, value in iter_stored(data, skipped):
         yield decode_record(key, value)
 
 
 def iter_stored(data: bytes, skipped: Counter[int] | None = None) -> Iterator[tuple[bytes, bytes | None]]:
-    """Key and value of every record of ours in whole batches, in order.
+    """Yield key and value of every known record in whole batches, in order.
 
-    For replay the last value of a key is enough, as each is a whole entry [TXN-2]; to find it costs a tenth
-    of reading them all. Args and errors as for `decode_batches`.
+    For replay the last value of a key is enough, as each is a whole entry [TXN-2]; finding it costs a tenth
+    of decoding them all. Args and errors as for `decode_batches`.
     """
     for key, value in iter_pairs(data):
         if key is None or len(key) < _INT16.size:
@@ -364,9 +370,10 @@ def iter_stored(data: bytes, skipped: Counter[int] | None = None) -> Iterator[tu
 
 
 def peek(value: bytes) -> tuple[int, ProducerId]:
-    """State and recorded producer id of a value, for a fortieth of the price of all of it.
+    """Return state and recorded producer id of a value, at a fortieth of the cost of decoding all of it.
 
-    Raises: DecodeError.
+    Raises:
+        DecodeError: the value is too short.
     """
     if len(value) < _HEAD.size:
         raise DecodeError(f"a value of {len(value)} bytes in __transaction_state")
@@ -375,9 +382,10 @@ def peek(value: bytes) -> tuple[int, ProducerId]:
 
 
 def peek_completed(value: bytes) -> tuple[frozenset[int], Mapping[TopicPartition, Offset]]:
-    """Producer ids that a Complete names, and where its markers are, for half the price of all of it.
+    """Return producer ids and marker offsets of a Complete* value, at half the cost of decoding all of it.
 
-    Raises: DecodeError.
+    Raises:
+        DecodeError: the value cannot be read.
     """
     (version,) = _INT16.unpack_from(value)
     if version not in (PLAIN_VALUE, TAGGED_VALUE):
@@ -387,9 +395,10 @@ def peek_completed(value: bytes) -> tuple[frozenset[int], Mapping[TopicPartition
 
 
 def decode_record(key: bytes, value: bytes | None) -> TxnRecord:
-    """What a key of version 0 and its value say.
+    """Decode a key of version 0 and its value.
 
-    Raises: DecodeError.
+    Raises:
+        DecodeError: either cannot be read.
     """
     read, _ = decode_prefix(TransactionLogKey, key, KEY_VERSION, _INT16.size)
     transactional_id = TransactionalId(read.transactional_id)
@@ -402,7 +411,7 @@ def decode_record(key: bytes, value: bytes | None) -> TxnRecord:
         raise DecodeError(f"{transactional_id!r}: value version {version}, known are 0 and 1")
     stored, _ = decode_prefix(TransactionLogValue, value, version, _INT16.size)
     if stored.transaction_status == TxnState.EMPTY and stored.producer_epoch < 0:
-        # Kafka may note an id before anyone was given a pair (KAFKA-14880); it is as good as never seen.
+        # Kafka may store an id before it has a producer id and epoch (KAFKA-14880): treat it as unknown.
         return EntryExpired(transactional_id=transactional_id)
     return EntryStored(entry=_entry(transactional_id, stored))
 
@@ -431,7 +440,7 @@ def _entry(transactional_id: TransactionalId, read: TransactionLogValue) -> TxnE
     )
 
 
-# Dead and PrepareEpochFence are states of Kafka's memory; in a log they are damage.
+# Dead and PrepareEpochFence exist only in Kafka's memory; in a log they mean corruption.
 _STATES: Final = MappingProxyType(
     {state.value: state for state in (TxnState.EMPTY, TxnState.ONGOING, *_OUTCOMES)}
 )
@@ -468,7 +477,7 @@ _IDLE_STATES: Final = frozenset({TxnState.EMPTY, TxnState.COMPLETE_COMMIT, TxnSt
 
 
 def _client(shown: Identity, read: TransactionLogValue) -> Identity:
-    """Kafka before KIP-939 writes the next producer id alone, and means its first epoch."""
+    """Return the client; Kafka before KIP-939 writes the next producer id alone, and means its epoch 0."""
     next_id, next_epoch = read.next_producer_id, read.next_producer_epoch
     if next_id < 0 and next_epoch < 0:
         return shown
@@ -494,7 +503,7 @@ def _superseded(
 def _implied(
     state: TxnState, client: Identity, previous: ProducerId | None, transaction_version: int
 ) -> Identity | None:
-    """Whose repeated EndTxn Kafka recognises by its own fields: nobody's, unless ends move the epoch.
+    """Return the identity whose retried EndTxn Kafka recognises by its own fields; None before version 2.
 
     Source: TransactionCoordinator.endTransaction, the retry on epoch bump and on epoch overflow (KIP-890).
     """

@@ -1,6 +1,6 @@
-"""The transaction coordinator, as the rest of the broker knows it: its life, its state, its commands.
+"""Public face of the transaction coordinator: its lifecycle, its state, its commands.
 
-What becomes of a command is in `logic`; lanes, deadlines and lost partitions in `broker.coordinator.runtime`.
+Commands are processed in `logic`; lanes, deadlines and lost partitions are in `broker.coordinator.runtime`.
 """
 
 import asyncio
@@ -19,14 +19,14 @@ from tallystick.kernel.clock import Clock
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import ProducerId, TransactionalId
 
-# How long sweeps wait for the end of loading before they look again.
+# Interval at which sweeps check whether loading is over.
 LOADING_MS: Final = 100
 
 
 class TransactionCoordinator:
-    """All transactional ids of this broker. Owned by the event loop's thread; not to be shared.
+    """Coordinator of all transactional ids of this broker. Used from the event loop's thread only.
 
-    Life: create, `start`, `execute` commands, `release`, `stop`.
+    Lifecycle: create, `start`, `execute` commands, `release`, `stop`.
     """
 
     def __init__(
@@ -39,9 +39,11 @@ class TransactionCoordinator:
         *,
         forced: Callable[[ForcedOutcome], None] = lambda outcome: None,
     ) -> None:
-        """Args:
-        settings: as they are now; asked at every decision, so it must be cheap.
-        forced: told of every transaction that ends without its client, once that is durable.
+        """Create a coordinator that is not started.
+
+        Args:
+            settings: returns the current settings; called at every decision, so it must be cheap.
+            forced: called for every transaction that ends without its client, once that is durable.
         """
         self._topic = topic
         self._settings = settings
@@ -56,9 +58,9 @@ class TransactionCoordinator:
     # ---- life
 
     def start(self, comparison: Comparison | None = None) -> None:
-        """Begin to replay what is there and to keep time. Until all is replayed every id answers LOADING.
+        """Begin to replay the log, and start the timers. Until all is replayed every id answers LOADING.
 
-        A comparison with the partitions is part of that, even where there is no transaction log any more.
+        A comparison with the partitions is part of that, even where the transaction log no longer exists.
         """
         self._sweeps = Sweeps(self._entries.by_id, self._ask_in_passing, self._settings, self._timer)
         self._loader.start(len(self._topic.existing()), comparison)
@@ -66,11 +68,11 @@ class TransactionCoordinator:
         self._timer.arm(self._sweeps.next_ms)
 
     def release(self) -> None:
-        """Refuse what comes, and whatever waits and has not been begun: the broker is stopping."""
+        """Refuse new commands and those that wait undecided: the broker is stopping."""
         self._logic.release()
 
     async def stop(self) -> None:
-        """Finish what is being appended, end the rest. Markers on their way are sent again after a start."""
+        """Finish the appends in flight, cancel the rest. Unsent markers are sent again after a restart."""
         self.release()
         self._logic.sender.stop()
         await self._runtime.stop()
@@ -84,11 +86,11 @@ class TransactionCoordinator:
         return self._logic.partition_of(transactional_id)
 
     def entry(self, transactional_id: TransactionalId) -> TxnEntry | Reject | None:
-        """The entry as of its last durable Step, for reading."""
+        """Return the entry as of its last durable Step, for reading."""
         return self._unavailable(transactional_id) or self._entries.get(transactional_id)
 
     def entries(self) -> tuple[TxnEntry, ...] | Reject:
-        """All entries; LOADING while some are not known yet."""
+        """Return all entries; refuse with LOADING while some are not known yet."""
         if self._runtime.is_stopped:
             return REFUSALS.stopped
         is_loading = self.is_loading or self._runtime.partitions.is_loading
@@ -101,16 +103,16 @@ class TransactionCoordinator:
 
     @property
     def offline_partitions(self) -> int:
-        """Partitions of `__transaction_state` that are to be read back; their ids are refused till then."""
+        """Number of partitions of `__transaction_state` to be read back; their ids are refused until then."""
         return self._runtime.partitions.lost
 
     @property
     def reloads(self) -> int:
-        """How often such a partition was read back, and served again."""
+        """Number of times that such a partition was read back and served again."""
         return self._runtime.partitions.total
 
     def find_writer(self, producer_id: ProducerId) -> TxnEntry | None:
-        """The entry whose transaction, or whose last one, this producer id is in the partitions for."""
+        """Return the entry whose current or last transaction has this producer id in the partitions."""
         return self._entries.find_writer(producer_id)
 
     def _unavailable(self, transactional_id: TransactionalId) -> Reject | None:
@@ -121,18 +123,18 @@ class TransactionCoordinator:
     # ---- commands
 
     async def prepare(self) -> Reject | None:
-        """See to it that transactional ids can be kept here: FindCoordinator's promise."""
+        """Make sure that `__transaction_state` exists, so that FindCoordinator may name this broker."""
         return REFUSALS.stopped if self._runtime.is_stopped else await self._topic.ensure()
 
     async def execute(self, transactional_id: TransactionalId, command: Command) -> Answer:
-        """Run one command. Returns when it is durable and applied, or refused, or its time came.
+        """Run one command. Returns when it is durable and applied, or refused, or overdue.
 
-        A caller that is cancelled does not undo it.
+        Cancelling the caller does not undo it.
         """
         return await self.submit(transactional_id, command)
 
     def submit(self, transactional_id: TransactionalId, command: Command) -> AnswerFuture:
-        """As `execute`; the future is done already where nothing had to be waited for."""
+        """Do as `execute`; the future is done already where nothing had to be waited for."""
         pending = pending_of(command)
         unavailable = self._unavailable(transactional_id)
         if unavailable is not None:
@@ -143,10 +145,10 @@ class TransactionCoordinator:
 
     @asynccontextmanager
     async def paused(self) -> AsyncIterator[Reject | None]:
-        """What is asked for waits until this is left; what was pending is durable, `entries` have it all.
+        """Hold up new commands until exit; on entry, pending ones are durable and `entries` is complete.
 
-        For a change of the rules that every decision rests on. One at a time. With a Reject the disk keeps
-        something back.
+        For a change of the rules that every decision rests on. One at a time. A Reject means that not all
+        writes became durable in time, or that a partition is lost.
         """
         async with self._runtime.paused(self._unsettled) as is_settled:
             if is_settled:
@@ -159,9 +161,10 @@ class TransactionCoordinator:
         return [refilling] if refilling is not None and any(self._logic.producer_ids.waiting()) else []
 
     def tick(self) -> int:
-        """Let everything happen whose time has come.
+        """Run everything that is due.
 
-        Returns: monotonic milliseconds of the next thing to happen.
+        Returns:
+            Monotonic milliseconds of the next deadline.
         """
         now_ms = self._timer.monotonic_ms()
         deadline_ms = self._runtime.answer_overdue(now_ms)
@@ -174,6 +177,6 @@ class TransactionCoordinator:
         return next_ms if deadline_ms is None else min(deadline_ms, next_ms)
 
     def _ask_in_passing(self, transactional_id: TransactionalId, command: Command) -> None:
-        """What nobody waits for; an id that is busy is asked next time."""
+        """Submit a command without waiting for it; an id that is busy is left to the next sweep."""
         if transactional_id not in self._runtime.lanes:
             self.submit(transactional_id, command)

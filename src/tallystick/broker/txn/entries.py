@@ -1,4 +1,4 @@
-"""What is known of every transactional id, as of its last durable Step."""
+"""State of every transactional id, as of its last durable Step."""
 
 from collections.abc import Callable, Collection, Mapping
 
@@ -7,9 +7,9 @@ from tallystick.kernel.ids import ProducerId, TransactionalId
 
 
 class TxnEntries:
-    """The entries by their ids, and the ids by the producer id that partitions know them by.
+    """The entries by transactional id, and the ids by the producer id that partitions have.
 
-    by_id  to read only; `put` changes it
+    by_id  read-only view; `put` changes it
     """
 
     def __init__(self, partition_of: Callable[[TransactionalId], int]) -> None:
@@ -20,7 +20,7 @@ class TxnEntries:
         self.get = self._by_id.get
 
     def put(self, transactional_id: TransactionalId, entry: TxnEntry | None) -> None:
-        """Replace an entry; None removes it. Nothing else changes what is known."""
+        """Replace an entry; None removes it. All changes go through here."""
         before = self._by_id.get(transactional_id)
         if before is not None:
             self._writers.pop(before.shown.producer_id, None)

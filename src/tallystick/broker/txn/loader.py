@@ -1,4 +1,4 @@
-"""The transaction log, read at a start and read back, and compared with the partitions it is about."""
+"""Loading of the transaction log, at a start and after a loss, and its comparison with the partitions."""
 
 import asyncio
 import gc
@@ -19,13 +19,13 @@ from tallystick.kernel.ids import TransactionalId
 
 _log = logging.getLogger("tallystick.transactions")
 
-# About a millisecond of work each; in between the broker serves others.
+# About a millisecond of work each; in between, the loop serves other requests.
 REPLAY_CHUNK_BYTES: Final = 128 * 1024
 REPLAYED_PER_SLICE: Final = 64
 
 
 class TransactionLogLoader:
-    """Fills the entries from the log. Lives on the loop, owned by the transaction coordinator.
+    """Loader that fills the entries from the log. Lives on the loop, owned by the transaction coordinator.
 
     A partition that no start has compared is compared when it is read back, before its ids are served.
 
@@ -41,26 +41,28 @@ class TransactionLogLoader:
         send_markers: Callable[[TxnEntry], None],
         move: Callable[[TransactionalId], Coroutine[Any, Any, Reject | None]],
     ) -> None:
-        """Args:
-        coordinator_epoch: signs markers.
-        send_markers: sends those of a decided transaction again.
-        move: gives the id's client another producer id.
+        """Create a loader that is not started.
+
+        Args:
+            coordinator_epoch: returns the coordinator epoch for an id's markers.
+            send_markers: sends the markers of a decided transaction again.
+            move: gives the id's client another producer id.
         """
         self._runtime = runtime
         self._entries = entries
         self._send_markers = send_markers
         self._comparison: Comparison | None = None
         self._uncompared: set[int] = set()
-        self._comparing: dict[int, int] = {}  # partitions that are compared now: how often each was lost
+        self._comparing: dict[int, int] = {}  # partition compared now -> how often it was lost before
         self._compares = asyncio.Lock()
         self._partitions = 0
         self.loading: asyncio.Task[None] | None = None
-        # LoadedIds, for the comparison.
+        # Part of the LoadedIds protocol, for the comparison.
         self.coordinator_epoch = coordinator_epoch
         self.move_loading = move
 
     def start(self, partitions: int, comparison: Comparison | None) -> None:
-        """Begin to read. A comparison is part of a start even where there is no transaction log any more."""
+        """Begin to read, and to compare, even where the transaction log no longer exists."""
         self._partitions = partitions
         self._comparison = comparison
         self._uncompared = set() if comparison is None else set(range(partitions))
@@ -68,7 +70,7 @@ class TransactionLogLoader:
             self.loading = asyncio.get_running_loop().create_task(self._load(range(partitions)))
 
     async def stop(self) -> None:
-        """Read nothing more."""
+        """Cancel the reading."""
         if self.loading is not None:
             self.loading.cancel()
             await asyncio.gather(self.loading, return_exceptions=True)
@@ -80,9 +82,9 @@ class TransactionLogLoader:
 
     async def _load(self, indexes: Sequence[int]) -> None:
         partitions = self._runtime.partitions
-        async with self._compares:  # what is read back meanwhile is compared after the others
+        async with self._compares:  # partitions read back meanwhile are compared after these
             collects = gc.isenabled()
-            gc.disable()  # nothing of the much that is made here is garbage, and to find that out takes long
+            gc.disable()  # loading creates many objects and no garbage; collections would only cost time
             try:
                 for index in indexes:
                     await partitions.read(index)
@@ -95,7 +97,7 @@ class TransactionLogLoader:
             self._send_markers(entry)
 
     async def _compare(self, indexes: Sequence[int]) -> None:
-        """Compare these partitions with those they are about. Order: none of their ids is served yet."""
+        """Compare these partitions with the data partitions. Order: none of their ids is served yet."""
         if self._comparison is None:
             return
         self._uncompared.difference_update(indexes)
@@ -110,7 +112,7 @@ class TransactionLogLoader:
             self._comparison = None
 
     async def read_back(self, index: int) -> None:
-        """Apply the last record of every id; the entries are announced when all of it is applied."""
+        """Apply the last record of every id; the entries become visible once all of them are decoded."""
         comparison = self._comparison if index in self._uncompared else None
         if comparison is not None:
             comparison.begin(index)
@@ -135,12 +137,12 @@ class TransactionLogLoader:
                 await self._compare((index,))
 
     def resume(self, index: int) -> None:
-        """Send the markers of what is decided again; at a start when all is loaded, and compared."""
+        """Send the markers of decided transactions again; during a start, once all is loaded and compared."""
         if self.loading is None:
             for entry in self._entries.of_partitions((index,)):
                 self._send_markers(entry)
 
-    # ---- LoadedIds: the coordinator as the comparison sees it, while clients are told to wait
+    # ---- LoadedIds: the coordinator as seen by the comparison, while clients are told to wait
 
     def loaded(self) -> Mapping[TransactionalId, TxnEntry]:
         """Return every entry, as it is now."""

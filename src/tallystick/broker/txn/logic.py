@@ -1,8 +1,8 @@
-"""What becomes of a command about a transactional id, from its decision to the markers.
+"""Processing of commands about transactional ids, from the decision to the markers.
 
-It branches on what a Step contains and on the table WHILE_PENDING, never on what a transaction is in; what a
-command means is decided in `decide`. A marker is tried until its partition has it or is gone
-(`marker_sender`).
+This module branches on the contents of a Step and on the table WHILE_PENDING, never on the state of a
+transaction; the meaning of a command is defined in `decide`. A marker is retried until its partition has it
+or is gone (`marker_sender`).
 """
 
 import asyncio
@@ -54,7 +54,7 @@ PendingCommand = Pending[Command, Answer]
 
 
 class TransactionLogic:
-    """The entries, and what carries out a Step: log, markers, producer ids. Lives on the loop."""
+    """The entries, and the execution of Steps: log, markers, producer ids. Lives on the loop."""
 
     def __init__(
         self,
@@ -67,10 +67,12 @@ class TransactionLogic:
         tick: Callable[[], int],
         forced: Callable[[ForcedOutcome], None],
     ) -> None:
-        """Args:
-        settings: as they are now; asked at every decision, so it must be cheap.
-        tick: see `CoordinatorRuntime`.
-        forced: told of every transaction that ends without its client, once that is durable.
+        """Create the logic with its runtime, marker sender, producer id pool and loader.
+
+        Args:
+            settings: returns the current settings; called at every decision, so it must be cheap.
+            tick: see `CoordinatorRuntime`.
+            forced: called for every transaction that ends without its client, once that is durable.
         """
         self._topic = topic
         self._settings = settings
@@ -94,11 +96,11 @@ class TransactionLogic:
             send_markers=self._send_markers,
             move=self._move,
         )
-        # Asked for while the markers of the transaction before are on their way; decided again after.
+        # Commands that arrived while the previous transaction's markers were in flight; decided again after.
         self._held: dict[TransactionalId, deque[PendingCommand]] = {}
 
     def release(self) -> None:
-        """Refuse what comes, and whatever waits and has not been begun."""
+        """Refuse new commands and those that wait undecided."""
         self.runtime.release()
         self.producer_ids.close()
         answer_all(self.producer_ids.waiting(), REFUSALS.stopped)
@@ -110,7 +112,7 @@ class TransactionLogic:
         return _partition_of(key, self._topic.partition_count)
 
     def coordinator_epoch(self, transactional_id: TransactionalId) -> int:
-        """Return what signs markers: the leader epoch of the partition that keeps the id."""
+        """Return the coordinator epoch for markers: the leader epoch of the partition that keeps the id."""
         partition = self._partition(self.partition_of(transactional_id))
         return 0 if partition is None else partition.leader_epoch
 
@@ -118,10 +120,10 @@ class TransactionLogic:
         existing = self._topic.existing()
         return existing[index] if index < len(existing) else None
 
-    # ---- what the runtime asks
+    # ---- called by the runtime
 
     def meet(self, key: TransactionalId, pending: PendingCommand, lane: Lane[Command, Answer]) -> None:
-        """What a command is told that comes while a Step is pending [TXN-5]."""
+        """Answer or queue a command that arrives while a Step is pending [TXN-5]."""
         match while_pending(pending.command):
             case WhilePending.REFUSE | WhilePending.IDENTITY_FIRST:
                 answer(pending, refuse_while_pending(self.entries.get(key), pending.command))
@@ -131,7 +133,7 @@ class TransactionLogic:
                 self.runtime.enqueue(lane.queue, pending)
 
     def decide(self, key: TransactionalId, group: Sequence[PendingCommand]) -> Write | None:
-        """Decide; then carry out, or append, and carry out when that is durable [TXN-1]."""
+        """Decide; then carry out the Step, or append its records and carry it out when durable [TXN-1]."""
         command = _merged(group)
         env = self._env(key)
         step = decide_or_refuse(lambda: decide(self.entries.get(key), command, env))
@@ -155,12 +157,12 @@ class TransactionLogic:
         return Write(durable, partial(self._finish, key, group, step))
 
     def next_group(self, key: TransactionalId, queue: deque[PendingCommand]) -> list[PendingCommand]:
-        """One command; or several that differ in nothing but their partitions."""
+        """Take one command, or several that differ only in their partitions."""
         group: list[PendingCommand] = []
         while queue:
             pending = queue[0]
             if pending.future.done():
-                queue.popleft()  # its time came while it queued: it was answered, so it must not happen
+                queue.popleft()  # overdue, therefore answered: it must not take effect
             elif not group or _may_merge(group[0].command, pending.command):
                 group.append(queue.popleft())
             else:
@@ -168,10 +170,13 @@ class TransactionLogic:
         return group
 
     def became_idle(self, key: TransactionalId) -> None:
-        """Nothing rests on that."""
+        """Do nothing: no work waits for an idle key."""
 
     def overdue(self, command: Command) -> Answer:
-        """A client that may merge asks again by itself; the others look for their coordinator."""
+        """Return a retriable error.
+
+        A command that may merge is retried as is; for the others the client looks up the coordinator first.
+        """
         return CONCURRENT if while_pending(command) is WhilePending.MERGE else REFUSALS.slow
 
     def is_lost(self, index: int) -> bool:
@@ -179,7 +184,7 @@ class TransactionLogic:
         return self.loader.is_lost(index)
 
     def discard(self, index: int) -> None:
-        """Forget the ids of a partition, and who waits for the end of their transactions."""
+        """Forget the ids of a partition, and refuse the commands held for the end of their transactions."""
         self.entries.remove_partition(index)
         for name in [name for name in self._held if self.partition_of(name) == index]:
             answer_all(self._held.pop(name), REFUSALS.lost)
@@ -219,7 +224,7 @@ class TransactionLogic:
     def _append(
         self, transactional_id: TransactionalId, step: Step, env: Env
     ) -> "asyncio.Future[None] | Reject | None":
-        """Append a Step's records in one batch. Returns what the Step must wait for, if anything."""
+        """Append a Step's records in one batch, and return the future that the Step must wait for, if any."""
         partition = self._partition(self.partition_of(transactional_id))
         if partition is None:
             return NO_TOPIC
@@ -233,7 +238,7 @@ class TransactionLogic:
         return partition.durable(appended.last_offset) if step.needs_durable else None
 
     def _finish(self, transactional_id: TransactionalId, group: Sequence[PendingCommand], step: Step) -> None:
-        """Apply, then reply, then send [TXN-1]."""
+        """Apply, then reply, then send markers [TXN-1]."""
         if step.then_apply:
             entry = before = self.entries.get(transactional_id)
             for event in step.then_apply:
@@ -268,13 +273,13 @@ class TransactionLogic:
     # ---- markers
 
     def markers_written(self, transactional_id: TransactionalId, command: MarkersWritten) -> AnswerFuture:
-        """As `submit`, and also while the broker is stopping: what is decided may be completed."""
+        """Do as `submit`, and also while the broker is stopping: a decided transaction may be completed."""
         pending = pending_of(command)
         self.runtime.take_in(transactional_id, pending)
         return pending.future
 
     def is_decided(self, transactional_id: TransactionalId, marker: Identity) -> bool:
-        """Return whether these markers are still what the id waits for."""
+        """Return whether the id still waits for these markers."""
         entry = self.entries.get(transactional_id)
         return entry is not None and isinstance(entry.phase, Decided) and entry.phase.marker == marker
 
@@ -283,7 +288,7 @@ class TransactionLogic:
         return self.runtime.partitions.losses[self.partition_of(transactional_id)]
 
     def wake_at(self, at_ms: int) -> None:
-        """See to it that `tick` is called at this monotonic time."""
+        """Call `tick` at this monotonic time or before."""
         self.runtime.timer.arm(at_ms)
 
     def _send_markers(self, entry: TxnEntry) -> None:
@@ -307,7 +312,7 @@ def _may_merge(first: Command, other: Command) -> bool:
 
 
 def _merged(group: Sequence[PendingCommand]) -> Command:
-    """The one command that does what all of the group ask for."""
+    """Return the one command that has the effect of the whole group."""
     first = group[0].command
     if len(group) == 1 or not isinstance(first, AddImplicitly):
         return first

@@ -1,9 +1,9 @@
-"""Markers on their way: from the decision of a transaction to the last partition that has its end.
+"""Delivery of end markers, from the decision of a transaction to its last partition.
 
-Every partition is tried until it has the marker or is gone [TXN-9]. One that cannot take it now (its disk is
-full, its coordinator is still loading) is tried again, later each time; nothing else about a transaction
-waits for that, and nothing is given up before the process ends. A restart begins again from the durable
-decision.
+Every partition is retried until it has the marker or is gone [TXN-9]. One that cannot take it now (its disk
+is full, its coordinator is still loading) is retried with exponential backoff; nothing else about a
+transaction waits for that, and no marker is given up before the process ends. A restart begins again from the
+durable decision.
 """
 
 import asyncio
@@ -22,42 +22,42 @@ from tallystick.kernel.ids import Identity, Offset, TopicPartition, Transactiona
 
 _log = logging.getLogger("tallystick.transactions")
 
-# About a millisecond of work; in between the broker serves others.
+# About a millisecond of work; in between, the loop serves other requests.
 MARKERS_PER_TURN: Final = 32
 BACKOFF_MS: Final = 50
 BACKOFF_DOUBLINGS: Final = 8
 BACKOFF_MAX_MS: Final = 10_000
 
-# Where the marker is; None: the partition is gone, or has nothing of the transaction; Reject: not yet.
+# Offset of the marker; None: the partition is gone, or has nothing of the transaction; Reject: not yet.
 Marked = Offset | None | Reject
 
 
 class MarkerSink(Protocol):
-    """Where markers go."""
+    """Destination of markers."""
 
     def write(
         self, send: SendMarkers, partition: TopicPartition, coordinator_epoch: int
     ) -> Marked | Awaitable[Marked]:
-        """Write one marker; done when power loss cannot take it, as far as flush.policy promises.
+        """Write one marker; done when it survives a power loss, as far as `flush.policy` promises that.
 
-        The result itself where nothing has to be waited for.
+        Returns the result itself where nothing has to be waited for.
         """
         ...
 
 
 class Owner(Protocol):
-    """Whose markers these are: the coordinator."""
+    """The coordinator, which owns the markers."""
 
     def markers_written(
         self, transactional_id: TransactionalId, command: MarkersWritten
     ) -> "asyncio.Future[Answer]": ...
 
     def is_decided(self, transactional_id: TransactionalId, marker: Identity) -> bool:
-        """Whether these markers are still what the id waits for."""
+        """Return whether the id still waits for these markers."""
         ...
 
     def losses(self, transactional_id: TransactionalId) -> int:
-        """How often what is known of the id was lost: what was sent before is sent again."""
+        """Return how often the id's state was lost: markers sent before a loss are sent again."""
         ...
 
     def wake_at(self, at_ms: int) -> None:
@@ -82,7 +82,7 @@ class _Delivery:
 
 
 class MarkerSender:
-    """All markers that are on their way. Lives on the loop, owned by the transaction coordinator."""
+    """All markers in flight. Lives on the loop, owned by the transaction coordinator."""
 
     def __init__(self, sink: MarkerSink, owner: Owner, clock: Clock) -> None:
         self._sink = sink
@@ -96,12 +96,12 @@ class MarkerSender:
         self._stopped = False
 
     def send(self, transactional_id: TransactionalId, send: SendMarkers, coordinator_epoch: int) -> None:
-        """Begin to write. The first marker is written in the next turn of the loop, after the answer."""
+        """Begin to write markers. The first is written in the next turn of the loop, after the answer."""
         losses, to_write = self._owner.losses(transactional_id), deque(sorted(send.partitions))
         self._enqueue(_Delivery(transactional_id, send, coordinator_epoch, losses, to_write))
 
     def stop(self) -> None:
-        """Leave the rest to the next start."""
+        """Drop all deliveries; the next start begins them again."""
         self._stopped = True
         if self._turn is not None:
             self._turn.cancel()
@@ -111,7 +111,7 @@ class MarkerSender:
         self._put_off.clear()
 
     def retry_due(self, now_ms: int) -> None:
-        """Take up what was put off until now."""
+        """Retry the deliveries whose backoff has passed."""
         while self._put_off and self._put_off[0][0] <= now_ms:
             _, _, delivery = heapq.heappop(self._put_off)
             delivery.is_put_off = False
@@ -139,7 +139,7 @@ class MarkerSender:
             delivery = self._queue.popleft()
             delivery.is_queued = False
             if not self._is_wanted(delivery):
-                continue  # its partition of __transaction_state was lost: what is read back decides
+                continue  # its partition of __transaction_state was lost: the state read back decides
             room -= self._write_some(delivery, room)
             self._tell(delivery)
         if self._queue:
@@ -177,7 +177,7 @@ class MarkerSender:
                 self._refused(delivery, partition, repr(exc))
             else:
                 self._note(delivery, partition, future.result())
-                # Told in the next turn, with all others of its transaction that one sync made durable.
+                # Reported in the next turn, together with the transaction's other markers of the same sync.
                 self._enqueue(delivery)
 
         future = asyncio.ensure_future(marked)
@@ -191,7 +191,7 @@ class MarkerSender:
             delivery.untold[partition] = marked
 
     def _tell(self, delivery: _Delivery) -> None:
-        """Tell the coordinator of all that was written since the last time."""
+        """Report to the coordinator all markers written since the last report."""
         told, delivery.untold = delivery.untold, {}
         if not told:
             return
@@ -199,7 +199,7 @@ class MarkerSender:
         def done(answer: "asyncio.Future[Answer]") -> None:
             result = answer.result()
             if isinstance(result, Reject):
-                # Nothing changed: the record of the end could not be written.
+                # Nothing changed: the record of the completion could not be written.
                 delivery.untold = told | delivery.untold
                 self._put_off_delivery(delivery, result.reason)
 
@@ -216,7 +216,7 @@ class MarkerSender:
         self._put_off_delivery(delivery, f"{partition} does not take the marker: {why}")
 
     def _put_off_delivery(self, delivery: _Delivery, why: str) -> None:
-        """Try again after a while; what is refused until then goes along."""
+        """Schedule a retry; partitions that refuse until then join it."""
         if self._stopped or delivery.is_put_off:
             return
         if not delivery.failures:

@@ -1,4 +1,4 @@
-"""End markers, written to the partitions of this broker."""
+"""Writing of end markers to the partitions of this broker."""
 
 import asyncio
 import logging
@@ -23,13 +23,13 @@ _TYPES: Final = {Outcome.COMMIT: ControlType.COMMIT, Outcome.ABORT: ControlType.
 
 
 class Groups(Protocol):
-    """Who owns the partitions of `__consumer_offsets`: a marker there decides offsets, too."""
+    """Owner of the partitions of `__consumer_offsets`: a marker there also commits or aborts offsets."""
 
     async def write_marker(self, index: int, batch: bytes, guard: TxnGuard) -> AppendResult | Reject: ...
 
 
 class PartitionMarkers:
-    """A MarkerSink. Lives on the loop."""
+    """A MarkerSink for local partitions. Lives on the loop."""
 
     def __init__(self, topics: Topics, groups: Groups, clock: Clock) -> None:
         self._topics = topics
@@ -40,13 +40,13 @@ class PartitionMarkers:
     def write(
         self, send: SendMarkers, partition: TopicPartition, coordinator_epoch: int
     ) -> Marked | Awaitable[Marked]:
-        """Write one marker, on whichever terms the partition is. None: there is nothing to end there."""
+        """Write one marker. Returns None where the partition has nothing to end."""
         found = self._topics.partition(partition.topic, partition.partition)
         if found is None and self._topics.may_return(partition.topic):
-            # Without its marker the transaction would be complete, and open in a partition that is back.
+            # Without the marker the transaction would be complete, but still open if the topic comes back.
             return Reject(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{partition.topic!r} is being deleted")
         if found is None:
-            return None  # deleted with all that was in it
+            return None  # deleted with all its records
         batch = self._encode(send, _epoch_for(found, send, coordinator_epoch))
         guard = TxnGuard(transaction_version=send.transaction_version)
         if partition.topic == GROUP_OFFSETS:
@@ -67,7 +67,7 @@ class PartitionMarkers:
         return _judge(partition, send, appended) if isinstance(appended, Reject) else appended.base_offset
 
     def _encode(self, send: SendMarkers, coordinator_epoch: int) -> bytes:
-        """The batch; all partitions of a transaction get the same."""
+        """Return the marker batch; all partitions of a transaction get the same."""
         latest = self._latest
         if latest is not None and latest[0] is send and latest[1] == coordinator_epoch:
             return latest[2]
@@ -78,10 +78,10 @@ class PartitionMarkers:
 
 
 def _epoch_for(partition: Partition, send: SendMarkers, coordinator_epoch: int) -> int:
-    """Our epoch, or a higher one that the partition has seen.
+    """Return our coordinator epoch, or a higher one that the partition has seen.
 
     There is no other coordinator: a higher epoch came from an administrator's marker, or from before
-    `__transaction_state` was lost, and with ours the partition would refuse the marker for ever.
+    `__transaction_state` was lost, and with our own the partition would refuse the marker for ever.
     """
     state = partition.log.producer_state.active.get(send.marker.producer_id)
     seen = None if state is None else state.coordinator_epoch
@@ -89,9 +89,9 @@ def _epoch_for(partition: Partition, send: SendMarkers, coordinator_epoch: int) 
 
 
 def _judge(partition: Partition, send: SendMarkers, refused: Reject) -> Marked:
-    """A marker that is too old ends nothing: whatever is open there was begun by a later pair.
+    """Return None for a marker that is too old: a later epoch wrote whatever is open in the partition.
 
-    Kafka stops at that, and the id stays undecided until its coordinator is loaded anew (KAFKA-19999).
+    Kafka stops there, and the id stays undecided until its coordinator is loaded again (KAFKA-19999).
     """
     if refused.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
         return None

@@ -1,4 +1,4 @@
-"""What the transaction coordinator is given: its topic and its settings."""
+"""Dependencies of the transaction coordinator: its topic, its settings, the comparison at a start."""
 
 import asyncio
 from collections.abc import Awaitable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -14,9 +14,9 @@ from tallystick.storage.producers import AppendOrigin
 
 @frozen(kw_only=True)
 class TxnSettings:
-    """Settings of the coordinator: the machine's, and the shell's own.
+    """Settings of the coordinator: the state machine's, and the shell's own.
 
-    answer_timeout_ms  the longest that anybody waits here, as offsets.commit.timeout.ms is for groups
+    answer_timeout_ms  the longest wait for an answer, as offsets.commit.timeout.ms is for groups
     """
 
     config: TxnConfig = TxnConfig()
@@ -26,61 +26,67 @@ class TxnSettings:
 
 
 class Appended(Protocol):
-    """Where a batch went."""
+    """Position of an appended batch."""
 
     @property
     def last_offset(self) -> Offset: ...
 
 
 class StatePartition(Protocol):
-    """What the coordinator needs of one partition of `__transaction_state`."""
+    """The parts of a `__transaction_state` partition that the coordinator uses."""
 
     @property
     def leader_epoch(self) -> int: ...
 
     def append(self, batches: bytes, origin: AppendOrigin) -> Appended | Reject:
-        """Append one batch. A Reject and LogFull: nothing was written; another exception: nobody knows."""
+        """Append one batch.
+
+        After a Reject or LogFull nothing was written; after another exception that is unknown.
+        """
         ...
 
     def durable(self, offset: Offset) -> "asyncio.Future[None] | None":
-        """Done when power loss cannot take the record, as far as flush.policy promises; None: it is so."""
+        """Return a future, done when the record survives a power loss as far as `flush.policy` promises.
+
+        None: it does already.
+        """
         ...
 
     def read_all(self, max_bytes: int) -> Iterator[bytes]:
-        """Everything in the log now, in order, in pieces of whole batches."""
+        """Yield all that is in the log now, in order, in pieces of whole batches."""
         ...
 
 
 class StateTopic(Protocol):
-    """`__transaction_state` as a whole."""
+    """The whole topic `__transaction_state`."""
 
     @property
     def partition_count(self) -> int:
-        """An id's partition depends on it, so it is the topic's own once there is a topic."""
+        """Partitions of the existing topic, as an id's partition depends on the count; else the setting."""
         ...
 
     def existing(self) -> Sequence[StatePartition]:
-        """All partitions, by index; empty when there is no topic yet."""
+        """Return all partitions by index; none when the topic does not exist yet."""
         ...
 
     async def ensure(self) -> Reject | None:
-        """Make the topic unless it is there."""
+        """Create the topic unless it exists."""
         ...
 
 
 class LoadedIds(Protocol):
-    """The coordinator at the end of its loading, to whom nobody else may speak yet."""
+    """The coordinator at the end of its loading, before it serves clients."""
 
     def loaded(self) -> Mapping[TransactionalId, TxnEntry]:
-        """Every entry, as it is now."""
+        """Return every entry, as it is now."""
         ...
 
     def to_compare(self) -> Iterable[TxnEntry]:
-        """Those whose partition of the log is compared now."""
+        """Return the entries whose partition of the log is compared now."""
         ...
 
     def coordinator_epoch(self, transactional_id: TransactionalId) -> int:
-        """Signs markers."""
+        """Return the coordinator epoch for the id's markers."""
         ...
 
     def run_loading(self, transactional_id: TransactionalId, command: Command) -> Awaitable[Answer]:
@@ -93,21 +99,21 @@ class LoadedIds(Protocol):
 
 
 class Comparison(Protocol):
-    """At a start: what the log says is compared with what partitions have.
+    """Comparison of the transaction log with the data partitions, at a start.
 
     A partition of the log that cannot be read then is compared when it is read back.
     """
 
     def begin(self, index: int) -> None:
-        """A partition of the log is read from its start; what was read of it before counts no more."""
+        """Note that a partition of the log is read from its start; discard what was read of it before."""
         ...
 
     async def read(self, index: int, piece: bytes) -> None:
-        """A piece of a partition of the log, whole batches; all of an id in order."""
+        """Take in a piece of a partition of the log: whole batches, all records of an id in order."""
         ...
 
     async def settle(self, ids: LoadedIds, indexes: Collection[int], *, is_last: bool) -> None:
-        """Act on what was found. Order: `ids.to_compare` is loaded, and no marker of it has been sent yet.
+        """Act on the findings. Order: `ids.to_compare` is loaded, and none of its markers has been sent yet.
 
         Args:
             indexes: partitions of the log that have been read whole, and not been compared before.

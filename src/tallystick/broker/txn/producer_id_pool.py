@@ -1,4 +1,4 @@
-"""Producer ids that are ready before a decision needs one: a decision cannot wait for the disk."""
+"""Pool of producer ids, allocated ahead because a decision cannot wait for the disk."""
 
 import asyncio
 import logging
@@ -15,7 +15,7 @@ from tallystick.kernel.ids import INT64_MAX, ProducerId, TransactionalId
 _log = logging.getLogger("tallystick.transactions")
 
 SPARES: Final = 16
-# What is decided with while there is none. No block of ids has it; a Step that takes it waits for another.
+# Placeholder while the pool is empty. No block of ids has it; a Step that uses it waits for a real one.
 NO_SPARE: Final = ProducerId(INT64_MAX)
 NO_PRODUCER_ID: Final = Reject(ErrorCode.COORDINATOR_NOT_AVAILABLE, "no producer id could be had")
 
@@ -25,7 +25,7 @@ Group = Sequence[Pending[Command, Answer]]
 class ProducerIdPool:
     """Spare producer ids, and the commands that wait for one. Lives on the loop.
 
-    refilling  the task that takes more from the broker's block of ids, while it runs
+    refilling  the task that takes more ids from the broker's block, while it runs
     """
 
     def __init__(
@@ -33,8 +33,10 @@ class ProducerIdPool:
         new_producer_id: Callable[[], Awaitable[ProducerId]],
         decide: Callable[[TransactionalId, Group], None],
     ) -> None:
-        """Args:
-        decide: called with what waited, in order, when there is an id for it.
+        """Create an empty pool.
+
+        Args:
+            decide: called with the commands that waited, in order, when there is an id for them.
         """
         self._new_producer_id = new_producer_id
         self._decide = decide
@@ -45,11 +47,11 @@ class ProducerIdPool:
 
     @property
     def next_id(self) -> ProducerId:
-        """The id that the next decision may take; NO_SPARE while there is none."""
+        """Producer id that the next decision may take; NO_SPARE while there is none."""
         return self._spares[0] if self._spares else NO_SPARE
 
     def take(self) -> bool:
-        """Use `next_id` up. False: there is none, and the decision has to wait for one."""
+        """Use up `next_id`. Returns False if there is none, and the decision has to wait for one."""
         if len(self._spares) <= SPARES // 2:
             self.refill()
         if not self._spares:
@@ -58,7 +60,7 @@ class ProducerIdPool:
         return True
 
     def put_back(self, producer_id: ProducerId) -> None:
-        """Return an id that no record has: a full disk uses none up."""
+        """Return an unused id to the pool: a full disk must not consume ids."""
         self._spares.appendleft(producer_id)
 
     def wait(self, transactional_id: TransactionalId, group: Group) -> None:
@@ -66,29 +68,29 @@ class ProducerIdPool:
         self._waiting.append((transactional_id, group))
 
     def waiting(self) -> Iterator[Pending[Command, Answer]]:
-        """Every command that waits for an id."""
+        """Return every command that waits for an id."""
         return (pending for _, group in self._waiting for pending in group)
 
     def refill(self) -> None:
-        """Begin to take more ids, unless that is under way."""
+        """Start to allocate more ids, unless that is under way."""
         if self.refilling is None and not self._is_closed:
             self.refilling = asyncio.get_running_loop().create_task(self._refill())
 
     async def filled(self) -> bool:
-        """Wait for ids that are being taken. Returns: whether there is one."""
+        """Wait for the allocation under way, and return whether there is an id."""
         if not self._spares and self.refilling is not None:
             await self.refilling
         return bool(self._spares)
 
     async def stop(self) -> None:
-        """Take no more ids."""
+        """Cancel the allocation of ids."""
         self.close()
         if self.refilling is not None:
             self.refilling.cancel()
             await asyncio.gather(self.refilling, return_exceptions=True)
 
     def close(self) -> None:
-        """Begin to take no more ids."""
+        """Start no further allocation."""
         self._is_closed = True
 
     async def _refill(self) -> None:

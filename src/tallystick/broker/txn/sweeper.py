@@ -1,6 +1,6 @@
-"""Looks for what time has done: transactions open for too long, ids nobody uses.
+"""Periodic search for transactions past their timeout and for expired transactional ids.
 
-Every id gets its turn, a few at a time, so that a hundred thousand of them hold up nobody.
+Each tick looks at a few ids, so that a hundred thousand of them do not block the loop.
 """
 
 import logging
@@ -24,7 +24,7 @@ FOUND_PER_TICK: Final = 32
 
 @dataclass(slots=True)
 class _Sweep:
-    """One kind of look, every `interval_ms`; `left` while it is under way."""
+    """One kind of search, every `interval_ms`; `left` is set while it is under way."""
 
     command: Command
     is_due: Callable[[TxnEntry], bool]
@@ -36,7 +36,7 @@ class _Sweep:
 
 
 class Sweeps:
-    """Both kinds. Lives on the loop, owned by the transaction coordinator."""
+    """Both kinds of search. Lives on the loop, owned by the transaction coordinator."""
 
     def __init__(
         self,
@@ -69,11 +69,11 @@ class Sweeps:
 
     @property
     def next_ms(self) -> int:
-        """When to run again."""
+        """Time of the next run, in monotonic milliseconds."""
         return min(sweep.next_ms if sweep.left is None else 0 for sweep in self._sweeps)
 
     def run(self) -> None:
-        """Look at the next few ids of every sweep whose time has come."""
+        """Look at the next few ids of every sweep that is due."""
         now_ms = self._clock.monotonic_ms()
         for sweep in self._sweeps:
             if sweep.left is None and now_ms >= sweep.next_ms:
@@ -85,7 +85,7 @@ class Sweeps:
                     _log.info("%d transactional ids %s", sweep.found, sweep.said)
 
     def _go_on(self, sweep: _Sweep, left: Iterator[TransactionalId]) -> bool:
-        """Look at a few more; False when none are left."""
+        """Look at a few more ids; return False when none are left."""
         found_max = sweep.found + FOUND_PER_TICK
         for _ in range(LOOKED_AT_PER_TICK):
             name = next(left, None)

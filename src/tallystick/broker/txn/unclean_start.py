@@ -1,12 +1,13 @@
-"""At a start partitions are compared with the coordinator, before any transactional id is served.
+"""Comparison of the partitions with the coordinator at a start, before any transactional id is served.
 
-After an unclean end what `txn.machine.consistency` finds is carried out. After a clean one a crash has taken
-nothing, so nothing is put right: what is open in a partition and not at the coordinator is reported.
+After an unclean shutdown the findings of `txn.machine.consistency` are acted on. After a clean one no record
+can have been lost, so nothing is repaired: a transaction that is open in a partition and not at the
+coordinator is reported.
 
-What partitions have is noted before anybody can write to them; the transaction log is noted while it is
-replayed; then `settle` acts, while every id still answers that it is being loaded. Ids in a partition of the
+The state of the partitions is noted before any request can write to them; the transaction log is noted while
+it is replayed; then `settle` acts, while every id still answers LOADING. Ids in a partition of the
 transaction log that cannot be read then are compared when it is read back, before they are served. Until the
-last is, an open transaction of no known id may be theirs, and is not said to hang.
+last one is read, an open transaction of no known id may be theirs, and is not reported as hanging.
 """
 
 import asyncio
@@ -53,11 +54,11 @@ from tallystick.protocol.records import ControlType, iter_headers, read_marker
 _log = logging.getLogger("tallystick.transactions")
 
 SCAN_BYTES: Final = 1024 * 1024
-# Of one partition, for one marker; a decision that was lost has its marker near the end.
+# Limit for one marker in one partition; the marker of a lost decision is near the end.
 LOOKED_AT_BYTES_MAX: Final = 1024 * SCAN_BYTES
-# About a millisecond of work; in between the broker serves others.
+# About a millisecond of work; in between, the loop serves other requests.
 LOOKED_AT_PER_SLICE: Final = 256
-# A marker that cannot be written at once, because offsets are still being replayed or the disk is full.
+# For a marker that cannot be written at once: offsets are still being replayed, or the disk is full.
 MARKER_TRIES: Final = 10
 MARKER_RETRY_S: Final = 0.05
 NAMED_AT_MOST: Final = 10
@@ -70,13 +71,13 @@ FindOutcome = Callable[[TopicPartition, Identity, TimestampMs], Awaitable[Outcom
 
 
 class _Judged:
-    """Which open transactions have been judged, where the log is read in more than one go."""
+    """Open transactions that have been judged, where the log is read in several passes."""
 
     def __init__(self) -> None:
         self._done: set[tuple[TopicPartition, Identity]] = set()
 
     def choose(self, found: Iterable[OpenFound], *, is_last: bool) -> list[OpenFound]:
-        """Those to judge now: each once, and with what is of no id only when all ids are known."""
+        """Return those to judge now: each once, and unknown producer ids only when all ids are known."""
         chosen = [
             open_
             for open_ in found
@@ -88,36 +89,38 @@ class _Judged:
 
 
 class UncleanStart:
-    """The comparison at one start. Made before anything is served; the coordinator owns it then.
+    """The comparison at one start. Created before anything is served; then owned by the coordinator.
 
-    hanging  transactions that nobody will end, as found at the start
-    losses   what is gone from below acknowledged commits
+    hanging  hanging transactions (KIP-664) found at the start
+    losses   records lost from below acknowledged commits
     """
 
     def __init__(self, seen: Seen, markers: MarkerSink, find_outcome: FindOutcome) -> None:
-        """Args:
-        find_outcome: what the end marker with this pair in a partition, not older than a time, says;
-            None: it has none.
+        """Create the comparison.
+
+        Args:
+            find_outcome: returns the outcome of a partition's end marker with this producer id and epoch, not
+                older than the timestamp; None if there is none.
         """
         self.hanging: tuple[OpenFound, ...] = ()
         self.losses: tuple[Loss, ...] = ()
         self._seen = seen
         self._markers = markers
         self._find_outcome = find_outcome
-        self._decisions: dict[int, Decisions] = {}  # by partition of the log
-        self._ends: list[Decision] = []  # of the partitions that were read whole
+        self._decisions: dict[int, Decisions] = {}  # by partition of the transaction log
+        self._ends: list[Decision] = []  # from the partitions that were read whole
         self._judged = _Judged()
         self._open = open_producers(seen)
-        self._watched: set[bytes] = set()  # keys of ids that wrote what is open
+        self._watched: set[bytes] = set()  # keys of ids that wrote the open transactions
 
     def begin(self, index: int) -> None:
-        """A partition of the transaction log is read from its start."""
+        """Note that a partition of the transaction log is read from its start."""
         self._decisions[index] = Decisions(self._seen)
 
     async def read(self, index: int, piece: bytes) -> None:
-        """A piece of a partition of the transaction log, all of an id in order.
+        """Take in a piece of a partition of the transaction log, all records of an id in order.
 
-        What cannot be read is left to replay, which needs the last record of an id alone.
+        A record that cannot be decoded is left to replay, which needs only the last record of an id.
         """
         for number, (key, value) in enumerate(iter_stored(piece), start=1):
             try:
@@ -129,9 +132,9 @@ class UncleanStart:
                 await asyncio.sleep(0)
 
     def _matters(self, key: bytes, value: bytes | None) -> bool:
-        """Whether a record may say how something ended that a partition has open, or has lost.
+        """Return whether a record may say how a transaction ended that a partition has open, or has lost.
 
-        Nearly none does, and there may be many for each id.
+        Almost no record does, and there may be many for each id.
         """
         if key in self._watched or value is None:
             return key in self._watched
@@ -147,10 +150,10 @@ class UncleanStart:
         return True
 
     async def settle(self, ids: LoadedIds, indexes: Collection[int], *, is_last: bool) -> None:
-        """Put right what can be, list the rest.
+        """Repair what can be repaired, and list the rest.
 
-        Order: lost markers first. A partition that gets another marker of the same producer id before its
-            own would end the wrong transaction with it.
+        Order: lost markers first. A partition that gets another marker of the same producer id before its own
+            would end the wrong transaction with it.
         """
         try:
             for index in indexes:
@@ -158,7 +161,7 @@ class UncleanStart:
             await self._settle(ids, is_last=is_last)
         finally:
             if is_last:
-                self._seen, self._ends = {}, []  # it may be much, and is not asked for again
+                self._seen, self._ends = {}, []  # possibly large, and not needed again
 
     async def _settle(self, ids: LoadedIds, *, is_last: bool) -> None:
         found = compare(ids.to_compare(), self._ends, self._seen)
@@ -228,7 +231,7 @@ class UncleanStart:
         command = AddImplicitly(identity=open_.writer, partitions=frozenset({open_.partition}))
         answer = asyncio.ensure_future(ids.run_loading(transactional_id, command))
         if isinstance(ids.loaded()[transactional_id].phase, Decided):
-            # It waits for markers, which are not written before loading is over.
+            # The command waits for markers, which are not written before loading is over.
             answer.add_done_callback(lambda done: self._added(open_, done.result()))
         else:
             self._added(open_, await answer)
@@ -272,9 +275,9 @@ class UncleanStart:
 
 
 class CleanStart:
-    """The comparison after a clean stop. It finds what took the transaction log's records, not what to do.
+    """The comparison after a clean stop: it reports what is inconsistent, and repairs nothing.
 
-    hanging  transactions that nobody will end, as found at the start
+    hanging  hanging transactions (KIP-664) found at the start
     losses   none
     """
 
@@ -285,13 +288,13 @@ class CleanStart:
         self._judged = _Judged()
 
     def begin(self, index: int) -> None:
-        """What each id ended with is all that matters."""
+        """Do nothing: only the last state of each id matters."""
 
     async def read(self, index: int, piece: bytes) -> None:
-        """What each id ended with is all that matters."""
+        """Do nothing: only the last state of each id matters."""
 
     async def settle(self, ids: LoadedIds, indexes: Collection[int], *, is_last: bool) -> None:
-        """List what is open in a partition, and that no coordinator will end."""
+        """List the transactions that are open in a partition and that no coordinator will end."""
         found = compare(ids.to_compare(), (), self._seen)
         for each in self._judged.choose(found.open, is_last=is_last):
             if VERDICTS[each.finding] is not Verdict.NOTHING:
@@ -305,7 +308,7 @@ class CleanStart:
 
 
 def compare_after_clean_stop(topics: Topics) -> CleanStart | None:
-    """Note what partitions have open; None: nothing. Order: before anything is written to them.
+    """Note the open transactions of all partitions; None if there are none. Order: before any write to them.
 
     Cost: linear in partitions and open transactions.
     """
@@ -334,7 +337,7 @@ def _open_in(partition: Partition) -> Iterator[tuple[ProducerId, SeenProducer]]:
 
 
 def compare_after_crash(topics: Topics, markers: MarkerSink) -> UncleanStart:
-    """Note what all partitions have. Order: before anything is written to them."""
+    """Note the state of all partitions. Order: before any write to them."""
 
     async def find_outcome(name: TopicPartition, marker: Identity, since_ms: TimestampMs) -> Outcome | None:
         partition = topics.partition(name.topic, name.partition)
@@ -345,7 +348,7 @@ def compare_after_crash(topics: Topics, markers: MarkerSink) -> UncleanStart:
 
 
 def _seen(partition: Partition) -> SeenPartition:
-    """Its end, and whoever has or had a transaction here: a producer without one never had a marker."""
+    """Return the log end offset, and the producers with an open transaction or a marker in the partition."""
     producers = {
         ProducerId(state.producer_id): SeenProducer(
             epoch=ProducerEpoch(state.epoch),
@@ -359,11 +362,11 @@ def _seen(partition: Partition) -> SeenPartition:
 
 
 async def read_outcome(partition: Partition, marker: Identity, since_ms: TimestampMs) -> Outcome | None:
-    """What the end marker signed by `marker` says; None: there is none.
+    """Return the outcome of the end marker with the producer id and epoch `marker`; None if there is none.
 
-    Cost: what was written since `since_ms` is read; if the marker is not there the rest, too, for perhaps the
-    clock was set back in between. LOOKED_AT_BYTES_MAX at most, and others have the loop after every piece: a
-    client can have a marker looked for that never was, by the epoch of a batch.
+    Cost: reads what was written since `since_ms`, then, if the marker is not there, the rest, as the clock
+        may have been set back in between. LOOKED_AT_BYTES_MAX at most, and the loop runs after every piece:
+        by the epoch of a batch, a client can cause a search for a marker that never existed.
     """
     log = partition.log
     found = log.offset_for_timestamp(since_ms)

@@ -1,4 +1,4 @@
-"""How partitions become part of a transaction, and how partition leaders ask whether they are."""
+"""Adding partitions to a transaction, and verifying for a partition leader that they belong to it."""
 
 from tallystick.broker.txn.machine.commands import (
     DONE,
@@ -27,13 +27,13 @@ from tallystick.kernel.value import replace
 
 
 def decide_add(entry: TxnEntry | None, command: AddPartitions, env: Env) -> Step | Reject:
-    """AddPartitionsToTxn and AddOffsetsToTxn."""
+    """Decide AddPartitionsToTxn and AddOffsetsToTxn."""
     version = min(command.transaction_version, env.config.transaction_version)
     return _add(entry, command.identity, command.partitions, version, env)
 
 
 def decide_add_implicitly(entry: TxnEntry | None, command: AddImplicitly, env: Env) -> Step | Reject:
-    """A partition leader adds on the client's behalf (KIP-890 part 2)."""
+    """Decide the addition of a partition by its leader on the client's behalf (KIP-890 part 2)."""
     version = min(EPOCH_BUMP_VERSION, env.config.transaction_version)
     return _add(entry, command.identity, command.partitions, version, env)
 
@@ -47,7 +47,7 @@ def _add(
     if refused is not None:
         return refused
     if entry.timeout_ms is None and version < EPOCH_BUMP_VERSION:
-        # Under older versions one pair names many transactions, and so would the token in a database.
+        # KIP-939: before version 2 one epoch covers many transactions, so a token could not name one of them.
         return Reject(
             ErrorCode.UNSUPPORTED_VERSION,
             f"{entry.transactional_id!r} takes part in two-phase commit, which needs transaction version 2",
@@ -68,7 +68,7 @@ def _add(
 
 
 def decide_verify(entry: TxnEntry | None, command: VerifyPartitions, env: Env) -> Step | Reject:
-    """Is the transaction of an older client open for these partitions? Changes nothing.
+    """Check that the transaction of an older client is open for these partitions. Changes nothing.
 
     Source: KIP-890 part 1; TransactionCoordinator.handleVerifyPartitionsInTransaction.
     """
@@ -84,10 +84,10 @@ def decide_verify(entry: TxnEntry | None, command: VerifyPartitions, env: Env) -
 
 
 def _refuse_writing(entry: TxnEntry, identity: Identity) -> Reject | None:
-    """Who may not write: anyone but the client, and the client while it has a transaction to settle.
+    """Refuse every identity but the client's, and the client while it has a transaction to settle.
 
-    A kept transaction takes no more data, of its old writer least of all (KIP-939); partitions that have the
-    transaction open ask by themselves (`verifying`).
+    A kept transaction takes no more data, least of all from its old writer (KIP-939); partitions that have
+    the transaction open verify by themselves (`verifying`).
     """
     if identity != entry.client:
         return refuse_pair(entry, identity)
@@ -99,6 +99,6 @@ def _refuse_writing(entry: TxnEntry, identity: Identity) -> Reject | None:
             f"{entry.transactional_id!r} has a transaction of {entry.shown} to commit or abort first",
         )
     if isinstance(entry.phase, Idle) and entry.client.epoch > WRITER_EPOCH_MAX:
-        # Left by an abort under an older version; there would be no epoch for its markers.
+        # Left by an abort under an older version: no epoch is left for the markers of another transaction.
         return Reject(ErrorCode.PRODUCER_FENCED, f"the epochs of {identity} are used up")
     return None

@@ -1,4 +1,4 @@
-"""The one place where an entry changes, live and on replay alike [TXN-2]."""
+"""State changes of an entry: the only place where they happen, live and on replay alike [TXN-2]."""
 
 from typing import assert_never
 
@@ -9,9 +9,9 @@ from tallystick.kernel.value import replace
 
 
 def apply(entry: TxnEntry | None, event: Event) -> TxnEntry | None:
-    """The entry as it is after `event`; None when the id is not known any more.
+    """Return the entry after `event`; None when the id is removed.
 
-    A record of the log is a whole entry, so that compaction may drop what came before.
+    A record of the log is a whole entry, so that compaction may drop earlier ones.
     """
     match event:
         case EntryStored(entry=stored):

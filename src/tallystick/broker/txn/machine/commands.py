@@ -1,4 +1,4 @@
-"""What can be asked of a transactional id, what is answered, and the order of effects between the two."""
+"""Commands about a transactional id, their answers, and the ordered effects between the two."""
 
 from collections.abc import Mapping
 from enum import Enum
@@ -25,8 +25,8 @@ from tallystick.kernel.value import frozen
 class InitProducerId:
     """InitProducerId with a transactional id.
 
-    expected    the pair the caller says it has; None: a new incarnation, which knows none (KIP-360)
-    timeout_ms  as asked for; not looked at with `enable_2pc`
+    expected    the producer id and epoch in the request; None: a new incarnation, which has none (KIP-360)
+    timeout_ms  as requested; ignored with `enable_2pc`
     """
 
     timeout_ms: int
@@ -57,7 +57,7 @@ class AddImplicitly:
 
 @frozen(kw_only=True)
 class VerifyPartitions:
-    """A partition leader got a batch of an older client: does its transaction include the partitions?"""
+    """A partition leader got a batch of an older client, and verifies its transaction (KIP-890 part 1)."""
 
     identity: Identity
     partitions: Partitions
@@ -77,7 +77,7 @@ class EndTxn:
 
 @frozen(kw_only=True)
 class TimeOut:
-    """The transaction has been open for longer than its client allowed."""
+    """The transaction is past its timeout."""
 
 
 @frozen(kw_only=True)
@@ -90,7 +90,7 @@ class MarkersWritten:
 
 @frozen(kw_only=True)
 class NoteForcedMarker:
-    """An administrator has ended the transaction `writer` in one partition, past the coordinator."""
+    """An administrator has ended the transaction `writer` in one partition, bypassing the coordinator."""
 
     writer: Identity
     partition: TopicPartition
@@ -98,7 +98,7 @@ class NoteForcedMarker:
 
 @frozen(kw_only=True)
 class Expire:
-    """Nobody has used the id for transactional.id.expiration.ms."""
+    """The id has not been used for transactional.id.expiration.ms."""
 
 
 Command = (
@@ -115,7 +115,7 @@ Command = (
 
 
 class WhilePending(Enum):
-    """What becomes of a command that comes while the id's last Step is not durable yet."""
+    """Treatment of a command that arrives while the id's last Step is not durable yet."""
 
     REFUSE = "answered CONCURRENT_TRANSACTIONS at once"
     IDENTITY_FIRST = "a wrong pair is refused for that, a right one with CONCURRENT_TRANSACTIONS"
@@ -125,8 +125,8 @@ class WhilePending(Enum):
 
 
 # Source: TransactionCoordinator.handle*; VerifyOnly passes on purpose (KAFKA-14904). While Decided,
-# AddImplicitly goes on waiting: markers are written by this same process, and a client of version 2 has been
-# told already that its transaction ended (KAFKA-18575, KAFKA-18654) [TXN-5].
+# AddImplicitly keeps waiting: markers are written by this same process, and a client of version 2 already
+# knows that its transaction ended (KAFKA-18575, KAFKA-18654) [TXN-5].
 WHILE_PENDING: Final[Mapping[type, WhilePending]] = MappingProxyType(
     {
         InitProducerId: WhilePending.REFUSE,
@@ -143,7 +143,7 @@ WHILE_PENDING: Final[Mapping[type, WhilePending]] = MappingProxyType(
 
 
 def while_pending(command: Command) -> WhilePending:
-    """The row of the table for a command."""
+    """Return the row of the table for a command."""
     if isinstance(command, EndTxn) and command.transaction_version >= 2:
         return WhilePending.REFUSE
     return WHILE_PENDING[type(command)]
@@ -154,7 +154,7 @@ def while_pending(command: Command) -> WhilePending:
 
 @frozen(kw_only=True)
 class Initialised:
-    """`ongoing`: the pair of the transaction that was kept, for the client to compare with its token."""
+    """`ongoing`: the identity of the transaction that was kept, for the client to compare with its token."""
 
     client: Identity
     ongoing: Identity | None = None
@@ -162,28 +162,28 @@ class Initialised:
 
 @frozen(kw_only=True)
 class Ended:
-    """`client`: the pair for the next transaction. Markers may still be on their way."""
+    """`client`: the producer id and epoch for the next transaction. Markers may still be in flight."""
 
     client: Identity
 
 
 @frozen(kw_only=True)
 class PerPartition:
-    """Outcome of VerifyPartitions: the partitions refused, and why."""
+    """Outcome of VerifyPartitions: the refused partitions and their errors."""
 
     refused: Mapping[TopicPartition, ErrorCode]
 
 
 @frozen(kw_only=True)
 class Done:
-    """Nothing more to say than that it is done."""
+    """Success without further content."""
 
 
 Reply = Initialised | Ended | PerPartition | Done
 Answer = Reply | Reject
 DONE: Final = Done()
 
-# ---- what follows
+# ---- effects
 
 
 @frozen(kw_only=True)
@@ -214,7 +214,7 @@ Event = TxnRecord | MarkersNoted
 
 @frozen(kw_only=True)
 class SendMarkers:
-    """Have an end marker written to every partition; told back as MarkersWritten."""
+    """Request to write an end marker to every partition; answered by MarkersWritten."""
 
     marker: Identity
     outcome: Outcome
@@ -224,18 +224,18 @@ class SendMarkers:
 
 @frozen(kw_only=True)
 class Step:
-    """Work for the coordinator, to be done in this order and no other [TXN-1].
+    """Work for the coordinator, to be done in exactly this order [TXN-1].
 
     append           records for `__transaction_state`, one batch; wait until they are durable
     then_apply       every event of the step, those of `append` included, in order
-    then_reply       the answer; a Reject here comes after something was changed: a fence answers
-                     CONCURRENT_TRANSACTIONS, and its repetition finds the transaction ended
-    then_send        markers; while they are on their way the id is Decided
-    needs_durable    False: the next Step may be decided as soon as the log has the records, in whose order
-                     it follows; nobody is told anything that rests on them alone
+    then_reply       the answer; a Reject here comes after a change: a fence answers
+                     CONCURRENT_TRANSACTIONS, and its retry finds the transaction ended
+    then_send        markers; while they are in flight the id is Decided
+    needs_durable    False: the next Step may be decided as soon as the log has the records, since it follows
+                     them in the log; no answer rests on them alone
     used_spare       `Env.spare_id` is taken: the next decision gets another
-    begins           something that need not be: its size or a full disk may keep it out of the log. Whatever
-                     leads to an end must be possible [TXN-14]
+    begins           the Step begins something optional: its size or a full disk may keep it out of the log.
+                     Whatever leads to an end must be possible [TXN-14]
     """
 
     append: tuple[TxnRecord, ...] = ()
@@ -249,7 +249,7 @@ class Step:
 
 @frozen(kw_only=True)
 class Env:
-    """What a decision may know besides the entry: settings, time, and a producer id nobody has used."""
+    """Inputs of a decision besides the entry: settings, time, and an unused producer id."""
 
     transactional_id: TransactionalId
     config: TxnConfig

@@ -1,20 +1,20 @@
-"""What a power loss has taken from transactions: the transaction log and the partitions, compared.
+"""Detection of what a power loss took from transactions, by comparing the transaction log and the partitions.
 
-Under `flush.policy` `os` and `interval` every log may lose its end, and each another stretch of it. What
-is left of them may then disagree:
+Under `flush.policy` `os` and `interval` every log may lose its end, and each a different part of it. What is
+left may then disagree:
 
-    the marker is gone, the record of the end is there      the partition has open what is complete
-    the record of the end is gone, a marker is there         the coordinator has open what was ended
-    the record that added a partition is gone                the partition has open what nobody will end
-    the records that moved the epoch are gone                the coordinator would hand out a pair twice
+    the marker is gone, the record of the end is there      the partition has a completed transaction open
+    the record of the end is gone, a marker is there         the coordinator has an ended transaction open
+    the record that added a partition is gone                the partition's transaction is never ended
+    the records that bumped the epoch are gone               the coordinator would hand out an epoch twice
 
-A pair names one transaction under version 2, so each of these can be put right where enough is left; nothing
-is ended on a guess [TXN-12]. What nobody can end is *hanging*: it is listed, and its producer id is not
-written with again, as the next marker would end both transactions at once.
+Under version 2 a producer id and epoch name one transaction, so each of these can be repaired where enough is
+left; no transaction is ended on a guess [TXN-12]. A transaction that no coordinator can end is *hanging*: it
+is listed, and its producer id is not used again, as the next marker would end both transactions at once.
 
-Under `ack` none of this happens: a record is on the disk before anything that rests on it is written.
+Under `ack` none of this happens: a record is on the disk before anything that depends on it is written.
 
-Source: no KIP has this; Kafka relies on replicas. KIP-664 for what hanging means; ADR 0019.
+Source: no KIP has this; Kafka relies on replicas. KIP-664 for the meaning of hanging; ADR 0019.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -48,12 +48,12 @@ from tallystick.kernel.ids import (
 )
 from tallystick.kernel.value import frozen
 
-# ---- what is compared
+# ---- inputs of the comparison
 
 
 @frozen(kw_only=True)
 class SeenProducer:
-    """What a partition knows of a producer id. `first_offset`: of its transaction that is open there."""
+    """State of a producer id in a partition. `first_offset`: of its open transaction there."""
 
     epoch: ProducerEpoch
     last_timestamp_ms: TimestampMs
@@ -62,7 +62,7 @@ class SeenProducer:
 
 @frozen(kw_only=True)
 class SeenPartition:
-    """A partition as the start found it, before anything was written to it."""
+    """A partition as found at the start, before anything was written to it."""
 
     log_end_offset: Offset
     producers: Mapping[ProducerId, SeenProducer]
@@ -72,7 +72,7 @@ Seen = Mapping[TopicPartition, SeenPartition]
 
 
 def open_producers(seen: Seen) -> frozenset[ProducerId]:
-    """Whoever has a transaction open somewhere."""
+    """Return the producer ids that have a transaction open in any partition."""
     return frozenset(
         producer_id
         for partition in seen.values()
@@ -83,7 +83,7 @@ def open_producers(seen: Seen) -> frozenset[ProducerId]:
 
 @frozen(kw_only=True)
 class Decision:
-    """An end of a transaction, as the transaction log has it.
+    """End of a transaction, as recorded in the transaction log.
 
     offsets  where its markers were written; empty where that is not known
     """
@@ -104,12 +104,12 @@ class Decisions:
         self.found: list[Decision] = []
         self._seen = seen
         self._open = open_producers(seen)
-        # Of each id: who wrote the transaction that was open, and how the one that was decided ends.
+        # For each id: the writer of its open transaction, and the decision that is not completed yet.
         self._writers: dict[TransactionalId, Identity] = {}
         self._pending: dict[TransactionalId, Decision] = {}
 
     def note(self, record: TxnRecord) -> None:
-        """Take in one record; all of an id in the order of the log."""
+        """Take in one record; all records of an id in log order."""
         if isinstance(record, EntryExpired):
             self._writers.pop(record.transactional_id, None)
             self._complete(self._pending.pop(record.transactional_id, None))
@@ -120,7 +120,7 @@ class Decisions:
         match phase:
             case Decided():
                 if pending is not None and pending.marker == phase.marker:
-                    writer: Identity | None = pending.writer  # stored once more, with a note
+                    writer: Identity | None = pending.writer  # stored again, with a marker noted
                 else:
                     self._complete(pending)
                     writer = self._writers.pop(transactional_id, None)
@@ -134,7 +134,7 @@ class Decisions:
                 self._complete(pending)
 
     def _complete(self, decision: Decision | None) -> None:
-        """Keep it if a partition may lack its marker or the data before that."""
+        """Keep the decision if a partition may lack its marker or the data before that."""
         if decision is None:
             return
         of_open = decision.writer.producer_id in self._open
@@ -157,9 +157,10 @@ def _decided(entry: TxnEntry, phase: Decided, writer: Identity | None) -> Decisi
 
 
 def _completed(entry: TxnEntry, phase: Idle) -> Decision:
-    """From the record of the completion alone, where compaction took the decision's.
+    """Rebuild a decision from the completion alone, where compaction removed the decision's record.
 
-    Of a kept transaction it does not have the writer: `superseded` never wrote, and nothing matches it.
+    For a kept transaction that record lacks the writer: `superseded` never wrote, and matches no open
+    transaction.
     """
     bumped = entry.transaction_version >= EPOCH_BUMP_VERSION and entry.superseded is not None
     writer = entry.superseded if bumped and entry.superseded is not None else entry.client
@@ -179,33 +180,33 @@ def _writer_before(marker: Identity, transaction_version: int) -> Identity:
     return Identity(marker.producer_id, ProducerEpoch(marker.epoch - 1))
 
 
-# ---- what is found
+# ---- findings
 
 
 class Finding(Enum):
-    """How a transaction that a partition has open, or an id, relates to what the coordinator remembers."""
+    """Relation of an open transaction of a partition, or of an id, to the coordinator's state."""
 
     KNOWN = auto()  # open at the coordinator, too, in this partition
-    DECIDED = auto()  # its markers are on their way again after every start
+    DECIDED = auto()  # its markers are sent again after every start
     MARKER_LOST = auto()  # it has ended, and this partition's marker is gone
-    FORGOTTEN = auto()  # of the id's present pair; the record that added the partition is gone
+    FORGOTTEN = auto()  # of the id's present epoch; the record that added the partition is gone
     STRAY = auto()  # of a known producer id, which has no such transaction in this partition
     UNKNOWN = auto()  # of a producer id that no coordinator knows
-    DECISION_LOST = auto()  # open at the coordinator, and a partition has seen the pair after it
-    PAIR_IN_USE = auto()  # what the id writes next would meet its own lost past in a partition
+    DECISION_LOST = auto()  # open at the coordinator, and a partition has seen the next epoch
+    PAIR_IN_USE = auto()  # the id's next writes would collide with its own lost past in a partition
 
 
 class Verdict(Enum):
     NOTHING = auto()
-    WRITE_MARKER = auto()  # the one the log's record says
-    ADD_AGAIN = auto()  # to the id's transaction
-    HANGING = auto()  # list it: only an administrator can know
-    DECIDE_AGAIN = auto()  # as the marker says that is there
-    NEW_PRODUCER_ID = auto()  # for the id: its old pairs are fenced, what is open stays as it is
+    WRITE_MARKER = auto()  # the marker of the recorded decision
+    ADD_AGAIN = auto()  # add the partition to the id's transaction
+    HANGING = auto()  # list it: only an administrator can decide
+    DECIDE_AGAIN = auto()  # with the outcome of the marker that exists
+    NEW_PRODUCER_ID = auto()  # for the id: its old epochs are fenced, open transactions stay as they are
 
 
-# STRAY under a pair the id has not reached, or has left: no record says how it ended. To abort it could take
-# back what a client was told is committed.
+# STRAY: an epoch that the id has not reached, or has left, with no record of how the transaction ended. An
+# abort might revert a commit that was acknowledged.
 VERDICTS: Final[Mapping[Finding, Verdict]] = MappingProxyType(
     {
         Finding.KNOWN: Verdict.NOTHING,
@@ -222,9 +223,9 @@ VERDICTS: Final[Mapping[Finding, Verdict]] = MappingProxyType(
 
 @frozen(kw_only=True)
 class OpenFound:
-    """A transaction that a partition has open.
+    """A transaction that is open in a partition.
 
-    transactional_id  whose producer id it is, or was when it ended; None: nobody's
+    transactional_id  id that owns the producer id, or did when it ended; None: no id does
     decision          for MARKER_LOST
     """
 
@@ -243,9 +244,9 @@ class OpenFound:
 
 @frozen(kw_only=True)
 class IdFound:
-    """A transactional id behind what partitions have seen.
+    """A transactional id whose state is behind the state of partitions.
 
-    since_ms   when the coordinator last heard of it
+    since_ms   when the coordinator last updated it
     witnesses  for DECISION_LOST the partitions that may have the marker of `writer`
     """
 
@@ -258,9 +259,9 @@ class IdFound:
 
 @frozen(kw_only=True)
 class Loss:
-    """Records below the markers of commits that were acknowledged, gone from the end of a partition.
+    """Records missing at the end of a partition, below the markers of acknowledged commits.
 
-    A topic that was deleted and made again looks like this once, for the commits in the one before.
+    A topic that was deleted and created again looks like this once, for the commits in its predecessor.
     """
 
     partition: TopicPartition
@@ -280,11 +281,12 @@ class Comparison:
 
 
 def compare(entries: Iterable[TxnEntry], decisions: Sequence[Decision], seen: Seen) -> Comparison:
-    """Every transaction that is open in a partition, every id that is behind one, and what is gone.
+    """Find the open transactions of partitions, the ids that are behind a partition, and lost records.
 
     Args:
         entries: as the transaction log leaves them.
         decisions: from `Decisions`, in the order of the log.
+
     Cost: linear in producers known to partitions.
     """
     known = tuple(entries)
@@ -319,7 +321,7 @@ def _sightings(owners: Mapping[ProducerId, TxnEntry], seen: Seen) -> Sightings:
 
 
 def _after(sightings: Sightings, pair: Identity) -> tuple[TopicPartition, ...]:
-    """Partitions that have seen a later epoch."""
+    """Return the partitions that have seen a later epoch."""
     return tuple(partition for partition, epoch in sightings.get(pair.producer_id, ()) if epoch > pair.epoch)
 
 
@@ -353,10 +355,10 @@ def _open_found(
 def find_open(
     partition: TopicPartition, writer: Identity, entry: TxnEntry | None, *, is_overtaken: bool
 ) -> Finding:
-    """What the coordinator makes of a transaction that `writer` has open in a partition.
+    """Classify a transaction that `writer` has open in a partition.
 
     Args:
-        entry: of whoever has the producer id.
+        entry: of the owner of the producer id.
         is_overtaken: a partition has seen a later epoch of it.
     """
     if entry is None:
@@ -369,14 +371,14 @@ def find_open(
         return Finding.DECIDED
     if writer != entry.client or entry.is_kept:
         return Finding.STRAY
-    # Below version 2 the pair may have been that of the transaction before. Not if there was none under this
-    # pair, and not if the log says where its markers are: then this partition has its own.
+    # Below version 2 the previous transaction may have had the same epoch. That is excluded if there was none
+    # under this epoch, or if the log has its marker offsets: then this partition has its marker.
     fresh = isinstance(phase, Idle) and (phase.outcome is None or bool(phase.markers))
     return Finding.FORGOTTEN if bumped or (fresh and not is_overtaken) else Finding.STRAY
 
 
 def _ends(phase: Decided, writer: Identity, bumped: bool) -> bool:
-    """Whether the markers are for what `writer` wrote. Below version 2 a fence alone has the next epoch."""
+    """Return whether the markers end what `writer` wrote. Below version 2 only a fence bumps the epoch."""
     before = phase.marker.epoch - writer.epoch
     return writer.producer_id == phase.marker.producer_id and before in ((1,) if bumped else (0, 1))
 
@@ -384,10 +386,10 @@ def _ends(phase: Decided, writer: Identity, bumped: bool) -> bool:
 def find_lost_marker(
     partition: TopicPartition, log_end_offset: Offset, ended: Sequence[Decision], stands: Finding
 ) -> Decision | None:
-    """The end whose marker this partition has lost: the first of those that were beyond its end.
+    """Return the first end whose marker was beyond the end of the partition, and is lost.
 
-    Where the log does not say where the marker was, it is a lost one only if nothing else explains what is
-    open: below version 2 the same pair may have begun another transaction.
+    Without a recorded offset, the marker counts as lost only if nothing else explains the open transaction:
+    below version 2 the same epoch may have begun another one.
     """
     for decision in ended:
         offset = decision.offsets.get(partition)
@@ -401,7 +403,7 @@ def find_lost_marker(
 def _id_found(entry: TxnEntry, sightings: Sightings, own: Sequence[OpenFound]) -> Iterable[IdFound]:
     forgotten = any(found.finding is Finding.FORGOTTEN for found in own)
     writer, client = entry.shown, entry.client
-    # An administrator's marker may have any epoch, and says nothing about the transaction as a whole.
+    # An administrator's marker may have any epoch, and does not decide the transaction as a whole.
     forced = {note.partition for note in entry.forced if note.cause is ForcedCause.MARKER}
     witnesses: tuple[TopicPartition, ...] = ()
     if isinstance(entry.phase, Ongoing) or (isinstance(entry.phase, Idle) and forgotten):
@@ -409,7 +411,7 @@ def _id_found(entry: TxnEntry, sightings: Sightings, own: Sequence[OpenFound]) -
         witnesses = tuple(at for at in _after(sightings, writer) if bumped and at not in forced)
     if witnesses:
         yield _as_id_found(Finding.DECISION_LOST, entry, witnesses)
-    # An end that is decided again moves the client by one, to the pair that the marker has been seen with.
+    # Deciding an end again bumps the client's epoch by one, to the epoch of the marker that was seen.
     reached = Identity(client.producer_id, ProducerEpoch(client.epoch + bool(witnesses)))
     strays = any(
         VERDICTS[found.finding] is Verdict.HANGING and found.writer.producer_id == client.producer_id
@@ -450,10 +452,10 @@ def _losses(decisions: Sequence[Decision], seen: Seen) -> tuple[Loss, ...]:
 
 
 def moved(entry: TxnEntry, env: Env) -> Step | Reject:
-    """NEW_PRODUCER_ID: whoever has the id's pair is fenced, what is open stays in doubt.
+    """Give the id another producer id (NEW_PRODUCER_ID): its clients are fenced, open work stays in doubt.
 
-    Refused where the finalized version has no room for a client apart from its transaction; that is then
-    ended by its client or by time.
+    Refused where the finalized version has no room for a client apart from its transaction; the client or the
+    timeout ends that transaction then.
     """
     idle, version = isinstance(entry.phase, Idle), env.config.transaction_version
     if not idle and version < EPOCH_BUMP_VERSION:

@@ -1,4 +1,4 @@
-"""Every command has one decision; this is the table of them."""
+"""Dispatch of every command to its decision."""
 
 from typing import assert_never
 
@@ -40,11 +40,12 @@ __all__ = ["CONCURRENT", "decide", "refuse_while_pending"]
 
 
 def decide(entry: TxnEntry | None, command: Command, env: Env) -> Step | Reject:
-    """What follows from `command`. Reads, never writes.
+    """Decide what follows from `command`. Reads, never writes.
 
     Args:
         entry: as of the last durable Step; None when the id is not known.
-        env: settings, time, and a producer id nobody has used.
+        env: settings, time, and an unused producer id.
+
     Returns:
         A Step for the coordinator; or a Reject, and nothing changes.
     """
@@ -83,7 +84,10 @@ def _decide(entry: TxnEntry | None, command: Command, env: Env) -> Step | Reject
 
 
 def refuse_while_pending(entry: TxnEntry | None, command: Command) -> Reject:
-    """The answer to a command that may not wait; the older EndTxn looks at the pair first [TXN-5]."""
+    """Return the answer to a command that may not wait.
+
+    An EndTxn of a version before 2 has its producer id and epoch checked first [TXN-5].
+    """
     if (
         isinstance(command, EndTxn)
         and entry is not None

@@ -1,4 +1,4 @@
-"""How transactions end: the client's decision, a fence, the clock; and the way from there to complete."""
+"""Ends of transactions, by the client, by fencing or by timeout, and their way to completion."""
 
 from types import MappingProxyType
 from typing import Final
@@ -50,10 +50,11 @@ def unknown(transactional_id: str) -> Reject:
 
 
 def refuse_pair(entry: TxnEntry, identity: Identity) -> Reject:
-    """A pair that is not the newest changes nothing [TXN-8]: which of the two errors that is.
+    """Refuse a producer id and epoch that are not the newest, with one of two errors [TXN-8].
 
-    A pair of an id that is or was this transactional id's is fenced; of any other, it is a mistake.
-    While a transaction is kept a former client may have any id, as each crash may have used one up.
+    If the producer id is or was this transactional id's, the caller is fenced; any other producer id is a
+    mapping error. While a transaction is kept, a former client may have any producer id, as each crash may
+    have used one up.
     """
     known = {entry.client.producer_id, entry.shown.producer_id}
     if entry.superseded is not None:
@@ -68,11 +69,12 @@ def refuse_pair(entry: TxnEntry, identity: Identity) -> Reject:
 
 
 def decide_end(entry: TxnEntry | None, command: EndTxn, env: Env) -> Step | Reject:
-    """The client's decision.
+    """Decide the client's EndTxn.
 
-    A transaction of two-phase commit, and one that was kept, is ended with the rules of version 2 whatever
-    the request's version: its pair must name no other, its markers must not carry the epoch of its data, and
-    a decision must never be impossible to deliver.
+    A two-phase commit transaction, and one that was kept, is ended by the rules of version 2 whatever the
+    request's version: its producer id and epoch must name no other transaction, its markers must not carry
+    the epoch of its data, and a decision must never be impossible to deliver.
+
     Source: KIP-98; KIP-890 "Bump Epoch on Each Transaction"; KIP-939 "Persisted Data Format Changes".
     """
     if entry is None:
@@ -85,14 +87,14 @@ def decide_end(entry: TxnEntry | None, command: EndTxn, env: Env) -> Step | Reje
 
 
 def _end_with_bump(entry: TxnEntry, command: EndTxn, env: Env) -> Step | Reject:
-    """Version 2: a repetition names the pair before the present one, so it is never taken for a new end."""
+    """Decide by version 2: a retry carries the previous epoch, so it is never taken for a new end."""
     outcome, phase = command.outcome, entry.phase
     if command.identity == entry.client:
         match phase:
             case Ongoing():
                 return _end(entry, phase, End(outcome, EPOCH_BUMP_VERSION), env)
             case Decided():
-                # It has been told of the end of the last transaction, and has written nothing since.
+                # The client knows that its last transaction ended, and has written nothing since.
                 return CONCURRENT
             case Idle():
                 return _end_empty(entry, outcome, env)
@@ -109,7 +111,7 @@ def _end_with_bump(entry: TxnEntry, command: EndTxn, env: Env) -> Step | Reject:
 
 
 def _end_without_bump(entry: TxnEntry, command: EndTxn, env: Env) -> Step | Reject:
-    """Versions 0 and 1: the pair stays, so a late repetition cannot be told from a new end (KAFKA-17754)."""
+    """Decide by versions 0 and 1: the epoch stays, so a late retry looks like a new end (KAFKA-17754)."""
     if command.identity != entry.client:
         return refuse_pair(entry, command.identity)
     outcome, phase = command.outcome, entry.phase
@@ -131,7 +133,7 @@ def _decided_otherwise(entry: TxnEntry, outcome: Outcome) -> Reject:
 
 
 def _end_empty(entry: TxnEntry, outcome: Outcome, env: Env) -> Step | Reject:
-    """An abort with nothing open still moves the epoch, as the client expects (KAFKA-18464)."""
+    """Abort with nothing open, which still bumps the epoch, as the client expects (KAFKA-18464)."""
     if outcome is Outcome.COMMIT:
         return _decided_otherwise(entry, outcome)
     nothing = Ongoing(
@@ -142,22 +144,22 @@ def _end_empty(entry: TxnEntry, outcome: Outcome, env: Env) -> Step | Reject:
     return _end(entry, nothing, End(outcome, EPOCH_BUMP_VERSION), env)
 
 
-# ---- ends that nobody asked for
+# ---- ends without an EndTxn
 
 
 def take_over(entry: TxnEntry, phase: Ongoing, expected: Identity | None, env: Env) -> Step:
-    """InitProducerId without keep: abort, and answer that the caller should ask again.
+    """Abort for InitProducerId without keep, and answer that the caller should retry.
 
-    Only the owner, who has shown its pair, may be told the next one when it repeats itself (KIP-360).
+    Only the owner, who has shown its producer id and epoch, may get the next ones on a retry (KIP-360).
     """
     return _fence(entry, phase, ForcedCause.TERMINATED, expected, env)
 
 
 def _fence(entry: TxnEntry, phase: Ongoing, cause: ForcedCause, owner: Identity | None, env: Env) -> Step:
-    """Abort the open transaction and put everybody who has a pair of it behind.
+    """Abort the open transaction and fence every client that has a producer id and epoch of it.
 
-    One record, so that nothing needs repairing if it cannot be written (KAFKA-9666). The next pair follows
-    the newest that was ever handed out, not the writer (KIP-939: the highest next epoch).
+    One record, so that nothing needs repair if it cannot be written (KAFKA-9666). The next epoch follows the
+    newest that was ever handed out, not the writer's (KIP-939: the highest next epoch).
     """
     version = EPOCH_BUMP_VERSION if entry.is_kept else env.config.transaction_version
     note = ForcedOutcome(writer=phase.writer, cause=cause, at_ms=env.now_ms)
@@ -167,16 +169,16 @@ def _fence(entry: TxnEntry, phase: Ongoing, cause: ForcedCause, owner: Identity 
 
 
 def decide_time_out(entry: TxnEntry | None, command: TimeOut, env: Env) -> Step | Reject:
-    """transaction.timeout.ms has passed; a decision that came first has won."""
+    """Abort a transaction past its transaction.timeout.ms, unless it was decided before."""
     if entry is None or not isinstance(entry.phase, Ongoing) or not timed_out(entry, env.now_ms):
         return Step(then_reply=DONE)
-    # Nobody has taken over: under version 2 its client may abort what is aborted, and go on.
+    # No other client has taken over: under version 2 the client may abort again, and continue.
     owner = entry.client if env.config.transaction_version >= EPOCH_BUMP_VERSION else None
     return replace(_fence(entry, entry.phase, ForcedCause.TIMED_OUT, owner, env), then_reply=DONE)
 
 
 def decide_note_forced(entry: TxnEntry | None, command: NoteForcedMarker, env: Env) -> Step | Reject:
-    """Remember that an administrator has aborted a part of this transaction, open or already committed."""
+    """Record that an administrator has aborted a part of this transaction, open or already committed."""
     if entry is None or not _is_torn(entry.phase, command):
         return Step(then_reply=DONE)
     note = ForcedOutcome(
@@ -201,16 +203,16 @@ def _with(entry: TxnEntry, note: ForcedOutcome) -> tuple[ForcedOutcome, ...]:
     return (*entry.forced, note)[-FORCED_OUTCOMES_KEPT:]
 
 
-# ---- from the decision to the end of it
+# ---- from the decision to its completion
 
 
 @frozen
 class End:
-    """What is decided.
+    """A decided end.
 
-    version  the rules: from 2 on the epoch moves
-    forced   the client did not ask, so that its pair must not go on even where the epoch would not move
-    owner    of a forced end: whose repeated request is answered with the next pair
+    version  the rules: from 2 on the epoch is bumped
+    forced   the client did not ask, so that its epoch must not go on even where an end would not bump it
+    owner    of a forced end: the identity whose retry gets the next producer id and epoch
     """
 
     outcome: Outcome
@@ -220,7 +222,7 @@ class End:
 
 
 def _end(entry: TxnEntry, phase: Ongoing, end: End, env: Env) -> Step:
-    """The step of every end: the decision and, where there is nothing to mark, its completion with it."""
+    """Return the step of an end: the decision and, where there is nothing to mark, its completion."""
     if end.version >= EPOCH_BUMP_VERSION:
         marker = marker_of(phase.writer)
         client = next_pair(entry.client, WRITER_EPOCH_MAX, env.spare_id)
@@ -255,7 +257,7 @@ def _end(entry: TxnEntry, phase: Ongoing, end: End, env: Env) -> Step:
 
 
 def markers_of(entry: TxnEntry) -> SendMarkers | None:
-    """The markers a decided transaction still lacks; after a restart that is all of them."""
+    """Return the markers that a decided transaction still lacks; after a restart that is all of them."""
     phase = entry.phase
     if not isinstance(phase, Decided) or not phase.unmarked:
         return None
@@ -268,7 +270,7 @@ def markers_of(entry: TxnEntry) -> SendMarkers | None:
 
 
 def decide_marked(entry: TxnEntry | None, command: MarkersWritten, env: Env) -> Step | Reject:
-    """Markers are in their partitions; with the last one the transaction is complete [TXN-9]."""
+    """Note that markers are in their partitions; with the last one the transaction is complete [TXN-9]."""
     phase = entry and entry.phase
     if entry is None or not isinstance(phase, Decided) or phase.marker != command.marker:
         return Step(then_reply=DONE)
@@ -277,7 +279,7 @@ def decide_marked(entry: TxnEntry | None, command: MarkersWritten, env: Env) -> 
     if _unmarked(marked):
         return Step(then_apply=(noted,), then_reply=DONE)
     stored = EntryStored(entry=replace(_completed(marked, env.config), updated_ms=env.now_ms))
-    # A restart that does not find it sends the markers again, which changes nothing.
+    # A restart that does not find this record sends the markers again, which is harmless.
     return Step(append=(stored,), then_apply=(noted, stored), then_reply=DONE, needs_durable=False)
 
 

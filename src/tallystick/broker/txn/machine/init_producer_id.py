@@ -1,4 +1,4 @@
-"""InitProducerId: who may speak from now on, and what becomes of a transaction that is open."""
+"""InitProducerId: fencing of former clients, and the fate of an open transaction."""
 
 from typing import Final
 
@@ -18,7 +18,7 @@ from tallystick.kernel.ids import INT32_MAX
 from tallystick.kernel.limits import EPOCH_MAX
 from tallystick.kernel.value import replace
 
-# In the log one more is two-phase commit: a transaction that would never time out, after the next restart.
+# INT32_MAX in the log means two-phase commit: after a restart the transaction would never time out.
 TIMEOUT_MS_MAX: Final = INT32_MAX - 1
 
 
@@ -35,7 +35,7 @@ def decide_init(entry: TxnEntry | None, command: InitProducerId, env: Env) -> St
     phase = entry.phase
     match phase:
         case Decided():
-            # Before any pair is compared: while it is decided there are up to three.
+            # Before any epoch is compared: while Decided, up to three identities are valid.
             return CONCURRENT
         case Idle():
             return _init_idle(entry, command, timeout_ms, env)
@@ -46,7 +46,10 @@ def decide_init(entry: TxnEntry | None, command: InitProducerId, env: Env) -> St
 
 
 def _checked_timeout(command: InitProducerId, env: Env) -> int | Reject | None:
-    """None for two-phase commit: "TransactionTimeoutMs value is ignored if Enable2Pc is specified"."""
+    """Return the timeout; None for two-phase commit.
+
+    KIP-939: "TransactionTimeoutMs value is ignored if Enable2Pc is specified".
+    """
     config = env.config
     if command.enable_2pc and not config.transaction_two_phase_commit_enable:
         return Reject(
@@ -69,7 +72,7 @@ def _checked_timeout(command: InitProducerId, env: Env) -> int | Reject | None:
 
 
 def _begin(command: InitProducerId, timeout_ms: int | None, env: Env) -> Step:
-    """An id nobody has used, or that has expired; whoever says it has a pair had it before that."""
+    """Begin an id that is new or has expired; a caller that names an epoch had it before the expiration."""
     entry = TxnEntry(
         transactional_id=env.transactional_id,
         phase=Idle(),
@@ -85,9 +88,9 @@ def _begin(command: InitProducerId, timeout_ms: int | None, env: Env) -> Step:
 
 
 def _init_idle(entry: TxnEntry, command: InitProducerId, timeout_ms: int | None, env: Env) -> Step | Reject:
-    """The next pair; or the present one, when the owner of the one before it asks again (KIP-360)."""
+    """Return the next epoch; or the present one, when the owner of the previous one retries (KIP-360)."""
     if _is_repeated(entry, command, timeout_ms):
-        # Nothing is stored, so that how the last transaction ended can still be seen.
+        # Nothing is stored, so that the outcome of the last transaction stays visible.
         return Step(then_reply=Initialised(client=entry.client))
     if command.expected not in (None, entry.client):
         return _fenced(entry, command)
@@ -116,9 +119,9 @@ def _keep(
 ) -> Step | Reject:
     """Hand a transaction in doubt to a new incarnation of its client [TXN-4].
 
-    `writer` stays: the data and its markers must go on matching, and so must the token in a database.
-    `client` moves, so that the incarnation before is fenced. Moving neither was considered and refused:
-    two live clients on one epoch share sequence numbers, and each swallows the other's records.
+    `writer` stays: the data and its markers must keep matching, and so must the token in a database. `client`
+    moves, so that the previous incarnation is fenced. Moving neither was considered and rejected: two live
+    clients on one epoch share sequence numbers, and each swallows the other's records.
 
     Source: KIP-939 "Proposed Changes", the example with two overflows, steps 4 to 8, and "Skip Epoch Bump
         When KeepPreparedTxn=true".
@@ -133,10 +136,10 @@ def _keep(
         return Step(then_reply=Initialised(client=entry.client, ongoing=phase.writer))
     if command.expected not in (None, entry.client):
         return _fenced(entry, command)
-    # The writer's epochs end one earlier, for the marker; a client apart from it signs nothing yet.
+    # A writer's epochs end one earlier, for the marker; a client that is not the writer writes nothing yet.
     last_epoch = EPOCH_MAX if entry.is_kept else WRITER_EPOCH_MAX
     client = next_pair(entry.client, last_epoch, env.spare_id)
-    # A promise to wait for a decision is never taken back; one that is made now holds for this one, too.
+    # A promise to wait for a decision is never withdrawn; one made now also covers the open transaction.
     open_timeout_ms = None if timeout_ms is None else phase.timeout_ms
     stored = EntryStored(
         entry=replace(
@@ -157,9 +160,9 @@ def _keep(
 
 
 def _take_over(entry: TxnEntry, phase: Ongoing, command: InitProducerId, env: Env) -> Step | Reject:
-    """Abort what is open; the caller asks again until that is done.
+    """Abort the open transaction; the caller retries until that is done.
 
-    Unlike Kafka, a caller that names an older pair is refused before it aborts its successor's transaction.
+    Unlike Kafka, refuse a caller with an older epoch before it aborts its successor's transaction.
     """
     if command.expected not in (None, entry.client):
         return _fenced(entry, command)
@@ -167,11 +170,11 @@ def _take_over(entry: TxnEntry, phase: Ongoing, command: InitProducerId, env: En
 
 
 def _is_repeated(entry: TxnEntry, command: InitProducerId, timeout_ms: int | None) -> bool:
-    """Is this the request that made the present pair, sent again because its answer was lost (KIP-360)?
+    """Return whether this request made the present epoch, and is retried as its answer was lost (KIP-360).
 
-    One that asks for another timeout is not: under a pair that is not the newest nothing changes [TXN-8].
-    Taken as a repetition, it would lift or set a timeout, and the first request, delayed, would take that
-    back: a promise never to expire (KIP-939) included. Unlike Kafka, which stores the timeout (ADR 0018).
+    A request with another timeout is no retry: under an epoch that is not the newest nothing changes [TXN-8].
+    Taken as a retry, it would lift or set a timeout, and the first request, delayed, would undo that, even a
+    promise never to time out (KIP-939). Kafka stores the timeout instead (ADR 0018).
     """
     repeats = command.expected is not None and command.expected == entry.superseded
     return repeats and timeout_ms == entry.timeout_ms

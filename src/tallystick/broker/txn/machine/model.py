@@ -1,26 +1,26 @@
-"""What the coordinator knows of a transactional id. Values only.
+"""State that the coordinator keeps for a transactional id. Values only.
 
-Two identities make up a transaction, and they are never squeezed together:
+A transaction has two identities (producer id and epoch), which are never merged:
 
-    writer   signs the data of the open transaction; its markers carry the next epoch (KIP-890)
-    client   the only one that may speak next
+    writer   writes the data of the open transaction; its markers carry the next epoch (KIP-890)
+    client   the only one whose next request is accepted
 
 They are the same until InitProducerId keeps a transaction for a new incarnation of its client (KIP-939):
 then `client` moves ahead, once more for each further incarnation, and `writer` stays, because the data in
-the partitions must go on matching its markers, and the token in somebody's database must go on naming it.
+the partitions must keep matching its markers, and the token in an external database must keep naming it.
 
 An id is in one of these phases. Kafka's names for them are in `TxnState`; the log has those.
 
     Idle      nothing is open: Empty after InitProducerId, CompleteCommit or CompleteAbort after an end
     Ongoing   data may be written; in doubt, if its client has prepared it: the broker cannot tell
-    Decided   PrepareCommit or PrepareAbort: the outcome is durable and markers are on their way
+    Decided   PrepareCommit or PrepareAbort: the outcome is durable and markers are in flight
 
     Idle ------- AddPartitions, or the first record --------------------> Ongoing
-    Ongoing ---- EndTxn; InitProducerId without keep; time is up -------> Decided
+    Ongoing ---- EndTxn; InitProducerId without keep; timeout ----------> Decided
     Idle ------- EndTxn abort with nothing written (version 2 only) ----> Decided, and at once Idle
     Decided ---- every partition has its marker ------------------------> Idle
     Idle ------- InitProducerId ----------------------------------------> Idle (Empty)
-    Idle ------- nothing for transactional.id.expiration.ms ------------> gone
+    Idle ------- unused for transactional.id.expiration.ms -------------> gone
 
 Kafka's PrepareEpochFence has no counterpart: fencing and the abort it leads to are one step here.
 
@@ -36,14 +36,14 @@ from typing import Final
 from tallystick.kernel.ids import Identity, Offset, TimestampMs, TopicPartition, TransactionalId
 from tallystick.kernel.value import frozen
 
-# From this transaction version on every end moves the epoch, so that a pair names one transaction (KIP-890).
+# KIP-890: from this transaction version on every end bumps the epoch, so that it names one transaction.
 EPOCH_BUMP_VERSION: Final = 2
 
 FORCED_OUTCOMES_KEPT: Final = 8
 
 
 class TxnState(IntEnum):
-    """Kafka's states, with the numbers they have in the log."""
+    """Kafka's states, with their numbers in the log."""
 
     EMPTY = 0
     ONGOING = 1
@@ -51,16 +51,16 @@ class TxnState(IntEnum):
     PREPARE_ABORT = 3
     COMPLETE_COMMIT = 4
     COMPLETE_ABORT = 5
-    DEAD = 6  # in Kafka's memory only: an id on its way out
+    DEAD = 6  # in Kafka's memory only: an id that is being removed
     PREPARE_EPOCH_FENCE = 7  # in Kafka's memory only
 
     @property
     def label(self) -> str:
-        """As DescribeTransactions and the tools write it."""
+        """Name of the state in DescribeTransactions and in the tools."""
         return _LABELS[self]
 
 
-# ListTransactions writes one a transactional id: made once, it is a third of the work less.
+# ListTransactions writes one for each transactional id: computing them once saves a third of its work.
 _LABELS: Final = MappingProxyType(
     {state: "".join(word.capitalize() for word in state.name.split("_")) for state in TxnState}
 )
@@ -72,7 +72,7 @@ class Outcome(Enum):
 
 
 class ForcedCause(IntEnum):
-    """Who ended a transaction without its client having asked for that; the numbers are in the log."""
+    """Causes for which a transaction ends without its client's request; the numbers are in the log."""
 
     TERMINATED = 1  # InitProducerId without keep: forceTerminateTransaction, or a client that started over
     TIMED_OUT = 2  # transaction.timeout.ms
@@ -81,7 +81,7 @@ class ForcedCause(IntEnum):
 
 @frozen(kw_only=True)
 class ForcedOutcome:
-    """A heuristic decision: the transaction that `writer` names was aborted, and not by its client.
+    """A heuristic decision: the transaction named by `writer` was aborted, and not by its client.
 
     partition  for MARKER the one partition the marker went to; the rest of the transaction is not ended
     """
@@ -98,11 +98,11 @@ NO_PARTITIONS: Final[Partitions] = frozenset()
 
 @frozen(kw_only=True)
 class Idle:
-    """Nothing is open.
+    """No transaction is open.
 
     outcome     how the last transaction ended; None: Empty
     started_ms  when that one had begun
-    markers     where its markers are; known only where a power loss could take them back (flush.policy)
+    markers     offsets of its markers; known only where a power loss could take them back (flush.policy)
     """
 
     outcome: Outcome | None = None
@@ -114,7 +114,7 @@ class Idle:
 class Ongoing:
     """A transaction is open.
 
-    timeout_ms  of this transaction, from `started_ms` on; None: two-phase commit, it never times out
+    timeout_ms  of this transaction, counted from `started_ms`; None: two-phase commit, it never times out
     """
 
     writer: Identity
@@ -127,9 +127,9 @@ class Ongoing:
 class Decided:
     """The outcome is durable.
 
-    marker      signs the markers: under version 2 the writer with the next epoch
-    partitions  of the transaction, as the log has them
-    written     where markers are already; in memory alone, a restart sends all of them again
+    marker      identity of the markers: under version 2 the writer with the next epoch
+    partitions  of the transaction, as in the log
+    written     offsets of markers already written; in memory alone, a restart sends all of them again
     """
 
     outcome: Outcome
@@ -149,12 +149,12 @@ Phase = Idle | Ongoing | Decided
 
 @frozen(kw_only=True)
 class TxnEntry:
-    """One transactional id.
+    """State of one transactional id.
 
-    client               who may speak next; while Decided, as soon as that is over
-    superseded           whose repeated request is answered with `client`: what the owner of `client` was
-                         called before. None when somebody else took over: a former incarnation must not
-                         be told the new pair (KIP-360)
+    client               identity whose next request is accepted; while Decided, once that is over
+    superseded           identity whose retry is answered with `client`: the previous one of the owner of
+                         `client`. None when another client took over: a former incarnation must not
+                         learn the new epoch (KIP-360)
     timeout_ms           for the transactions `client` begins; None: two-phase commit (KIP-939)
     transaction_version  the protocol of the open transaction, else of the last one: 0, 1 or 2
     forced               the last FORCED_OUTCOMES_KEPT heuristic decisions, oldest first
@@ -187,28 +187,28 @@ class TxnEntry:
 
     @property
     def is_kept(self) -> bool:
-        """Open, and its client has been replaced since it wrote."""
+        """Whether a transaction is open whose client has been replaced since it wrote."""
         return isinstance(self.phase, Ongoing) and self.phase.writer != self.client
 
     @property
     def is_two_phase(self) -> bool:
-        """Open, and only a decision from outside ends it."""
+        """Whether a transaction is open that only an external decision ends."""
         return isinstance(self.phase, Ongoing) and self.phase.timeout_ms is None
 
     def will_end(self, writer: Identity, partition: TopicPartition) -> bool:
-        """Whether what `writer` has open in a partition is the present transaction."""
+        """Return whether `writer`'s open transaction in a partition is the present one."""
         match self.phase:
             case Ongoing(writer=present, partitions=partitions):
                 same = writer.epoch == present.epoch
             case Decided(marker=marker, partitions=partitions):
-                same = 0 <= marker.epoch - writer.epoch <= 1  # under transaction version 2 it is ahead by one
+                same = 0 <= marker.epoch - writer.epoch <= 1  # under version 2 the marker is ahead by one
             case _:
                 return False
         return same and partition in partitions
 
     @property
     def shown(self) -> Identity:
-        """The pair of Describe- and ListTransactions: the one that is in the partitions (KIP-939)."""
+        """Identity in Describe- and ListTransactions: the one that is in the partitions (KIP-939)."""
         match self.phase:
             case Ongoing(writer=writer):
                 return writer
@@ -218,14 +218,14 @@ class TxnEntry:
                 return self.client
 
 
-# Which states may come before, where an id has been seen before [TXN-3].
+# Valid previous states of each state, once an id exists [TXN-3].
 PREVIOUS_STATES: Final[Mapping[TxnState, frozenset[TxnState]]] = MappingProxyType(
     {
         TxnState.EMPTY: frozenset({TxnState.EMPTY, TxnState.COMPLETE_COMMIT, TxnState.COMPLETE_ABORT}),
         TxnState.ONGOING: frozenset(
             {TxnState.ONGOING, TxnState.EMPTY, TxnState.COMPLETE_COMMIT, TxnState.COMPLETE_ABORT}
         ),
-        # After itself: somebody's marker is noted. Kafka has no such record, and minds none.
+        # After itself: an administrator's marker is noted. Kafka writes no such record, and accepts it.
         TxnState.PREPARE_COMMIT: frozenset({TxnState.ONGOING, TxnState.PREPARE_COMMIT}),
         TxnState.PREPARE_ABORT: frozenset(
             {TxnState.ONGOING, TxnState.EMPTY, TxnState.COMPLETE_COMMIT, TxnState.COMPLETE_ABORT}
@@ -238,10 +238,10 @@ PREVIOUS_STATES: Final[Mapping[TxnState, frozenset[TxnState]]] = MappingProxyTyp
 
 @frozen(kw_only=True)
 class TxnConfig:
-    """Settings of the transaction coordinator, Kafka's names and defaults.
+    """Settings of the transaction coordinator, with Kafka's names and defaults.
 
     transaction_version                    the finalized level of the feature: 0, 1 or 2
-    remember_marker_offsets                keep `Idle.markers`; for durabilities that may lose them
+    remember_marker_offsets                keep `Idle.markers`; for flush policies that may lose them
     """
 
     transaction_max_timeout_ms: int = 900_000

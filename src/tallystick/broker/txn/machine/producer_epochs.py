@@ -1,7 +1,7 @@
-"""Which pair of producer id and epoch comes next.
+"""Allocation of the next producer id and epoch.
 
-One epoch of every producer id is held back for markers: data is signed with 32766 at most, so that the marker
-that ends it, under version 2 one above, still fits. A client that has been handed a kept transaction signs
+One epoch of every producer id is reserved for markers: data is written with 32766 at most, so that the marker
+that ends it, one above under version 2, still fits. A client that has been handed a kept transaction writes
 nothing until that is over, and may go up to 32767.
 
 Source: KIP-890 "Overflow"; KIP-939, the example with two overflows.
@@ -21,7 +21,7 @@ def first_pair(producer_id: ProducerId) -> Identity:
 
 
 def next_pair(client: Identity, epoch_max: int, spare_id: ProducerId) -> Identity:
-    """The pair after `client`: its next epoch, or the first of another id where that would pass `epoch_max`.
+    """Return the identity after `client`: its next epoch, or epoch 0 of `spare_id` past `epoch_max`.
 
     Strictly newer than `client` either way [TXN-4].
     """
@@ -32,5 +32,5 @@ def next_pair(client: Identity, epoch_max: int, spare_id: ProducerId) -> Identit
 
 
 def marker_of(writer: Identity) -> Identity:
-    """Who signs the markers of a transaction under version 2, and of one that is fenced under any."""
+    """Return the identity for the markers of a transaction under version 2, and of a fenced one under any."""
     return Identity(writer.producer_id, ProducerEpoch(min(writer.epoch + 1, EPOCH_MAX)))
