@@ -1,5 +1,5 @@
-"""The broker: an app (`serve`, `embedded`, `__main__`) around `broker`, which handlers are given.
+"""The broker: an app (`serve`, `embedded`, `__main__`) around `broker`, the object that handlers use.
 
-Folders, from below: config, metadata, server, partitions, coordinator, txn and group, metrics, handlers.
-Nothing here imports a client.
+Folders, bottom up: config, metadata, server, partitions, coordinator, txn and group, metrics, handlers. This
+package imports no client.
 """

@@ -1,7 +1,7 @@
-"""The child process of an EmbeddedBroker.
+"""Entry point of the child process of an EmbeddedBroker.
 
-Settings come as one JSON line on standard input, the address goes out as one on standard output, and the
-end of standard input is the order to stop: a broker never outlives the program that embedded it.
+Settings arrive as one JSON line on standard input, the address leaves as one on standard output, and the end
+of standard input is the order to stop: a broker never outlives the program that embedded it.
 """
 
 import asyncio

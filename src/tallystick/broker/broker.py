@@ -1,7 +1,7 @@
-"""The broker without its sockets: what handlers are given.
+"""The broker without its sockets, as handlers use it.
 
-Life: `open` (blocking: locks the data directory, recovers the logs), `start` (timers, coordinators), `stop`.
-It knows nothing of connections; `serve.py` puts server, dispatcher and broker together.
+Lifecycle: `open` (blocking: locks the data directory, recovers the logs), `start` (timers, coordinators),
+`stop`. It knows nothing of connections; `serve.py` assembles server, dispatcher and broker.
 """
 
 import asyncio
@@ -63,11 +63,11 @@ class Broker:
         descriptors: Descriptors = UNLIMITED,
         new_uuid: Callable[[], UUID] = uuid4,
     ) -> None:
-        """Take what the broker has of its machine.
+        """Create a broker that is not open.
 
         Args:
-            descriptors: what the process may open, which bounds max.partitions.
-            new_uuid: makes the ids of topics and of members of groups.
+            descriptors: budget of open files, which limits max.partitions.
+            new_uuid: returns the ids of topics and of members of groups.
         """
         self.descriptors = descriptors
         self._new_uuid = new_uuid
@@ -88,11 +88,11 @@ class Broker:
         self.failure: Exception | None = None
         self.failed = asyncio.Event()
         self.stopping = False
-        # What the peers have not read yet; the server says.
+        # Bytes of answers that the peers have not read yet; set by the server.
         self.unsent_bytes: Callable[[], int] = lambda: 0
         self.configured: list[Callable[[BrokerConfig], None]] = []
         self.request_memory = RequestMemory(lambda: self.config.queued_max_request_bytes)
-        # Held while a large request is decoded beside the loop: one at a time, whoever sent them.
+        # Held while a large request is decoded off the loop: one at a time, for all connections.
         self.decoding = asyncio.Lock()
         self._producer_id_lock = asyncio.Lock()
         self._altering = asyncio.Lock()
@@ -102,7 +102,7 @@ class Broker:
     # ------------------------------------------------------------------------- life
 
     def open(self) -> None:
-        """Take the data directory and recover what is in it. Blocking.
+        """Take the data directory and recover its logs. Blocking.
 
         Raises: DirectoryInUse, DataDirectoryUnusable, CorruptLog, MetadataUnusable, OSError.
         """
@@ -131,7 +131,7 @@ class Broker:
             lambda: str(self._new_uuid()),
         )
         markers = PartitionMarkers(self.topics, self.groups, self.clock)
-        # Before anything is written: what the partitions have now is what the last process has left.
+        # Before anything is written: the partitions are now as the last process left them.
         self.comparison: UncleanStart | CleanStart | None = (
             compare_after_clean_stop(self.topics)
             if self.files.was_clean
@@ -147,14 +147,14 @@ class Broker:
         )
 
     async def start(self) -> None:
-        """Begin what runs beside the requests: coordinators, syncing, housekeeping."""
+        """Start the background work: coordinators, syncing, housekeeping."""
         self.files.start()
         self.topics.start()
         self.groups.start()
         self.transactions.start(self.comparison)
 
     async def stop(self) -> None:
-        """Finish what was started, and leave a mark that nothing needs recovery."""
+        """Finish the work under way, and mark the directory as clean, so that no recovery is needed."""
         self.release_waiters()
         await self.transactions.stop()
         await self.groups.stop()
@@ -172,7 +172,7 @@ class Broker:
             partition.advanced()
 
     def fail(self, cause: Exception) -> None:
-        """The disk did not keep its word. Nothing more is acknowledged, and the process ends [PRT-2]."""
+        """Report that the disk failed. Nothing more is acknowledged, and the process ends [PRT-2]."""
         if self.failure is None:
             _log.critical("the data directory is offline, ending: %s", cause)
             self.failure = cause
@@ -184,7 +184,7 @@ class Broker:
 
     @property
     def dynamic_configs(self) -> Mapping[str, Mapping[str, str]]:
-        """Settings changed while running, by broker id as text; the empty text is for all brokers."""
+        """Settings changed at run time, by broker id as text; the empty text is for all brokers."""
         return MappingProxyType(self._dynamic)
 
     def _effective(self, dynamic: Mapping[str, Mapping[str, str]]) -> BrokerConfig:
@@ -195,19 +195,19 @@ class Broker:
         return replace(config, max_partitions=min(config.max_partitions, self.descriptors.partitions_max))
 
     def check_dynamic(self, broker: str, configs: Mapping[str, str]) -> BrokerConfig:
-        """The configuration if `broker` had these dynamic settings. Raises: BadConfig."""
+        """Return the configuration that results if `broker` has these dynamic settings. Raises: BadConfig."""
         return self._effective({**self._dynamic, broker: dict(configs)})
 
     async def configure(self, broker: str, configs: Mapping[str, str]) -> None:
-        """Replace the dynamic settings of a broker, or with an empty name of all. Raises: BadConfig."""
+        """Replace the dynamic settings of a broker, or of all if the name is empty. Raises: BadConfig."""
         await self.alter(broker, lambda _: configs)
 
     async def alter(self, broker: str, change: Callable[[Mapping[str, str]], Mapping[str, str]]) -> None:
-        """Change the dynamic settings of a broker, or with an empty name of all. Raises: BadConfig.
+        """Change the dynamic settings of a broker, or of all if the name is empty. Raises: BadConfig.
 
         Args:
-            change: makes the new settings of those that are in force when its turn has come: changes are made
-                one after another, and the settings of this broker and of all depend on each other.
+            change: returns the new settings for the present ones, called when its turn has come: changes are
+                made one after another, and the settings of this broker and of all depend on each other.
         """
         async with self._altering:
             configs = dict(change(self._dynamic.get(broker, {})))
@@ -221,7 +221,7 @@ class Broker:
                 tell(config)
 
     def _transaction_settings(self) -> TxnSettings:
-        """As they are now; every decision asks for them."""
+        """Return the current settings; called at every decision, therefore cached."""
         version = self.transaction_version
         known = self._txn_settings
         if known is None or known[0] is not self.config or known[1] != version:
@@ -237,13 +237,13 @@ class Broker:
 
     @asynccontextmanager
     async def _lowering(self, level: int) -> AsyncIterator[Reject | None]:
-        """Transactions stand still while their level goes down; why it must not, if so."""
+        """Pause transactions while their level goes down; yield a reason to refuse that, if there is one."""
         async with self.transactions.paused() as refused:
             entries = self.transactions.entries()
             yield refused or (entries if isinstance(entries, Reject) else may_lower(entries, level))
 
     async def new_producer_id(self) -> ProducerId:
-        """An id that was never handed out before, by this or an earlier process [MET-2]."""
+        """Return an id that was never handed out before, by this or an earlier process [MET-2]."""
         async with self._producer_id_lock:
             producer_id = self.producer_ids.take()
             if producer_id is None:
@@ -255,7 +255,7 @@ class Broker:
 
 
 def transaction_settings(config: BrokerConfig, transaction_version: int) -> TxnSettings:
-    """The transaction coordinator's settings."""
+    """Return the transaction coordinator's settings."""
     return TxnSettings(
         config=TxnConfig(
             transaction_max_timeout_ms=config.transaction_max_timeout_ms,
@@ -270,7 +270,7 @@ def transaction_settings(config: BrokerConfig, transaction_version: int) -> TxnS
 
 
 def group_config(config: BrokerConfig) -> GroupConfig:
-    """The group coordinator's settings."""
+    """Return the group coordinator's settings."""
     return GroupConfig(
         group_min_session_timeout_ms=config.group_min_session_timeout_ms,
         group_max_session_timeout_ms=config.group_max_session_timeout_ms,

@@ -1,11 +1,11 @@
-"""A broker for a program: a child process of its own, or a thread of this one.
+"""A broker for use inside a program, as a child process or a thread.
 
     with EmbeddedBroker() as broker:
         Producer({"bootstrap.servers": broker.bootstrap_servers})
 
-Without a data directory it gets a temporary one, removed at the end. `flush.policy` is `os` unless given:
-a test needs no protection from power loss, and a program that does says so. Two-phase commit (KIP-939) is on:
-whoever starts a broker of their own may leave transactions open in it.
+Without a data directory it gets a temporary one, removed at the end. `flush.policy` is `os` unless given: a
+test needs no protection from power loss, and a program that does can set it. Two-phase commit (KIP-939) is
+on: the owner of an embedded broker may leave transactions open in it.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ DEFAULTS: Final = {
 
 
 class BrokerDidNotStart(TallystickError):
-    """The embedded broker ended before it was ready; the text is its own."""
+    """The embedded broker ended before it was ready; the message is its own."""
 
 
 class EmbeddedBroker:
@@ -52,11 +52,13 @@ class EmbeddedBroker:
         config: Mapping[str, object] | None = None,
         **settings: object,
     ) -> None:
-        """Args:
-        data_dir: kept when given; a temporary one is removed by `stop`.
-        in_process: a thread instead of a child process; then there is no `kill`.
-        config: settings by Kafka's dotted names.
-        settings: the same with underscores: `num_partitions=3`.
+        """Create a broker that is not started.
+
+        Args:
+            data_dir: kept when given; a temporary one is removed by `stop`.
+            in_process: a thread instead of a child process; then there is no `kill`.
+            config: settings by Kafka's dotted names.
+            settings: the same with underscores: `num_partitions=3`.
         """
         named = {name.replace("_", "."): value for name, value in settings.items()}
         given = {**(config or {}), **named}
@@ -70,17 +72,17 @@ class EmbeddedBroker:
 
     @property
     def bootstrap_servers(self) -> str:
-        """`host:port`, as clients want it; stays the same across restarts."""
+        """Address as `host:port`, for clients; stays the same across restarts."""
         return self._address
 
     @property
     def pid(self) -> int | None:
-        """The child process, while there is one."""
+        """Process id of the child process; None without one."""
         return self._running.pid if isinstance(self._running, _Child) else None
 
     @property
     def running(self) -> bool:
-        """Is it there? False before `start`, after `stop`, and when it ended by itself."""
+        """Whether the broker runs: False before `start`, after `stop`, and when it ended by itself."""
         return self._running is not None and self._running.alive
 
     def start(self) -> Self:
@@ -95,14 +97,14 @@ class EmbeddedBroker:
         return self
 
     def stop(self) -> int:
-        """Stop cleanly, remove a temporary data directory; the exit code."""
+        """Stop cleanly, remove a temporary data directory, and return the exit code."""
         code = self._end()
         if self._temporary:
             shutil.rmtree(self.data_dir, ignore_errors=True)
         return code
 
     def kill(self) -> None:
-        """SIGKILL: what a crash is like. The data stays for `start`."""
+        """Send SIGKILL, to simulate a crash. The data stays for `start`."""
         if not isinstance(self._running, _Child):
             raise TallystickError("only a broker in a child process can be killed")
         self._running.kill()
@@ -127,12 +129,12 @@ class EmbeddedBroker:
 
 
 class _Child:
-    """The broker in a process of its own."""
+    """The broker in a child process."""
 
     address: str
 
     def __init__(self, given: Mapping[str, str]) -> None:
-        # Ctrl-C at a terminal is for the program, which stops its clients before its broker.
+        # Ctrl-C at a terminal must reach only the program, which stops its clients before its broker.
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tallystick.broker"],
             stdin=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""A running broker: data directory, handlers and listening socket put together, and taken apart in order."""
+"""A running broker: data directory, handlers and listening socket, assembled and shut down in order."""
 
 import asyncio
 import logging
@@ -34,14 +34,14 @@ else:
 
 _log = logging.getLogger("tallystick.broker")
 
-# How long a stop waits for answers under way before it cuts them.
+# How long a stop waits for pending answers before it closes their connections.
 STOP_S: Final = 10.0
-# Open files: one a partition, one a connection, and a few hundred more.
+# Open files: one per partition, one per connection, and a few hundred more.
 _FILES_WANTED: Final = 1 << 20
 
 
 class Service:
-    """One broker that clients can reach. Lives on the loop that made it."""
+    """One broker that accepts connections. Lives on the loop that created it."""
 
     def __init__(self, config: BrokerConfig) -> None:
         descriptors = _descriptors()
@@ -57,7 +57,7 @@ class Service:
         self.stop_requested = asyncio.Event()
 
     async def start(self) -> None:
-        """Recover the data directory, then listen: nobody is served before all is there.
+        """Recover the data directory, then listen: no client is served before recovery ends.
 
         Raises: DirectoryInUse, DataDirectoryUnusable, CorruptLog, MetadataUnusable, OSError.
         """
@@ -81,7 +81,7 @@ class Service:
         _log.info("metrics are at http://%s%s", self.metrics_address, PATH)
 
     async def stop(self) -> None:
-        """Answer what was asked, close every connection, then leave the data directory clean."""
+        """Answer pending requests, close every connection, then leave the data directory clean."""
         if self._metrics is not None:
             await self._metrics.stop()
         self.broker.release_waiters()
@@ -89,7 +89,7 @@ class Service:
         await self.broker.stop()
 
     def describe(self) -> str:
-        """The one line a start prints."""
+        """Return the one line that a start prints."""
         broker = self.broker
         policy = broker.config.flush_policy
         durability = policy if policy == "ack" else f"{policy} (not power-safe)"
@@ -100,13 +100,13 @@ class Service:
 
 
 def observed(broker: Broker) -> Observed:
-    """Where the gauges of a broker that is open are read."""
+    """Return the sources of an open broker's gauges."""
 
     def held_back(partition: Partition) -> int:
         try:
             return held_back_bytes(partition.log, broker.clock.now_ms())
         except (StorageFailure, OSError):
-            return 0  # its log is offline, and says so itself
+            return 0  # the log is offline, which it reports itself
 
     return Observed(
         now_ms=broker.clock.now_ms,
@@ -122,21 +122,22 @@ def observed(broker: Broker) -> Observed:
 
 
 def _advertised(config: BrokerConfig, host: str, port: int) -> Endpoint:
-    """What clients are told: the advertised address, with port 0 meaning the one that was bound."""
+    """Return the address for clients: the advertised one, where port 0 means the bound port."""
     if config.advertise is None:
         return Endpoint(config.listen.host or host, port)
     return Endpoint(config.advertise.host, config.advertise.port or port)
 
 
 async def serve(config: BrokerConfig, ready: Callable[[Service], None]) -> int:
-    """Run a broker until its `stop_requested` is set, a signal asks for the end, or the disk fails.
+    """Run a broker until its `stop_requested` is set, a signal arrives, or the disk fails.
 
-    Returns the process's exit code: 0, or 1 when the disk failed.
+    Returns:
+        The process's exit code: 0, or 1 when the disk failed.
     """
     service = Service(config)
     await service.start()
     loop = asyncio.get_running_loop()
-    with suppress(ValueError, RuntimeError):  # not the main thread: the embedder stops us
+    with suppress(ValueError, RuntimeError):  # not the main thread: the embedding program stops it
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, service.stop_requested.set)
     ready(service)
@@ -151,7 +152,7 @@ async def serve(config: BrokerConfig, ready: Callable[[Service], None]) -> int:
 
 
 def run(config: BrokerConfig, ready: Callable[[Service], None]) -> int:
-    """`serve` on a loop of its own, on uvloop where it is installed and allowed."""
+    """Run `serve` on its own loop, on uvloop where it is installed and allowed."""
     _allow_files()
     keep_freed_memory()
     with asyncio.Runner(loop_factory=_fast_loop if config.event_loop == "auto" else None) as runner:
@@ -164,7 +165,7 @@ def _descriptors() -> Descriptors:
 
 
 def _allow_files() -> None:
-    """Raise the soft limit of open files as far as we may: a shell's 1,024 are fewer than many partitions."""
+    """Raise the soft limit of open files as far as allowed: a shell's 1,024 may be too few for partitions."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _FILES_WANTED if hard == resource.RLIM_INFINITY else min(hard, _FILES_WANTED)
     if soft != resource.RLIM_INFINITY and soft < wanted:

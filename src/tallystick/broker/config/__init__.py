@@ -1,4 +1,4 @@
 """Settings of the broker and of topics, under Kafka's names; all problems are reported at once.
 
-Values only: nothing here asks a running broker.
+Values only: this package never asks a running broker.
 """

@@ -1,9 +1,9 @@
-"""The broker's configuration, under Kafka's names and with the defaults of Kafka 4.3.
+"""Configuration of the broker, under Kafka's names and with the defaults of Kafka 4.3.
 
-Three sources, strongest first: the command line, the file, the defaults. Every problem is reported at once
-and stops the start. A Kafka setting that means nothing to one broker on one machine is in NO_EFFECT: it is
-accepted, so that a `server.properties` written for Kafka starts this broker, and named in one warning. One
-that asks for what is not here is refused with the reason, and anything else is unknown and refused.
+Three sources, strongest first: the command line, the file, the defaults. All problems are reported together,
+and stop the start. A Kafka setting that has no meaning for one broker on one machine is in NO_EFFECT: it is
+accepted, so that a `server.properties` written for Kafka starts this broker, and named in one warning. A
+setting that asks for a missing feature is refused with the reason, and any other name is unknown and refused.
 """
 
 from collections.abc import Iterator, Mapping
@@ -30,7 +30,7 @@ WILDCARDS: Final = frozenset({"0.0.0.0", "::", ""})
 
 @frozen
 class Endpoint:
-    """Where a listener is, or where clients are told it is."""
+    """Address of a listener, or the one that clients are told."""
 
     host: str
     port: int
@@ -40,7 +40,7 @@ class Endpoint:
 
     @classmethod
     def parse(cls, text: str) -> "Endpoint":
-        """`host:port` or `[v6]:port`. Raises ValueError."""
+        """Parse `host:port` or `[v6]:port`. Raises ValueError."""
         host, colon, port = text.rpartition(":")
         if not colon or not port.isdecimal() or int(port) > 65_535:
             raise ValueError(f"{text!r} is not HOST:PORT")
@@ -55,7 +55,7 @@ class Endpoint:
 class BrokerConfig:
     """Settings of one broker; None is "no limit" or "not set".
 
-    `given` keeps the texts that were set, by name: DescribeConfigs tells a set value from a default.
+    `given` keeps the texts that were set, by name: DescribeConfigs distinguishes a set value from a default.
     """
 
     given: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
@@ -317,7 +317,7 @@ class BrokerConfig:
     )
 
     def problems(self) -> Iterator[str]:
-        """Rules that need more than one setting."""
+        """Yield violations of rules that involve more than one setting."""
         if self.group_min_session_timeout_ms > self.group_max_session_timeout_ms:
             yield (
                 f"group.min.session.timeout.ms: {self.group_min_session_timeout_ms} is above "
@@ -375,7 +375,7 @@ class BrokerConfig:
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> "BrokerConfig":
-        """The configuration that `given`, by dotted name, asks for. Raises BadConfig with all problems."""
+        """Return the configuration for `given`, by dotted name. Raises BadConfig with all problems."""
         known = dict(given)
         for old, new in RENAMED.items():
             if old in known:
@@ -395,7 +395,7 @@ class BrokerConfig:
         return made
 
     def topic(self, overrides: Mapping[str, str] = MappingProxyType({})) -> TopicConfig:
-        """A topic's configuration: its own `overrides` over what this broker falls back to.
+        """Return a topic's configuration: its own `overrides` over this broker's fall-backs.
 
         Raises: BadConfig with all problems.
         """
@@ -407,9 +407,9 @@ class BrokerConfig:
         return build(TopicConfig, texts | topic_overrides(overrides))
 
     def topic_fallback(self, made: Setting) -> tuple[str, str] | None:
-        """The broker setting that gives topic setting `made` its value, and that value's text.
+        """Return the broker setting that gives topic setting `made` its value, and that value's text.
 
-        None when nobody set any of them: the topic setting's own default, which is Kafka's, holds.
+        None when none of them is set: the topic setting's own default, which is Kafka's, applies.
         """
         for synonym in made.synonyms:
             text = self.given.get(synonym.name)
@@ -419,13 +419,13 @@ class BrokerConfig:
 
     @staticmethod
     def scaled(text: str, scale: int) -> str:
-        """A broker setting's text in the unit of the topic setting that falls back to it."""
+        """Convert a broker setting's text to the unit of the topic setting that falls back to it."""
         value = text.strip()
         return value if scale == 1 or value.startswith("-") else str(int(value) * scale)
 
 
 def topic_overrides(overrides: Mapping[str, str]) -> dict[str, str]:
-    """`overrides` without the Kafka settings that are accepted only as their default. Raises BadConfig."""
+    """Return `overrides` without the settings that are accepted only as their default. Raises BadConfig."""
     wrong = [
         f"{name}: only {ONLY_DEFAULTS[name]!r} is supported, there is one replica and no tiered storage"
         for name, text in overrides.items()
@@ -437,12 +437,12 @@ def topic_overrides(overrides: Mapping[str, str]) -> dict[str, str]:
 
 
 def ineffective(given: Mapping[str, str]) -> list[str]:
-    """The names in `given` that are accepted and change nothing."""
+    """Return the names in `given` that are accepted and change nothing."""
     return sorted(name for name in given if name in NO_EFFECT)
 
 
 def _without_controllers(known: dict[str, str], controllers: str) -> None:
-    """Leave out controller listeners: a KRaft server.properties has them, and there is no quorum here."""
+    """Remove controller listeners: a KRaft server.properties has them, and there is no quorum here."""
     names = {name.strip().upper() for name in controllers.split(",") if name.strip()}
     for key in ("listeners", "advertised.listeners"):
         if key in known:
@@ -467,5 +467,5 @@ def _one_plaintext(text: str) -> Endpoint:
 BROKER_SETTINGS: Final = settings_of(BrokerConfig)
 TOPIC_SETTINGS: Final = settings_of(TopicConfig)
 
-# Kafka's older name, which still works, and the one that wins when both are given.
+# Kafka's older name, which still works, and the newer one, which wins when both are given.
 RENAMED: Final = {"broker.id": "node.id", "log.dir": "log.dirs"}

@@ -1,8 +1,8 @@
-"""Kafka's broker settings that are not ours: which are accepted without effect, which are refused, and why.
+"""Kafka's broker settings that this broker lacks: names accepted without effect, and names refused.
 
 Together with BrokerConfig this is every name of Kafka 4.3.1. A setting that promises something to users or
-operators (who may connect, which rate is kept, where data goes) must not be taken in silence when nothing
-here keeps the promise; one that tunes what one broker has not is harmless.
+operators (authentication, quotas, where data goes) must not be accepted silently when nothing here keeps the
+promise; a setting that tunes a missing component is harmless.
 
 Source: tests/vectors/config/kafka-4.3.1-configs.txt, printed by Kafka's own classes.
 """
@@ -101,7 +101,7 @@ _NO_EFFECT: Final = """
     sasl.login.retry.backoff.ms sasl.server.max.receive.size
 """
 
-# Names of Kafka 3 and of early releases of 4 that files in use still have.
+# Names of Kafka 3 and of early releases of 4 that are still found in configuration files.
 FORMER: Final = frozenset(
     {
         "group.share.enable",
@@ -182,7 +182,7 @@ _SECURITY_DEFAULTS: Final = """
     ssl.truststore.type JKS
 """
 
-# Refused unless the text is Kafka's default, which asks for nothing.
+# Refused unless the text is Kafka's default, which requests nothing.
 REFUSED: Final[Mapping[str, tuple[str, str]]] = {
     "alter.config.policy.class.name": ("", _PLUGIN),
     "authorizer.class.name": ("", _SECURITY),
@@ -212,7 +212,7 @@ REFUSED: Final[Mapping[str, tuple[str, str]]] = {
     },
 }
 
-# What is in none of the tables above, of Kafka's later versions or of one listener.
+# Names in none of the tables above: settings of later Kafka versions, or of one listener.
 REFUSED_PREFIXES: Final[Mapping[str, str]] = {
     "delegation.token.": _SECURITY,
     "listener.name.": _SECURITY,
@@ -222,17 +222,17 @@ REFUSED_PREFIXES: Final[Mapping[str, str]] = {
 
 
 def is_refused(name: str) -> bool:
-    """Whether this is Kafka's name for something that is not here and would be missed."""
+    """Return whether this is Kafka's name for a missing feature whose absence matters."""
     return name in REFUSED or (name not in NO_EFFECT and name.startswith(tuple(REFUSED_PREFIXES)))
 
 
 def is_kafkas(name: str) -> bool:
-    """Whether this is Kafka's name for something that one broker without security does not have."""
+    """Return whether this is Kafka's name for a feature that one broker without security does not have."""
     return name in NO_EFFECT or is_refused(name)
 
 
 def refusals(given: Mapping[str, str]) -> Iterator[str]:
-    """What is wrong with each setting of `given` that asks for something this broker does not do."""
+    """Yield the problem of each setting in `given` that asks for an unsupported feature."""
     for name, text in given.items():
         if name in REFUSED:
             default, why = REFUSED[name]

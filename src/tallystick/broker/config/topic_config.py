@@ -1,4 +1,4 @@
-"""What a topic can be told, under Kafka's names, and where each value comes from.
+"""Configuration of topics, under Kafka's names, with the fall-backs of each value.
 
 A topic setting without a value of its own falls back to broker settings (its synonyms), and those to their
 defaults; DescribeConfigs shows that chain.
@@ -204,7 +204,7 @@ class TopicConfig:
     )
 
     def problems(self) -> Iterator[str]:
-        """Rules that need more than one setting, in Kafka's words for them."""
+        """Yield violations of rules that involve more than one setting, in Kafka's words."""
         if self.min_compaction_lag_ms > self.max_compaction_lag_ms:
             yield (
                 f"min.compaction.lag.ms: {self.min_compaction_lag_ms} is above max.compaction.lag.ms "
@@ -212,7 +212,7 @@ class TopicConfig:
             )
 
 
-# In Kafka's TopicConfig, without meaning for one broker without tiered storage: only the default is taken.
+# Settings of Kafka's TopicConfig for replication and tiered storage: only the default is accepted.
 ONLY_DEFAULTS: Final = {
     "follower.replication.throttled.replicas": "",
     "leader.replication.throttled.replicas": "",
@@ -225,16 +225,16 @@ ONLY_DEFAULTS: Final = {
 
 
 def is_harmful(name: str, value: str) -> bool:
-    """Whether a setting would have records of an internal topic deleted by anything but compaction."""
+    """Return whether a setting lets anything but compaction delete records of an internal topic."""
     if name == "cleanup.policy":
         return value.strip() != "compact"
     return name in ("retention.ms", "retention.bytes") and value.strip() != "-1"
 
 
 def internal_problems(configs: Mapping[str, str], config: TopicConfig) -> Iterator[str]:
-    """What is wrong with settings of an internal topic: its records are decisions and offsets [TXN-15].
+    """Yield the problems of an internal topic's settings: its records are decisions and offsets [TXN-15].
 
-    Not Kafka's: there such a setting is taken, and a prepared transaction is gone when a segment expires.
+    Kafka accepts such settings, and a prepared transaction is lost when its segment expires.
     """
     if configs.get("cleanup.policy") is None or config.cleanup_policy != ("compact",):
         yield "cleanup.policy must be `compact`"

@@ -1,4 +1,4 @@
-"""The group coordinator: `coordinator` is its face, `logic` its shell around the pure `machine`.
+"""Group coordinator: `coordinator` is its public face, `logic` the shell around the pure `machine`.
 
-What it shares with transactions is in `broker.coordinator`. Nothing here knows a wire format of requests.
+Code shared with transactions is in `broker.coordinator`. This package knows no wire format of requests.
 """

@@ -1,8 +1,8 @@
-"""Durable events to records of `__consumer_offsets` and back; the log's -1 and "" end here.
+"""Encoding of durable events as records of `__consumer_offsets`; confines the sentinels -1 and "".
 
-A record's key begins with an int16 that says what the record is, its value with an
-int16 version; a null value is a tombstone. Types we do not write (consumer, share and
-streams groups) are skipped on replay, so that a log of Kafka's own can be read.
+A record's key begins with an int16 that gives the type of the record, its value with an int16 version; a null
+value is a tombstone. Types that are not written here (consumer, share and streams groups) are skipped on
+replay, so that a log of Kafka's own can be read.
 
 Source: Kafka's OffsetCommitKey/Value and GroupMetadataKey/Value; docs/formats/consumer-offsets.md.
 """
@@ -59,7 +59,7 @@ OFFSET_KEY_TYPES: Final = (0, 1)  # 0 was written by very old brokers
 OFFSET_KEY: Final = 1
 GROUP_KEY: Final = 2
 
-# A commit with an expiry of its own has a field for it in version 1 alone.
+# Only version 1 has a field for a commit's own expiry.
 OFFSET_VALUE_WITH_EXPIRY: Final = 1
 OFFSET_VALUE: Final = 4
 GROUP_VALUE: Final = 3
@@ -68,12 +68,12 @@ _ZERO_ID: Final = UUID(int=0)
 
 
 def partition_of(group_id: GroupId, partition_count: int) -> int:
-    """The partition of `__consumer_offsets` that keeps a group."""
+    """Return the partition of `__consumer_offsets` that keeps a group."""
     return coordinator_partition(group_id, partition_count)
 
 
 def record_count(event: DurableEvent) -> int:
-    """How many records an event becomes."""
+    """Return the number of records of an event."""
     match event:
         case GroupStored() | GroupRemoved():
             return 1
@@ -88,11 +88,11 @@ def record_count(event: DurableEvent) -> int:
 def encode_batch_of(
     events: Sequence[DurableEvent], now_ms: TimestampMs, producer: Identity | None = None
 ) -> bytes:
-    """One batch of all events, so that they are there after a crash together or not at all.
+    """Encode all events as one batch, so that a crash keeps either all of them or none.
 
     Args:
-        producer: whose transaction the batch is part of. Its sequence number is 0 every time, as in Kafka:
-            nobody counts them here.
+        producer: producer id and epoch of the transaction the batch is part of. Its base sequence is always
+            0, as in Kafka: sequence numbers are not checked here.
     """
     records = [
         Record(offset=index, timestamp_ms=now_ms, key=key, value=value)
@@ -108,7 +108,7 @@ def _meta_of(producer: Identity) -> BatchMeta:
 
 
 def header_of(producer: Identity) -> BatchHeader:
-    """What the header of such a batch will say of its producer, before it is known what is in the batch."""
+    """Return the header that such a batch will have as to its producer, before its records are known."""
     meta = _meta_of(producer)
     return BatchHeader(
         base_offset=0,
@@ -128,7 +128,7 @@ def header_of(producer: Identity) -> BatchHeader:
 
 
 def encode_event(event: DurableEvent) -> Iterator[tuple[bytes, bytes | None]]:
-    """Key and value of each record of an event."""
+    """Yield key and value of each record of an event."""
     match event:
         case GroupStored(group_id=group_id):
             yield _group_key(group_id), _INT16.pack(GROUP_VALUE) + encode(_group_value(event), GROUP_VALUE)
@@ -202,9 +202,10 @@ class Replayed:
 
 
 def decode_batches(data: bytes) -> Iterator[Replayed]:
-    """Every event in whole batches, in order. The log has checked their CRCs.
+    """Yield every event in whole batches, in order. The log has checked their CRCs.
 
-    Raises: DecodeError for a record of a type of ours that cannot be read.
+    Raises:
+        DecodeError: a record of a known type cannot be read.
     """
     for at, header in iter_headers(data):
         if header.is_control:
@@ -219,7 +220,7 @@ def decode_batches(data: bytes) -> Iterator[Replayed]:
 
 
 def _merge(found: Iterator[Replayed | None]) -> Iterator[Replayed]:
-    """Join neighbouring commits of one group, so that a request is applied at once, as it was live."""
+    """Join adjacent commits of one group, so that a request is applied at once, as it was live."""
     held: Replayed | None = None
     for entry in found:
         joined = None if held is None or entry is None else _joined(held, entry)
@@ -234,9 +235,9 @@ def _merge(found: Iterator[Replayed | None]) -> Iterator[Replayed]:
 
 
 def _joined(first: Replayed, second: Replayed) -> Replayed | None:
-    """Both as one event; None unless they are commits of one writer to one group, offset after offset.
+    """Return both as one event; None unless they are adjacent commits of one writer to one group.
 
-    Compaction leaves gaps between records, and a partition may come twice: then they stay apart.
+    Compaction leaves gaps between records, and a partition may occur twice: then they stay separate.
     """
     a, b = first.event, second.event
     if not isinstance(a, OffsetsCommitted) or not isinstance(b, OffsetsCommitted):
@@ -251,7 +252,7 @@ def _joined(first: Replayed, second: Replayed) -> Replayed | None:
 
 
 def _decode_record(record: Record, header: BatchHeader) -> Replayed | None:
-    """The event of one record; None for a type of somebody else's."""
+    """Return the event of one record; None for a type that is not written here."""
     key = record.key
     if key is None or len(key) < _INT16.size:
         raise DecodeError(f"__consumer_offsets record {record.offset} has no key")
@@ -315,7 +316,7 @@ def _stored_member(read: MemberMetadata) -> StoredMember:
         instance_id=None if read.group_instance_id is None else InstanceId(read.group_instance_id),
         client_id=read.client_id,
         client_host=read.client_host,
-        # Version 0 had one timeout for both.
+        # Version 0 has one timeout for both.
         rebalance_timeout_ms=read.session_timeout if timeout_ms < 0 else timeout_ms,
         session_timeout_ms=read.session_timeout,
         subscription=read.subscription,

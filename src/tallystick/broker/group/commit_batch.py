@@ -1,16 +1,16 @@
-"""Which commits of a group share a batch: those that queue behind one another, as far as they fit."""
+"""Batching of offset commits of a group: consecutive queued commits share a batch, as far as they fit."""
 
 from typing import Final
 
 from tallystick.broker.group.machine.commands import Command, CommitOffsets, CommitTxnOffsets
 
 COMMITTED_MAX: Final = 256
-# Of metadata, in characters: of four bytes each they stay below the default of max.message.bytes.
+# Characters of metadata: at four bytes each they stay below the default of max.message.bytes.
 COMMITTED_BYTES_MAX: Final = 128 * 1024
 
 
 class BatchRoom:
-    """What of a batch is left, once `first` is in it."""
+    """Room left in a batch that holds `first`."""
 
     def __init__(self, first: Command) -> None:
         self._is_open = True
@@ -18,7 +18,7 @@ class BatchRoom:
         self.takes(first)
 
     def takes(self, command: Command) -> bool:
-        """Whether the command shares the batch; one that does not closes it, for they keep their order."""
+        """Return whether the command joins the batch; one that does not closes it, so that order is kept."""
         if not isinstance(command, CommitOffsets | CommitTxnOffsets) or not self._is_open:
             self._is_open = False
             return False

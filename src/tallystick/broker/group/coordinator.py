@@ -1,6 +1,6 @@
-"""The group coordinator, as the rest of the broker knows it: its life, its state, its commands.
+"""Public face of the group coordinator: its lifecycle, its state, its commands.
 
-What becomes of a command is in `logic`; lanes, deadlines and lost partitions in `broker.coordinator.runtime`.
+Commands are processed in `logic`; lanes, deadlines and lost partitions are in `broker.coordinator.runtime`.
 """
 
 import asyncio
@@ -20,9 +20,9 @@ from tallystick.storage.log import AppendResult, TxnGuard
 
 
 class GroupCoordinator:
-    """All groups of this broker. Owned by the event loop's thread; not to be shared between threads.
+    """Coordinator of all groups of this broker. Used from the event loop's thread only.
 
-    Life: create, `start`, `execute` commands, `stop`.
+    Lifecycle: create, `start`, `execute` commands, `stop`.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class GroupCoordinator:
 
     @property
     def config(self) -> GroupConfig:
-        """The settings of now."""
+        """The current settings."""
         return self._logic.config
 
     @config.setter
@@ -50,18 +50,18 @@ class GroupCoordinator:
     # ---- life
 
     def start(self) -> None:
-        """Begin to replay what is there and to keep time. Until replayed, a group answers LOADING."""
+        """Begin to replay the log, and start the timers. A group answers LOADING until it is replayed."""
         self._logic.timeouts.start()
         load = self._load(len(self._topic.existing()))
         self._logic.keep(asyncio.get_running_loop().create_task(load))
 
     def release(self) -> None:
-        """Answer everything that is parked and refuse what comes: the broker is stopping."""
+        """Answer all parked requests and refuse new commands: the broker is stopping."""
         self._runtime.release()
         self._logic.parked.close(REFUSALS.stopped)
 
     async def stop(self) -> None:
-        """Finish what is being appended, answer what waits for that, end the tasks."""
+        """Finish the appends in flight, answer their callers, end the tasks."""
         self.release()
         await self._runtime.stop()
         await self._logic.stop()
@@ -77,31 +77,31 @@ class GroupCoordinator:
         return self._logic.partition_of(group_id)
 
     def group(self, group_id: GroupId) -> Group | Reject | None:
-        """The group as of its last durable step, for reading."""
+        """Return the group as of its last durable step, for reading."""
         return self.unavailable(group_id) or self._groups.get(group_id)
 
     def groups(self) -> tuple[Group, ...] | Reject:
-        """All groups; LOADING while some are not known yet."""
+        """Return all groups; refuse with LOADING while some are not known yet."""
         if self._runtime.is_stopped:
             return REFUSALS.stopped
         return REFUSALS.loading if self._runtime.partitions.is_loading else tuple(self._groups.values())
 
     @property
     def offline_partitions(self) -> int:
-        """Partitions of `__consumer_offsets` that are to be read back; their groups are refused till then."""
+        """Number of `__consumer_offsets` partitions to be read back; their groups are refused until then."""
         return self._runtime.partitions.lost
 
     @property
     def reloads(self) -> int:
-        """How often such a partition was read back, and served again."""
+        """Number of times that such a partition was read back and served again."""
         return self._runtime.partitions.total
 
     def unavailable(self, group_id: GroupId) -> Reject | None:
-        """Why nothing can be asked about the group now; None: it can."""
+        """Return why the group cannot be served now; None: it can."""
         return self._runtime.refusal(group_id)
 
     async def settled(self, group_id: GroupId) -> Group | Reject | None:
-        """The group with everything applied that was asked for before, for a stable read (KIP-447)."""
+        """Return the group once all earlier commands are applied, for a stable read (KIP-447)."""
         if group_id in self._runtime.lanes:
             said = await self._logic.submit(group_id, Settle())
             if isinstance(said, Reject):
@@ -109,24 +109,24 @@ class GroupCoordinator:
         return self.group(group_id)
 
     def pending_producers(self, group_id: GroupId) -> frozenset[ProducerId]:
-        """Whose open transactions have offsets of the group."""
+        """Return the producers whose open transactions have offsets of the group."""
         group = self._groups.get(group_id)
         return frozenset() if group is None else frozenset(group.pending_offsets)
 
     # ---- commands
 
     async def prepare(self) -> Reject | None:
-        """See to it that groups can be kept here: FindCoordinator's promise."""
+        """Make sure that `__consumer_offsets` exists, so that FindCoordinator may name this broker."""
         return REFUSALS.stopped if self._runtime.is_stopped else await self._topic.ensure()
 
     def forget_topic(self, topic: str) -> None:
-        """The topic was deleted: its offsets go, in every group, that a namesake does not inherit them."""
+        """Drop a deleted topic's offsets in every group, so that a new topic of the name inherits none."""
         self._logic.forget_topic(topic)
 
     async def execute(self, group_id: GroupId, command: Command) -> Answer:
-        """Run one command. Returns when it is durable and applied, or refused, or its time came.
+        """Run one command. Returns when it is durable and applied, or refused, or overdue.
 
-        A caller that is cancelled does not undo it.
+        Cancelling the caller does not undo it.
         """
         return await self._runtime.submit(group_id, pending_of(command))
 
@@ -135,22 +135,23 @@ class GroupCoordinator:
     ) -> Answer:
         """Append offsets as part of a transaction; they are pending until `write_marker` ends it.
 
-        Order: the transaction includes the group's partition, and `guard` shows that to the log.
+        Order: the transaction includes the group's partition, and `guard` proves that to the log.
+
         Args:
-            refused: asked when its turn has come: why its producer may not write any more.
+            refused: called when the command's turn has come; returns why its producer may not write any more.
         """
         return await self._runtime.submit(group_id, pending_of(command, guard, refused))
 
     async def write_marker(self, index: int, batch: bytes, guard: TxnGuard) -> AppendResult | Reject:
-        """Append an end marker to a partition, and end the transaction in the groups there.
+        """Append an end marker to a partition, and end the transaction in its groups.
 
-        It takes no lane: all it changes is offsets that are pending, and no Step rests on those (ADR 0023).
-        A caller that is cancelled does not undo it.
+        Takes no lane: a marker only changes pending offsets, and no Step depends on those (ADR 0023).
+        Cancelling the caller does not undo it.
 
-        Order: on return the marker is durable, and applied after everything that is before it in the
-            partition's log, and before everything behind it [GRP-7].
-        Rejects with: COORDINATOR_LOAD_IN_PROGRESS, COORDINATOR_NOT_AVAILABLE, UNKNOWN_TOPIC_OR_PARTITION
-            when there is no such partition, NOT_COORDINATOR when nobody knows, and what the log says.
+        Order: on return the marker is durable, and applied after everything before it in the partition's log,
+            and before everything after it [GRP-7]. Rejects with: COORDINATOR_LOAD_IN_PROGRESS,
+            COORDINATOR_NOT_AVAILABLE, UNKNOWN_TOPIC_OR_PARTITION when the partition does not exist,
+            NOT_COORDINATOR when the outcome is unknown, and the log's own refusals.
         """
         if self._runtime.is_stopped:
             return REFUSALS.stopped
@@ -169,8 +170,8 @@ class GroupCoordinator:
                 return result
             if not offline:
                 return REFUSALS.lost
-            # The groups are off, and the log need not be: a transaction must be able to end. What is read
-            # back has the marker like any other.
+            # The groups are off, but the log need not be, and a transaction must be able to end. Reading
+            # the log back will apply this marker.
             durable = partition.durable(result.last_offset)
             if durable is not None:
                 await durable
@@ -180,9 +181,10 @@ class GroupCoordinator:
             return REFUSALS.lost
 
     def tick(self) -> int:
-        """Let everything happen whose time has come.
+        """Run everything that is due.
 
-        Returns: monotonic milliseconds of the next thing to happen.
+        Returns:
+            Monotonic milliseconds of the next deadline.
         """
         now_ms = self._runtime.timer.monotonic_ms()
         deadline_ms = self._runtime.answer_overdue(now_ms)

@@ -1,6 +1,7 @@
-"""What becomes of a command about a group, from its decision to the answers of its members.
+"""Processing of commands about groups, from the decision to the answers of the members.
 
-It branches on what a Step contains, never on what a group is in; what a command means is decided in `decide`.
+This module branches on the contents of a Step, never on the state of a group; the meaning of a command is
+defined in `decide`.
 """
 
 import asyncio
@@ -53,16 +54,16 @@ from tallystick.storage.log import NO_GUARD, TxnGuard
 log = logging.getLogger("tallystick.groups")
 
 REPLAY_CHUNK_BYTES: Final = 256 * 1024
-# About a millisecond of work; in between the broker serves others.
+# About a millisecond of work; in between, the loop serves other requests.
 REPLAYED_PER_SLICE: Final = 64
 
 REFUSALS: Final = Refusals.of(GROUP_OFFSETS)
 
 
 class GroupLogic:
-    """The groups, and what carries out a Step: log, parked requests, timeouts. Lives on the loop.
+    """The groups, and the execution of Steps: log, parked requests, timeouts. Lives on the loop.
 
-    config  as of now
+    config  the current settings
     """
 
     def __init__(
@@ -73,9 +74,11 @@ class GroupLogic:
         new_id: Callable[[], str],
         tick: Callable[[], int],
     ) -> None:
-        """Args:
-        new_id: makes the ids of members.
-        tick: see `CoordinatorRuntime`.
+        """Create the logic with its runtime, writer, parked requests and timeouts.
+
+        Args:
+            new_id: returns a unique suffix for a member id.
+            tick: see `CoordinatorRuntime`.
         """
         self.config = config
         self._topic = topic
@@ -102,12 +105,12 @@ class GroupLogic:
             self.runtime.lanes.__contains__,
             lambda: self.config.offsets_retention_check_interval_ms,
         )
-        self._in_memory = GroupTable(self.groups)  # for what no log has
+        self._in_memory = GroupTable(self.groups)  # for Steps without records
         self._forgotten: dict[int, set[str]] = {}  # topics deleted while a partition was off
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def stop(self) -> None:
-        """End the tasks."""
+        """Cancel the tasks."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -118,13 +121,13 @@ class GroupLogic:
         task.add_done_callback(self._tasks.discard)
 
     def submit(self, group_id: GroupId, command: Command) -> "asyncio.Future[Answer | Reject]":
-        """Run a command of the coordinator's own."""
+        """Run a command that the coordinator itself issues."""
         pending = pending_of(command)
         self.runtime.take_in(group_id, pending)
         return pending.future
 
     def forget_topic(self, topic: str) -> None:
-        """Drop the offsets of a topic that was deleted, in every group, so that a namesake inherits none."""
+        """Drop a deleted topic's offsets in every group, so that a new topic of the name inherits none."""
         for index in self.runtime.partitions.indexes:
             self._forgotten.setdefault(index, set()).add(topic)
         self._forget(topic, list(self.groups))
@@ -139,17 +142,17 @@ class GroupLogic:
         """Return the partition of `__consumer_offsets` that keeps the group."""
         return partition_of(key, self._topic.partition_count)
 
-    # ---- what the runtime asks
+    # ---- called by the runtime
 
     def meet(self, key: GroupId, pending: PendingRequest, lane: Lane[GroupRequest, Answer]) -> None:
-        """Commands of a group are decided in the order they come in [GRP-1]."""
+        """Queue a command: those of a group are decided in order of arrival [GRP-1]."""
         self.runtime.enqueue(lane.queue, pending)
 
     def decide(self, key: GroupId, group: Sequence[PendingRequest]) -> Write | None:
-        """Decide; carry out at once, or append, and carry out when that is durable [GRP-1].
+        """Decide; carry out at once, or append, and carry out when the records are durable [GRP-1].
 
-        Of several commits no decision depends on another commit. Plain ones share a batch; a batch of a
-        transaction is its producer's alone.
+        Commits do not depend on each other. Plain ones share a batch; a transactional batch belongs to one
+        producer.
         """
         parts: list[Part] = []
         for pending in group:
@@ -173,7 +176,7 @@ class GroupLogic:
         return Write(task, _nothing)
 
     def _decide(self, group_id: GroupId, pending: PendingRequest) -> Step | None:
-        """The Step, if it has records to append; else it is carried out."""
+        """Return the Step if it has records to append; otherwise carry it out."""
         command = pending.command.command
         now = Now(self.runtime.timer.now_ms(), self.runtime.timer.monotonic_ms())
         env = Env(group_id=group_id, config=self.config, now=now, spare_id=self._new_id())
@@ -187,7 +190,7 @@ class GroupLogic:
         return None
 
     async def _append_when_made(self, group_id: GroupId, index: int, parts: Sequence[Part]) -> object:
-        """The first records of all: the topic is made for them."""
+        """Append the first records of all, after creating the topic."""
         losses = self.runtime.partitions.losses[index]
         partition = await self._topic.partition(index)
         if self.runtime.partitions.losses[index] != losses:
@@ -196,10 +199,10 @@ class GroupLogic:
         return None if applied is None else await applied
 
     def next_group(self, key: GroupId, queue: deque[PendingRequest]) -> Sequence[PendingRequest]:
-        """One command; or a commit, and the commits that queue right behind it."""
+        """Take one command; or a commit, and the commits queued directly behind it."""
         first = queue.popleft()
         if first.future.done():
-            return ()  # its time came while it queued: it was answered, so it must not happen
+            return ()  # its deadline passed while it queued: it was answered, so it must not take effect
         group = [first]
         room = BatchRoom(first.command.command)
         while queue and key in self.groups and room.takes(queue[0].command.command):
@@ -209,19 +212,19 @@ class GroupLogic:
         return group
 
     def became_idle(self, key: GroupId) -> None:
-        """Timeouts of the group wait for that."""
+        """Schedule the group's timeouts, which wait for its writes to end."""
         self.timeouts.schedule(key)
 
     def overdue(self, command: GroupRequest) -> Answer:
-        """The client looks for its coordinator again."""
+        """Return a retriable error: the client finds its coordinator again."""
         return REFUSALS.slow
 
     def is_lost(self, index: int) -> bool:
-        """Whether the partition is to be read back."""
+        """Return whether the partition has to be read back."""
         return self.runtime.partitions.is_lost(index)
 
     def discard(self, index: int) -> None:
-        """Forget the groups of a partition, and refuse their members who wait for others."""
+        """Forget the groups of a partition, and refuse their parked requests."""
         self.writer.close(index)
         for group_id in [name for name in self.groups if self.partition_of(name) == index]:
             self.timeouts.forget(group_id)
@@ -230,7 +233,7 @@ class GroupLogic:
                     self.parked.answer(ticket, REFUSALS.lost)
 
     async def read_back(self, index: int) -> None:
-        """Apply the log to nothing; the groups found are announced when all of it is applied."""
+        """Replay the log into an empty table; its groups become visible once all of it is applied."""
         table = GroupTable({})
         async for piece in self.runtime.replay(index, REPLAY_CHUNK_BYTES):
             for number, entry in enumerate(decode_batches(piece)):
@@ -242,7 +245,7 @@ class GroupLogic:
         self.writer.take_over(index, table)
 
     def resume(self, index: int) -> None:
-        """Members of the groups have a session from now on; offsets of topics that went meanwhile go."""
+        """Start the sessions of the partition's members; drop offsets of topics deleted meanwhile."""
         group_ids = [name for name in self.groups if self.partition_of(name) == index]
         for group_id in group_ids:
             self.submit(group_id, Revive())
@@ -250,7 +253,7 @@ class GroupLogic:
             self._forget(topic, group_ids)
 
     def _finish(self, group_id: GroupId, pending: PendingRequest, step: Step, at: Offset | None) -> None:
-        """Apply, then reply, then send [GRP-1]."""
+        """Apply, then reply, then answer parked requests [GRP-1]."""
         command = pending.command.command
         table = self._in_memory if at is None else self.writer.table(self.partition_of(group_id))
         for event in step.then_apply:
@@ -270,7 +273,7 @@ class GroupLogic:
 
 
 def _nothing() -> None:
-    """What was appended is applied in the order of the log already."""
+    """Do nothing: the records were already applied in log order."""
 
 
 def _is_plain_commit(pending: PendingRequest) -> bool:
@@ -283,7 +286,7 @@ def pending_of(command: Command, guard: TxnGuard = NO_GUARD, refused: Refusal = 
 
 
 def _report(group_id: GroupId, command: Command, step: Step) -> None:
-    """One log line for what an operator asks about: why a group rebalanced, and what came of it (KIP-800)."""
+    """Log why a group rebalanced, and the result, in one line each (KIP-800)."""
     for event in step.then_apply:
         match event:
             case RebalancePrepared():

@@ -1,4 +1,4 @@
-"""Requests of members that wait for the others: JoinGroup and SyncGroup, by the ticket that names each."""
+"""Parked JoinGroup and SyncGroup requests, which wait for other members; a ticket identifies each."""
 
 import asyncio
 
@@ -10,7 +10,7 @@ AnswerFuture = asyncio.Future[Answer]
 
 
 class ParkedRequests:
-    """Lives on the loop, owned by the group coordinator."""
+    """All parked requests. Lives on the loop, owned by the group coordinator."""
 
     def __init__(self) -> None:
         self._futures: dict[Ticket, AnswerFuture] = {}
@@ -18,7 +18,7 @@ class ParkedRequests:
         self._closing: Reject | None = None
 
     def new_ticket(self) -> Ticket:
-        """Return a name for a request that may be parked."""
+        """Return a ticket for a request that may be parked."""
         self._tickets += 1
         return Ticket(self._tickets)
 
@@ -38,7 +38,7 @@ class ParkedRequests:
             future.set_result(answer)
 
     def close(self, answer: Reject) -> None:
-        """Answer all of them, and whatever is parked from now on."""
+        """Answer all parked requests, and those parked from now on."""
         self._closing = answer
         for ticket in list(self._futures):
             self.answer(ticket, answer)

@@ -1,4 +1,4 @@
-"""What the group coordinator is given: its topic."""
+"""Dependencies of the group coordinator: its topic."""
 
 from collections.abc import Iterator, Sequence
 from typing import Protocol
@@ -10,42 +10,42 @@ from tallystick.storage.log import AppendOrigin, AppendResult, TxnGuard
 
 
 class OffsetsPartition(Protocol):
-    """What the coordinator needs of one partition of `__consumer_offsets`."""
+    """The parts of a `__consumer_offsets` partition that the coordinator uses."""
 
     def append(
         self, batches: bytes, origin: AppendOrigin = ..., guard: TxnGuard = ...
     ) -> AppendResult | Reject:
         """Append one batch.
 
-        A Reject and LogFull mean that nothing was written; another exception, that nobody knows.
+        After a Reject or LogFull nothing was written; after another exception that is unknown.
         """
         ...
 
     def durable(self, offset: Offset) -> Durable | None:
-        """Done when power loss cannot take the record any more, as far as flush.policy promises."""
+        """Return a future, done when the record survives a power loss as far as `flush.policy` promises."""
         ...
 
     def read_all(self, max_bytes: int) -> Iterator[bytes]:
-        """Everything in the log now, in order, in pieces of whole batches."""
+        """Yield all that is in the log now, in order, in pieces of whole batches."""
         ...
 
 
 class OffsetsTopic(Protocol):
-    """`__consumer_offsets` as a whole."""
+    """The whole topic `__consumer_offsets`."""
 
     @property
     def partition_count(self) -> int:
-        """A group's partition depends on it, so it is the topic's own once there is a topic."""
+        """Partitions of the existing topic, as a group's partition depends on the count; else the setting."""
         ...
 
     def existing(self) -> Sequence[OffsetsPartition]:
-        """All partitions, by index; empty when there is no topic yet."""
+        """Return all partitions by index; none when the topic does not exist yet."""
         ...
 
     async def ensure(self) -> Reject | None:
-        """Make the topic unless it is there."""
+        """Create the topic unless it exists."""
         ...
 
     async def partition(self, index: int) -> OffsetsPartition | Reject:
-        """One partition; the topic is made when it is not there."""
+        """Return one partition; create the topic if it does not exist."""
         ...

@@ -1,4 +1,4 @@
-"""What becomes due in groups: sessions, rebalances, and offsets that nobody has committed for long."""
+"""Timers of groups: sessions, rebalances, and the expiration of offsets."""
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +16,7 @@ EXPIRED_GROUPS_PER_TICK: Final = 64
 
 
 class GroupTimeouts:
-    """Lives on the loop, owned by the group coordinator."""
+    """Timers of all groups. Lives on the loop, owned by the group coordinator."""
 
     def __init__(
         self,
@@ -26,9 +26,12 @@ class GroupTimeouts:
         is_busy: Callable[[GroupId], bool],
         check_interval_ms: Callable[[], int],
     ) -> None:
-        """Args:
-        is_busy: whether a write of the group is becoming durable. `schedule` is called when it is.
-        check_interval_ms: offsets.retention.check.interval.ms, as of now.
+        """Create timers that are not started.
+
+        Args:
+            is_busy: whether a write of the group is becoming durable. `schedule` is called when it is
+                durable.
+            check_interval_ms: returns the current offsets.retention.check.interval.ms.
         """
         self._groups = groups
         self._timer = timer
@@ -40,16 +43,16 @@ class GroupTimeouts:
         self._to_expire: deque[GroupId] = deque()
 
     def start(self) -> None:
-        """Begin to keep time."""
+        """Start the timer of offset expiration."""
         self._expire_at_ms = self._timer.monotonic_ms() + self._check_interval_ms()
         self._timer.arm(self._expire_at_ms)
 
     def forget(self, group_id: GroupId) -> None:
-        """Nothing of the group is waited for any more."""
+        """Drop the backoff of a group."""
         self._deadlines.forget(group_id)
 
     def schedule(self, group_id: GroupId) -> None:
-        """See to it that the group is looked at when its next deadline passes."""
+        """Schedule a look at the group for its next deadline."""
         group = self._groups.get(group_id)
         deadline = next_deadline(group) if group is not None else None
         if deadline is not None:
@@ -58,11 +61,11 @@ class GroupTimeouts:
             self._deadlines.forget(group_id)
 
     def plan(self, group_id: GroupId, events: Sequence[Event]) -> None:
-        """Look at the group in time, after these. Cost: linear in members, but for what members do often."""
+        """Schedule the group after these events. Cost: linear in members, except for frequent events."""
         for event in events:
             match event:
                 case SessionExtended():
-                    pass  # it only moves a deadline away; the wake-up finds out
+                    pass  # the deadline only moves later; the wake-up notices that
                 case MemberPending(deadline_ms=deadline):
                     self._wake(group_id, deadline)
                 case _:
@@ -74,9 +77,10 @@ class GroupTimeouts:
             self._timer.arm(at_ms)
 
     def run(self, now_ms: int) -> int:
-        """Let everything happen whose time has come.
+        """Run everything that is due.
 
-        Returns: monotonic milliseconds of the next thing to happen.
+        Returns:
+            Monotonic milliseconds of the next deadline.
         """
         for group_id in self._deadlines.take_due(now_ms):
             self._look_at(group_id, now_ms)
@@ -88,7 +92,7 @@ class GroupTimeouts:
 
     def _look_at(self, group_id: GroupId, now_ms: int) -> None:
         if self._is_busy(group_id):
-            return  # clients do not wait as long as timeouts take; the end of the write schedules them again
+            return  # the end of the write schedules the group again, sooner than its timeouts matter
         group = self._groups.get(group_id)
         timeouts = due(group, now_ms) if group is not None else ()
         if timeouts:
@@ -99,7 +103,7 @@ class GroupTimeouts:
             self.schedule(group_id)
 
     def _expire_some(self, now_ms: int) -> None:
-        """offsets.retention.check.interval.ms: all groups get their turn, a few a tick."""
+        """Expire offsets every offsets.retention.check.interval.ms, in a few groups per tick."""
         if now_ms >= self._expire_at_ms:
             self._expire_at_ms = now_ms + self._check_interval_ms()
             self._to_expire = deque(self._groups)

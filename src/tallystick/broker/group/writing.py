@@ -1,4 +1,4 @@
-"""Records of groups on their way into `__consumer_offsets`, applied in the order of its log."""
+"""Writing of group records to `__consumer_offsets`, applied in log order."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import GroupId, Offset
 from tallystick.storage.log import NO_GUARD, AppendOrigin, AppendResult, TxnGuard
 
-# Refusals of a batch for what is in it.
+# Refusals of a batch because of its content.
 _OF_CONTENT: Final = (
     ErrorCode.MESSAGE_TOO_LARGE,
     ErrorCode.RECORD_LIST_TOO_LARGE,
@@ -31,14 +31,14 @@ Applied = asyncio.Future[bool]
 
 
 def no_refusal() -> None:
-    """No reason to refuse."""
+    """Refuse nothing."""
 
 
 @dataclass(slots=True, eq=False)
 class GroupRequest:
-    """A command of a group; of a transactional commit also what its append has to show the log.
+    """A command of a group, with what the append of a transactional commit needs.
 
-    refused  why it may not be appended now, after all
+    refused  called just before the append: returns a reason to refuse it after all
     """
 
     command: Command
@@ -47,20 +47,20 @@ class GroupRequest:
 
 
 PendingRequest = Pending[GroupRequest, Answer]
-# Requests and their Steps whose records become one batch.
+# Requests, with their Steps, whose records become one batch.
 Part = list[tuple[PendingRequest, Step]]
 
 
 @dataclass(slots=True)
 class _Shard:
-    """One partition: its groups, and what was appended and is not applied yet."""
+    """One partition: its groups, and the appends that are not applied yet."""
 
     table: GroupTable
     order: LogOrder
 
 
 class GroupWriter:
-    """Lives on the loop, owned by the group coordinator."""
+    """Writer of all partitions. Lives on the loop, owned by the group coordinator."""
 
     def __init__(
         self,
@@ -69,10 +69,12 @@ class GroupWriter:
         finish: Callable[[GroupId, PendingRequest, Step, Offset | None], None],
         clock: Clock,
     ) -> None:
-        """Args:
-        tables: makes a table of all groups, for a partition that has none.
-        lost: told of a partition whose state is in doubt.
-        finish: carries out a Step whose records are durable, at their offset.
+        """Create a writer without partitions.
+
+        Args:
+            tables: returns a table of all groups, for a partition that has none.
+            lost: called with a partition whose state is in doubt.
+            finish: carries out a Step whose records are durable, at their offset.
         """
         self._tables = tables
         self._lost = lost
@@ -85,11 +87,11 @@ class GroupWriter:
         return self._shard(index).table
 
     def take_over(self, index: int, table: GroupTable) -> None:
-        """Begin with what was read of a partition's log."""
+        """Install the table that was read from a partition's log."""
         self._shards[index] = _Shard(table, LogOrder(partial(self._lost, index)))
 
     def close(self, index: int) -> None:
-        """Apply nothing more of what was appended to a partition."""
+        """Apply nothing more of the appends to a partition."""
         self._shard(index).order.close()
 
     def _shard(self, index: int) -> _Shard:
@@ -100,10 +102,13 @@ class GroupWriter:
     def append(
         self, group_id: GroupId, index: int, parts: Sequence[Part], partition: OffsetsPartition | Reject
     ) -> Applied | None:
-        """Append every part before anything is waited for, so that they share a sync.
+        """Append every part before waiting for any, so that they share a sync.
 
-        Returns: done when the last one is applied; None: all are applied, or refused.
-        Raises: LogOffline.
+        Returns:
+            A future, done when the last part is applied; None: all are applied, or refused.
+
+        Raises:
+            LogOffline: it is unknown what the log has.
         """
         turns = [self._append_part(group_id, index, part, partition) for part in parts]
         return next((turn for turn in reversed(turns) if turn is not None and not turn.done()), None)
@@ -111,7 +116,7 @@ class GroupWriter:
     def _append_part(
         self, group_id: GroupId, index: int, part: Part, partition: OffsetsPartition | Reject
     ) -> Applied | None:
-        """Append one batch. None: it was refused, and so are its commands."""
+        """Append one batch. Returns None if it was refused, with its commands."""
         first = part[0][0].command
         producer = first.command.identity if isinstance(first.command, CommitTxnOffsets) else None
         events = tuple(event for _, step in part for event in step.append)
@@ -127,7 +132,7 @@ class GroupWriter:
         if not isinstance(appended, Reject):
             return appended[1]
         if appended.code in _OF_CONTENT and len(part) > 1:
-            # Too large together, or one of them cannot be written: none is refused for its neighbours.
+            # Too large together, or one of them cannot be written: retry them one by one.
             turns = [self._append_part(group_id, index, [one], partition) for one in part]
             return next((turn for turn in reversed(turns) if turn is not None), None)
         answer_all((pending for pending, _ in part), answered(appended))
@@ -153,9 +158,10 @@ class GroupWriter:
     def append_marker(
         self, index: int, partition: OffsetsPartition, batch: bytes, guard: TxnGuard
     ) -> tuple[AppendResult, Applied] | Reject:
-        """Append an end marker; the transaction ends in the groups when it is its turn.
+        """Append an end marker; the transaction ends in the groups when the marker is applied.
 
-        Raises: LogOffline.
+        Raises:
+            LogOffline: it is unknown what the log has.
         """
         table = self.table(index)
 

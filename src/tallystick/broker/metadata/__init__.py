@@ -1,4 +1,4 @@
-"""What the broker knows besides the records: topics, configs, producer ids, feature levels. In SQLite.
+"""Metadata of the broker in SQLite: topics, configs, producer ids, feature levels.
 
-Nothing here touches a log; calls that block run on `worker`.
+This package touches no log; blocking calls run on `worker`.
 """

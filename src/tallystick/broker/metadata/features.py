@@ -1,8 +1,8 @@
-"""Finalized feature levels: what clients may rely on, kept in the metadata store (KIP-584, KIP-1022).
+"""Finalized feature levels, which clients rely on, kept in the metadata store (KIP-584, KIP-1022).
 
-One feature is here, `transaction.version`: 0 and 1 are the protocol of KIP-98 and differ in the form of the
-log's records alone, 2 moves the epoch with every end (KIP-890), and KIP-939 needs it. A client learns the
-level from ApiVersions, with an epoch that grows by one with every change: it recognises an older answer.
+There is one feature, `transaction.version`: 0 and 1 are the protocol of KIP-98 and differ only in the form of
+the log's records, 2 bumps the epoch with every end (KIP-890), and KIP-939 needs it. A client learns the level
+from ApiVersions, with an epoch that grows by one with every change, so that it recognises an older answer.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ TRANSACTION_VERSION: Final = "transaction.version"
 
 @frozen
 class LevelRange:
-    """The levels this version of the broker has."""
+    """Range of levels that this version of the broker supports."""
 
     lowest: int
     highest: int
@@ -32,12 +32,12 @@ class LevelRange:
         return self.lowest <= level <= self.highest
 
 
-# A new data directory begins at the highest.
+# A new data directory begins at the highest level.
 SUPPORTED: Final[Mapping[str, LevelRange]] = MappingProxyType({TRANSACTION_VERSION: LevelRange(0, 2)})
 
 
 class UpgradeType(IntEnum):
-    """Which way a level may move; the numbers are the wire's."""
+    """Direction in which a level may move, with the numbers of the protocol."""
 
     UPGRADE = 1
     SAFE_DOWNGRADE = 2
@@ -46,7 +46,7 @@ class UpgradeType(IntEnum):
 
 @frozen
 class FeatureUpdate:
-    """What somebody wants of one feature; `upgrade_type` None: a number nobody knows."""
+    """Requested level of one feature; `upgrade_type` None: an unknown number."""
 
     feature: str
     level: int
@@ -54,7 +54,7 @@ class FeatureUpdate:
 
 
 def check_update(finalized: Mapping[str, int], update: FeatureUpdate) -> Reject | None:
-    """May the level move from where it is, as far as the request alone tells?
+    """Check whether the request alone allows the level to move from its present value.
 
     Source: FeatureControlManager.updateFeature.
     """
@@ -82,14 +82,17 @@ Lowering = Callable[[int], AbstractAsyncContextManager[Reject | None]]
 
 
 class Features:
-    """The levels of this broker. Owned by it; lives on the loop."""
+    """Finalized levels of this broker. Owned by it; lives on the loop."""
 
     def __init__(self, store: MetadataStore, worker: Worker, lowering: Lowering) -> None:
-        """Raises: MetadataUnusable, when a level was finalized that this version does not have.
+        """Load the levels.
 
         Args:
-        lowering: entered before `transaction.version` goes down to a level: says why it must not, and
-            keeps what it says true until it is left.
+            lowering: entered before `transaction.version` goes down to a level: yields a reason to refuse,
+                and keeps its answer true until exit.
+
+        Raises:
+            MetadataUnusable: a level was finalized that this version does not support.
         """
         self._store = store
         self._worker = worker
@@ -107,14 +110,14 @@ class Features:
 
     @property
     def transaction_version(self) -> int:
-        """0, 1 or 2."""
+        """Finalized `transaction.version`: 0, 1 or 2."""
         return self.finalized[TRANSACTION_VERSION]
 
     async def update(self, updates: Sequence[FeatureUpdate], *, validate_only: bool = False) -> Reject | None:
         """Set all levels, or, with a reason, none [MET-1].
 
-        Lowering is refused, in either way of it, where it would lose what the lower level cannot say: a
-        transaction that was prepared must not come to time out because an administrator tries something.
+        Either kind of downgrade is refused where it would lose state that the lower level cannot express: a
+        prepared transaction must not become subject to a timeout because an administrator changes the level.
         """
         async with self._lock:
             for update in updates:

@@ -1,8 +1,8 @@
-"""What the broker knows besides the records: topics, configs, producer ids, who it is. In SQLite.
+"""Metadata of the broker in SQLite: topics, configs, producer ids, the cluster id.
 
 The store is blocking and durable: when a method returns, its change survives power loss (`synchronous=FULL`
-on a write-ahead log: one sync a change). The broker calls it from one thread, and changes its own image of
-the metadata, which is what handlers read, only after the store has answered [MET-1].
+on a write-ahead log: one sync per change). The broker calls it from one thread, and changes its own image of
+the metadata, which handlers read, only after the store has answered [MET-1].
 
 Source: docs/adr/0011-metadata-in-sqlite.md.
 """
@@ -48,7 +48,7 @@ class MetadataUnusable(TallystickError):
 
 @frozen
 class Topic:
-    """A topic as it is defined; `configs` are its own settings, as texts."""
+    """Definition of a topic; `configs` are its own settings, as texts."""
 
     name: str
     topic_id: uuid.UUID
@@ -57,14 +57,14 @@ class Topic:
 
 
 def _nothing() -> None:
-    """There is room, or there is no reserve to take it from."""
+    """Do nothing: there is room, or there is no reserve to take it from."""
 
 
 class MetadataStore:
-    """The file. Owned by the broker, called by one thread at a time; every method is one transaction."""
+    """The metadata file. Owned by the broker, used by one thread at a time; a method is one transaction."""
 
     def __init__(self, path: Path, cluster_id: str, make_room: Callable[[], None] = _nothing) -> None:
-        """Open the file, or make it for `cluster_id`. Raises: MetadataUnusable.
+        """Open the file, or create it for `cluster_id`. Raises: MetadataUnusable.
 
         Args:
             make_room: called before each write: a topic can be deleted on a full disk, too [RSV-1].
@@ -73,7 +73,7 @@ class MetadataStore:
         self._make_room = make_room
         try:
             self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
-            # Alone on the file: no shared-memory file beside the write-ahead log.
+            # Exclusive access: no shared-memory file beside the write-ahead log.
             self._db.execute("PRAGMA locking_mode = EXCLUSIVE")
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = FULL")
@@ -120,19 +120,19 @@ class MetadataStore:
         ]
 
     def deleted_topics(self) -> list[Topic]:
-        """Topics that are deleted and whose files may still be there."""
+        """Return deleted topics whose files may still exist."""
         rows = self._db.execute("SELECT name, id, partitions FROM deleted_topic")
         return [Topic(name, uuid.UUID(bytes=topic_id), partitions) for name, topic_id, partitions in rows]
 
     def broker_configs(self) -> dict[str, dict[str, str]]:
-        """Dynamic settings by broker id as text; the empty text is the default of all brokers."""
+        """Return dynamic settings by broker id as text; the empty text is the default of all brokers."""
         configs: dict[str, dict[str, str]] = {}
         for broker, name, value in self._db.execute("SELECT broker, name, value FROM broker_config"):
             configs.setdefault(broker, {})[name] = value
         return configs
 
     def features(self) -> tuple[int, dict[str, int]]:
-        """The epoch of the finalized feature levels, and those that were ever set."""
+        """Return the epoch of the finalized feature levels, and those that were ever set."""
         rows = self._db.execute("SELECT name, value FROM cluster WHERE name LIKE 'feature.%'")
         levels = {name.removeprefix("feature."): int(value) for name, value in rows}
         return int(self._get("features.epoch") or "0"), levels
@@ -148,7 +148,7 @@ class MetadataStore:
                 self._db.executemany("INSERT INTO topic_config VALUES (?, ?, ?)", rows)
 
     def delete_topics(self, topics: Iterable[Topic]) -> None:
-        """Forget topics, and remember that their files must go."""
+        """Delete topics, and remember that their files must be removed."""
         with self._transaction():
             for topic in topics:
                 row = (topic.topic_id.bytes, topic.name, topic.partitions)
@@ -156,7 +156,7 @@ class MetadataStore:
                 self._db.execute("DELETE FROM topic WHERE name = ?", (topic.name,))
 
     def forget_deleted(self, topic_ids: Iterable[uuid.UUID]) -> None:
-        """Call when the files are gone."""
+        """Forget deleted topics whose files are gone."""
         with self._transaction():
             rows = [(topic_id.bytes,) for topic_id in topic_ids]
             self._db.executemany("DELETE FROM deleted_topic WHERE id = ?", rows)
@@ -174,21 +174,21 @@ class MetadataStore:
             self._db.executemany("INSERT INTO topic_config VALUES (?, ?, ?)", rows)
 
     def set_broker_config(self, broker: str, configs: Mapping[str, str]) -> None:
-        """Replace the dynamic settings of one broker, or with an empty name the default of all."""
+        """Replace the dynamic settings of one broker, or the default of all if the name is empty."""
         with self._transaction():
             self._db.execute("DELETE FROM broker_config WHERE broker = ?", (broker,))
             rows = [(broker, name, value) for name, value in configs.items()]
             self._db.executemany("INSERT INTO broker_config VALUES (?, ?, ?)", rows)
 
     def set_features(self, epoch: int, levels: Mapping[str, int]) -> None:
-        """Finalize levels, as the change with this number."""
+        """Finalize levels, as the change with this epoch."""
         with self._transaction():
             self._set("features.epoch", str(epoch))
             for name, level in levels.items():
                 self._set(f"feature.{name}", str(level))
 
     def take_producer_ids(self) -> range:
-        """A block of producer ids that nobody was given before, nor will be [MET-2]."""
+        """Return a block of producer ids that is never handed out twice [MET-2]."""
         with self._transaction():
             first = int(self._get("producer.id.next") or "0")
             if first > INT64_MAX - PRODUCER_ID_BLOCK:
@@ -202,16 +202,19 @@ class MetadataStore:
 
 
 def is_in_doubt(exc: BaseException) -> bool:
-    """Whether a change that failed so may be in the file all the same, for the next process to find.
+    """Return whether a change that failed so may still be in the file, for the next process to find.
 
-    SQLite takes a change back in memory when the sync of the write-ahead log fails; its frames stay in the
-    file, and a recovery counts them.
+    SQLite rolls a change back in memory when the sync of the write-ahead log fails; its frames stay in the
+    file, and recovery applies them.
     """
     return _code(exc) == sqlite3.SQLITE_IOERR
 
 
 def is_refused(exc: BaseException) -> bool:
-    """Whether a change was taken back for want of room, descriptors or memory: a later one may succeed."""
+    """Return whether a change was rolled back for lack of space, descriptors or memory.
+
+    A later attempt may succeed.
+    """
     return _code(exc) in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_NOMEM)
 
 
@@ -221,7 +224,7 @@ def _code(exc: BaseException) -> int | None:
 
 
 class _Transaction:
-    """`with`: BEGIN, then COMMIT or, on any exception, ROLLBACK."""
+    """Context manager of a transaction: BEGIN, then COMMIT or, on any exception, ROLLBACK."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
@@ -234,12 +237,12 @@ class _Transaction:
             if kind is None:
                 self._db.execute("COMMIT")
         finally:
-            if self._db.in_transaction:  # or no later one could begin
+            if self._db.in_transaction:  # otherwise no later transaction could begin
                 self._db.execute("ROLLBACK")
 
 
 class ProducerIds:
-    """Hands out the ids of the current block; the caller fetches the next one when it is empty."""
+    """The current block of producer ids; the caller fetches the next one when it is empty."""
 
     def __init__(self) -> None:
         self._block: Iterable[int] = iter(())
@@ -248,7 +251,7 @@ class ProducerIds:
         self._block = iter(block)
 
     def take(self) -> ProducerId | None:
-        """The next id, or None when a block must be taken first."""
+        """Return the next id, or None when a block must be taken first."""
         for producer_id in self._block:
             return ProducerId(producer_id)
         return None

@@ -1,4 +1,4 @@
-"""One thread for what blocks and is rare: metadata, making and removing files."""
+"""A single thread for blocking, infrequent work: metadata, creating and removing files."""
 
 import asyncio
 from collections.abc import Callable
@@ -9,13 +9,13 @@ T = TypeVar("T")
 
 
 class Worker:
-    """Runs calls one after another, off the loop."""
+    """Thread that runs calls one after another, off the loop."""
 
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="tallystick-worker")
 
     async def run(self, call: Callable[[], T]) -> T:
-        """Wait for `call`, made in the thread after all calls before it."""
+        """Wait for `call`, which runs in the thread after all earlier calls."""
         return await asyncio.get_running_loop().run_in_executor(self._executor, call)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Metrics as values, the broker's own, and the endpoint that serves them.
+"""Metric values, the broker's own metrics, and the endpoint that serves them.
 
-Metrics are read from the broker's parts; no part imports this.
+Metrics are read from the broker's components; no component imports this package.
 """

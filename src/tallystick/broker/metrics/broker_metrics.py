@@ -1,11 +1,11 @@
-"""What this broker measures of itself: every metric by name, and one walk that reads all gauges.
+"""Metrics of this broker: every metric by name, and one walk that reads all gauges.
 
-One walk over partitions and transactional ids, and not one a gauge: a scrape of 10,000 partitions looks at
-each once. The walk yields after every few hundred, and what it shows was true when it looked; between two of
-its looks transactions come and go. Leader and coordinator are one process here, so a partition's open
-transaction is matched with the coordinator's at that moment. Kafka's leader cannot do that, hence
+There is one walk over partitions and transactional ids for all gauges, not one for each: a scrape of 10,000
+partitions looks at each once. The walk yields after every few hundred, and shows the state at the time it
+looked; transactions come and go in between. Leader and coordinator are one process here, so a partition's
+open transaction is matched with the coordinator's at that moment. Kafka's leader cannot do that, hence
 
-* a late transaction of two-phase commit, which only its client may end, is counted apart from the others;
+* a late transaction of two-phase commit, which only its client may end, is counted separately;
 * a transaction that no coordinator knows shows up at once, not after transaction.max.timeout.ms.
 
 Source: KIP-664 "Metrics", KIP-939 "Metric Changes"; Kafka 4.3: ReplicaManager, Partition.
@@ -33,7 +33,7 @@ from tallystick.kernel.ids import Identity, ProducerEpoch, ProducerId, Timestamp
 from tallystick.kernel.value import frozen
 from tallystick.storage.producers import LATE_TRANSACTION_BUFFER_MS, ProducerState
 
-# Partitions, transactions or ids looked at between two chances for the loop.
+# Partitions, transactions or ids looked at before the walk yields to the loop.
 SLICE: Final = 256
 
 _REPLICAS: Final = "kafka.server:type=ReplicaManager,name="
@@ -110,7 +110,7 @@ OFFSETS_OFFLINE: Final = gauge(
     "Partitions of __consumer_offsets whose last append may or may not be there, until they are read back.",
 )
 
-# ---- the last start, where it was unclean
+# ---- the last start after an unclean shutdown
 HANGING_AT_START: Final = gauge(
     "start_hanging_transactions", "Hanging transactions that the comparison at the last start has listed."
 )
@@ -133,7 +133,7 @@ TOPICS_TO_DELETE: Final = of_kafka(
     "Topics that are deleted and whose names are not free yet: their directories cannot be given up.",
 )
 
-# ---- counted
+# ---- counters
 VERIFICATION_FAILURES: Final = of_kafka(
     "kafka.server:type=AddPartitionsToTxnManager,name=VerificationFailureRate",
     "Batches refused because the coordinator did not have their partition in a transaction.",
@@ -174,7 +174,7 @@ FAMILIES: Final = (
 
 
 class BrokerMetrics:
-    """The registry, and the counters that the rest of the broker adds to. Made by the broker."""
+    """The registry, and the counters that other components add to. Created by the broker."""
 
     def __init__(self) -> None:
         self.registry = Registry()
@@ -185,12 +185,12 @@ class BrokerMetrics:
         self.deletions_refused: Counter = self.registry.counter(DELETIONS_REFUSED)
 
     def forced(self, outcome: ForcedOutcome) -> None:
-        """A transaction was ended, and not by its client."""
+        """Count a transaction that was ended, and not by its client."""
         self.forced_outcomes.add(outcome.cause.name.lower())
 
 
 class Coordinator(Protocol):
-    """What is asked of either coordinator."""
+    """The parts of either coordinator that metrics read."""
 
     @property
     def offline_partitions(self) -> int: ...
@@ -200,19 +200,19 @@ class Coordinator(Protocol):
 
 
 class Transactions(Coordinator, Protocol):
-    """What the walk asks the coordinator."""
+    """The parts of the transaction coordinator that the walk reads."""
 
     def entries(self) -> tuple[TxnEntry, ...] | Reject:
-        """Every transactional id; a Reject while they are being loaded."""
+        """Return every transactional id; a Reject while they are being loaded."""
         ...
 
     def find_writer(self, producer_id: ProducerId) -> TxnEntry | None:
-        """Whose open or decided transaction this producer id signs."""
+        """Return the entry whose open or decided transaction has this producer id."""
         ...
 
 
 class Found(Protocol):
-    """What the walk asks the comparison after an unclean start."""
+    """The parts of the comparison after an unclean start that the walk reads."""
 
     @property
     def hanging(self) -> Sequence[object]: ...
@@ -222,7 +222,7 @@ class Found(Protocol):
 
 
 class Reserved(Protocol):
-    """What the walk asks the reserve."""
+    """The parts of the reserve that the walk reads."""
 
     @property
     def held_bytes(self) -> int: ...
@@ -233,7 +233,7 @@ class Reserved(Protocol):
 
 @frozen(kw_only=True)
 class Observed:
-    """Where the gauges are read.
+    """Sources of the gauges.
 
     held_back      bytes that retention would delete from a partition if no transaction were open
     unclean_start  None after a clean stop, or where nothing can have been lost
@@ -251,7 +251,7 @@ class Observed:
 
 
 def read_gauges(of: Observed) -> Iterator[Reading | None]:
-    """Look at everything once; a `Source` of the registry."""
+    """Read all gauges in one walk; a `Source` of the registry."""
     yield from _coordinator(of)
     walk = _PartitionWalk(of)
     for done, partition in enumerate(of.partitions(), 1):
@@ -275,7 +275,7 @@ def read_gauges(of: Observed) -> Iterator[Reading | None]:
 def _coordinator(of: Observed) -> Iterator[Reading | None]:
     entries = of.transactions.entries()
     if isinstance(entries, Reject):
-        return  # no number is better than a wrong one
+        return  # better no value than a wrong one
     now_ms = of.now_ms()
     states: Tally[str] = Tally({state.label: 0 for state in TxnState if state not in _IN_MEMORY})
     open_ms = in_doubt_ms = unmarked_ms = in_doubt = kept = 0
@@ -309,7 +309,7 @@ _IN_MEMORY: Final = frozenset({TxnState.DEAD, TxnState.PREPARE_EPOCH_FENCE})
 
 
 class _PartitionWalk:
-    """What the partitions looked at so far add up to."""
+    """Totals of the partitions looked at so far."""
 
     def __init__(self, of: Observed) -> None:
         self._of = of
@@ -322,7 +322,7 @@ class _PartitionWalk:
         self._held_back = self._held_back_partitions = 0
 
     def look_at(self, partition: Partition) -> Iterator[None]:
-        """Cost: constant where no transaction is open, else linear in those."""
+        """Add a partition. Cost: constant where no transaction is open, else linear in those."""
         log = partition.log
         labels = (log.topic_partition.topic, str(log.topic_partition.partition))
         producers = log.producer_state
@@ -341,7 +341,7 @@ class _PartitionWalk:
     def _look_at_open(self, partition: Partition, labels: tuple[str, ...]) -> Iterator[None]:
         producers, now_ms = partition.log.producer_state, self._of.now_ms()
         oldest_ms, late, late_two_phase = 0, False, False
-        # Between two slices some may end, which is no harm, and dictionaries may change, which is.
+        # Copied: between two slices transactions may end, and the dictionary must not change meanwhile.
         remaining = iter(list(producers.open_transactions()))
         while some := list(islice(remaining, SLICE)):
             for first_offset, producer_id in some:
@@ -362,7 +362,7 @@ class _PartitionWalk:
         self._late_two_phase += late_two_phase
 
     def _coordinators(self, partition: Partition, state: ProducerState) -> TxnEntry | None:
-        """The coordinator's side of a transaction that is open here; None: it has no such transaction."""
+        """Return the coordinator's entry for a transaction open here; None: it has no such transaction."""
         writer = Identity(ProducerId(state.producer_id), ProducerEpoch(state.epoch))
         entry = self._of.transactions.find_writer(writer.producer_id)
         return entry if entry is not None and entry.will_end(writer, partition.topic_partition) else None
@@ -382,8 +382,11 @@ class _PartitionWalk:
 
 
 def _started_ms(entry: TxnEntry | None, state: ProducerState) -> int:
-    """When a transaction began: by the coordinator's clock; where it has none, the time of the first batch
-    in it that is still remembered, and its age is no less than that; below 0 where batches have no time."""
+    """Return when a transaction began, by the coordinator's clock; below 0 where batches have no time.
+
+    Without an entry, it is the time of its first batch that is still remembered: the age is no less than
+    that.
+    """
     if entry is not None and isinstance(entry.phase, Ongoing | Decided):
         return entry.phase.started_ms
     first_offset = state.txn_first_offset or 0

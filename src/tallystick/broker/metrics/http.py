@@ -1,8 +1,8 @@
-"""GET /metrics over HTTP/1.1, and nothing else: one request a connection, answered and closed.
+"""HTTP/1.1 server for GET /metrics only: one request per connection, answered and closed.
 
-Whoever can connect can read; the address is what `metrics.listener` says, and there is no default. Bounded
-are the request (its size, the time it may take), the time a reader may take for the answer, and how many
-connections there are. One scrape is made at a time, in slices between which the broker does its work.
+Everyone who can connect can read; `metrics.listener` sets the address, and there is no default. The request
+(its size and time), the time to read the answer, and the number of connections are bounded. Scrapes run one
+at a time, in slices between which the broker does its work.
 """
 
 import asyncio
@@ -19,10 +19,10 @@ _log = logging.getLogger("tallystick.broker.metrics")
 PATH: Final = "/metrics"
 REQUEST_BYTES_MAX: Final = 8 * KIB
 CONNECTIONS_MAX: Final = 16
-# For the request to arrive, and again for the answer to be taken.
+# Limit for the request to arrive, and again for the peer to read the answer.
 PATIENCE_S: Final = 10.0
 _HEAD_END: Final = b"\r\n\r\n"
-# Python's `http` has these, and costs half a millisecond of every start.
+# Python's `http` has these, but importing it costs half a millisecond of every start.
 _REASONS: Final = {
     200: "OK",
     400: "Bad Request",
@@ -35,12 +35,17 @@ _REASONS: Final = {
 
 
 class MetricsServer:
-    """Lives on the loop that starts it; owned by the service."""
+    """The metrics endpoint. Lives on the loop that starts it; owned by the service."""
 
     def __init__(
         self, listen: Endpoint, scrape: Callable[[], Iterator[str]], patience_s: float = PATIENCE_S
     ) -> None:
-        """`scrape`: the text in pieces, between two of which others may have the loop."""
+        """Create a server that is not listening.
+
+        Args:
+            scrape: yields the text in pieces; other tasks may run between two of them.
+            patience_s: limit for the request, and again for the answer to be read.
+        """
         self._listen = listen
         self._scrape = scrape
         self._patience_s = patience_s
@@ -49,14 +54,14 @@ class MetricsServer:
         self._answering: set[asyncio.Task[None]] = set()
 
     async def start(self) -> Endpoint:
-        """Listen. Returns the address bound, the port chosen when it was 0. Raises: OSError."""
+        """Listen, and return the bound address, with the chosen port if it was 0. Raises: OSError."""
         host, port = self._listen.host or None, self._listen.port
         self._server = await asyncio.start_server(self._connected, host, port, limit=REQUEST_BYTES_MAX)
         address = self._server.sockets[0].getsockname()
         return Endpoint(str(address[0]), int(address[1]))
 
     async def stop(self) -> None:
-        """Close at once: a scraper that gets no answer asks again."""
+        """Close at once: a scraper without an answer retries."""
         if self._server is not None:
             self._server.close()
         for task in self._answering:
@@ -88,7 +93,7 @@ class MetricsServer:
                 transport.abort()
 
     async def _answer(self, reader: asyncio.StreamReader) -> list[bytes] | None:
-        """The whole answer; None for a peer that left without having asked."""
+        """Return the whole answer; None for a peer that left without a request."""
         try:
             async with asyncio.timeout(self._patience_s):
                 head = await reader.readuntil(_HEAD_END)
@@ -113,12 +118,12 @@ class MetricsServer:
         async with self._scraping:
             for piece in self._scrape():
                 pieces.append(piece.encode())
-                await asyncio.sleep(0)  # others first
+                await asyncio.sleep(0)  # yield to other tasks
         return pieces
 
 
 def _judge(head: bytes) -> int:
-    """What to say to a request, of which the first line is all that matters."""
+    """Return the HTTP status for a request; only its first line matters."""
     words = head.partition(b"\r\n")[0].decode("latin-1").split(" ")
     if len(words) != 3 or not words[2].startswith("HTTP/1."):
         return 400

@@ -1,12 +1,12 @@
-"""Metrics as values: what each one is called, and the text that a scraper reads.
+"""Metric values: their names, and the text that a scraper reads.
 
-A gauge is read when somebody asks. A counter is a number that whoever sees a thing happen adds to. Both hang
-in one `Registry`, whose text comes in pieces: between two of them the loop does other work, so that the
-partitions of a large broker cost a scrape time and nobody else.
+A gauge is read at each scrape. A counter is a number that is incremented where the event happens. Both are
+registered in one `Registry`, whose text comes in pieces: the loop does other work between two of them, so
+that a scrape of a broker with many partitions takes longer and blocks nothing.
 
-A metric that Kafka has, or that a KIP describes, keeps Kafka's MBean name as metadata. Its name here is
-derived from that by `prometheus_name`, in the way in which Kafka's is most often exported, so that an alert
-written for Kafka works. Everything else is ours and begins with `tallystick_`. See docs/notes/performance.md.
+A metric that Kafka has, or that a KIP describes, keeps Kafka's MBean name as metadata. `prometheus_name`
+derives its name here, in the way Kafka's metrics are most often exported, so that an alert written for Kafka
+works. All other names begin with `tallystick_`. See docs/notes/performance.md.
 
 Source: Prometheus "Exposition formats", text format 0.0.4.
 """
@@ -37,7 +37,7 @@ class MetricType(StrEnum):
 class Family:
     """One metric with all its label values.
 
-    mbean   Kafka's name for it; empty where Kafka has no such thing
+    mbean   Kafka's name for it; empty where Kafka has no such metric
     labels  names of the labels, in the order of every sample's values
     """
 
@@ -55,9 +55,11 @@ class Family:
 
 
 def prometheus_name(mbean: str) -> str:
-    """`kafka.server:type=ReplicaManager,name=PartitionCount` is kafka_server_replicamanager_partitioncount.
+    """Convert an MBean name to a metric name.
 
-    A meter of Kafka's is a counter here, whose rate the reader takes: `…PerSec` and `…Rate` become `…_total`.
+    `kafka.server:type=ReplicaManager,name=PartitionCount` is kafka_server_replicamanager_partitioncount. A
+    meter of Kafka's is a counter here, whose rate the reader computes: `…PerSec` and `…Rate` become
+    `…_total`.
     """
     domain, _, keys = mbean.partition(":")
     name = "_".join([domain, *(pair.partition("=")[2] for pair in keys.split(","))])
@@ -68,28 +70,28 @@ def prometheus_name(mbean: str) -> str:
 
 
 def of_kafka(mbean: str, text: str, labels: tuple[str, ...] = ()) -> Family:
-    """A metric under Kafka's name; labels are what the MBean has keys for beside type and name."""
+    """Return a metric under Kafka's name; labels are the MBean's keys besides type and name."""
     kind = MetricType.COUNTER if mbean.endswith(_METERS) else MetricType.GAUGE
     return Family(name=prometheus_name(mbean), type=kind, help=text, mbean=mbean, labels=labels)
 
 
 def gauge(name: str, text: str, labels: tuple[str, ...] = ()) -> Family:
-    """A gauge of our own."""
+    """Return a gauge that Kafka does not have."""
     return Family(name=f"tallystick_{name}", type=MetricType.GAUGE, help=text, labels=labels)
 
 
 def counter(name: str, text: str, labels: tuple[str, ...] = ()) -> Family:
-    """A counter of our own."""
+    """Return a counter that Kafka does not have."""
     return Family(name=f"tallystick_{name}_total", type=MetricType.COUNTER, help=text, labels=labels)
 
 
 class Counter:
-    """Counts up from 0 since the start. Used on the loop."""
+    """A counter, from 0 at the start. Used on the loop."""
 
     __slots__ = ("_values", "family")
 
     def __init__(self, family: Family, *known: tuple[str, ...]) -> None:
-        """`known`: label values shown as 0 before anything was counted."""
+        """Create a counter. `known`: label values shown as 0 before anything was counted."""
         self.family = family
         self._values: dict[tuple[str, ...], int] = dict.fromkeys(known or ([] if family.labels else [()]), 0)
 
@@ -105,7 +107,7 @@ class Counter:
 
 
 Reading = tuple[Family, Iterable[Sample]]
-# Reads gauges. It yields None whenever it has worked for a while and has nothing to show for it yet.
+# Reads gauges. It yields None after some work without a reading, so that the loop can run.
 Source = Callable[[], Iterator[Reading | None]]
 
 
@@ -117,17 +119,17 @@ class Registry:
         self._sources: list[Source] = []
 
     def counter(self, family: Family, *known: tuple[str, ...]) -> Counter:
-        """A counter that is shown from now on."""
+        """Create a counter, and include it in scrapes."""
         made = Counter(family, *known)
         self._counters.append(made)
         return made
 
     def read_from(self, source: Source) -> None:
-        """Ask `source` at every scrape."""
+        """Read `source` at every scrape."""
         self._sources.append(source)
 
     def scrape(self) -> Iterator[str]:
-        """The text in order, in pieces that may be empty; between any two others may have the loop.
+        """Yield the text in order, in pieces that may be empty; the loop may run between two pieces.
 
         Cost: a piece is a few hundred samples, or as much of a source's work.
         """

@@ -1,4 +1,4 @@
-"""Partitions and topics as the broker has them: logs in a data directory, cleaned, and read within limits.
+"""Topics and partitions of the broker: logs in a data directory, their cleaning, and reads within limits.
 
-Files and formats are in `tallystick.storage`. Nothing here knows a coordinator or an API.
+Files and formats are in `tallystick.storage`. This package knows no coordinator and no API.
 """

@@ -1,7 +1,7 @@
-"""The data directory as the broker uses it: logs, their syncing, and the work that keeps them in bounds.
+"""The data directory in the broker: its logs, their syncing, and periodic housekeeping.
 
-What answers wait for is synced by the group commit in its own thread; it reports back through the loop.
-Everything else here is the loop's: a log has one owner.
+Appends that an answer waits for are synced by the group commit in its own thread, which reports back through
+the loop. Everything else here belongs to the loop: a log has one owner.
 """
 
 import asyncio
@@ -38,15 +38,15 @@ T = TypeVar("T")
 
 _log = logging.getLogger("tallystick.broker.files")
 
-# What a change of the metadata may take: a few pages of the write-ahead log, and as many at its checkpoint.
+# Upper bound of a metadata change: a few pages of the write-ahead log, and as many at its checkpoint.
 _METADATA_BYTES: Final = 256 * 1024
-# What an empty partition may take: its files, and the blocks of their names.
+# Upper bound of an empty partition: its files, and the blocks of their names.
 _PARTITION_BYTES: Final = 64 * 1024
-# Syncs of different files that are asked for together share what the disk takes long for.
+# Concurrent syncs of different files share the slow part of the disk's work.
 _THREADS: Final = 8
-# How often a start that reads logs through says how far it is.
+# Interval of progress reports while a start reads logs.
 _PROGRESS_MS: Final = 5_000
-# How often a reserve that was used is tried to be made whole again.
+# Interval of attempts to restore a reserve that was used.
 RESERVE_CHECK_MS: Final = 1_000
 
 _CODECS: Final[dict[str, Codec | None]] = {
@@ -64,19 +64,19 @@ class DataDirectoryUnusable(TallystickError):
 
 
 class Syncer(Protocol):
-    """Puts logs on the disk soon after they were named, and says so."""
+    """Syncs requested logs soon, and reports each."""
 
     def start(self) -> None: ...
 
     def request(self, log: Log) -> None: ...
 
     def stop(self) -> None:
-        """Serve what was requested, then end. May block."""
+        """Serve all requests, then end. May block."""
         ...
 
 
 def at_the_same_time(calls: Sequence[Callable[[], None]]) -> None:
-    """Make all of the calls in threads; over when each is. Raises what the first of them raised."""
+    """Run all calls in threads, and return when all have ended. Raises what the first of them raised."""
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="start") as threads:
         for done in [threads.submit(call) for call in calls]:
             done.result()
@@ -84,11 +84,12 @@ def at_the_same_time(calls: Sequence[Callable[[], None]]) -> None:
 
 @frozen(kw_only=True)
 class Disk:
-    """What a data directory stands on: the machine's own, unless a simulation brings another.
+    """The machine that a data directory stands on: the real one, or a simulation.
 
-    run_all   makes calls that wait for the disk and have nothing to do with each other
-    syncer    made with whom to tell of a log that is safe up to an offset, and of one that failed
-    metadata  opens the metadata file: its path, the cluster it must belong to, who makes room for a write
+    run_all   runs independent calls that wait for the disk
+    syncer    built with callbacks for a log that is synced up to an offset, and for one that failed
+    metadata  opens the metadata file: its path, the cluster it must belong to, a callback that frees room for
+              a write
     cleaner   starts the process that compacts
     """
 
@@ -102,7 +103,7 @@ class Disk:
 
 
 class DataDirectory:
-    """Owner of the open logs. Lives on the loop; made by the broker, who is told when a disk fails."""
+    """Owner of the open logs. Lives on the loop; created by the broker, which it tells of a failed disk."""
 
     def __init__(
         self,
@@ -123,7 +124,7 @@ class DataDirectory:
         self._loop = asyncio.get_running_loop()
         self._partitions: dict[TopicPartition, Partition] = {}
         self._timers: set[asyncio.TimerHandle] = set()
-        self._in_threads: set[asyncio.Future[Any]] = set()  # what must end before the directory is let go
+        self._in_threads: set[asyncio.Future[Any]] = set()  # work that must end before the release
         self._checkpointing: asyncio.Task[None] | None = None
         self._epochs_to_begin: list[Callable[[], None]] = []
         self._told_ms = clock.monotonic_ms()
@@ -171,15 +172,15 @@ class DataDirectory:
         return store
 
     def open_partition(self, topic: Topic, index: int, config: TopicConfig) -> Partition:
-        """Open or make one log. Blocking. Raises: CorruptLog, ForeignDirectory, OSError."""
+        """Open or create one log. Blocking. Raises: CorruptLog, ForeignDirectory, OSError."""
         name = TopicPartition(topic.name, index)
         if topic.name in INTERNAL:
             self._reserve.ensure(_PARTITION_BYTES)
         log = self._dir.get_or_create(name, self.log_config(topic.name, config), topic.topic_id)
         self._say_progress()
         latest = log.epochs.latest
-        # After a crash under `os` or `interval` records may be gone that a client has seen; a new epoch lets
-        # it notice (KIP-320). A clean stop loses nothing.
+        # KIP-320: after a crash under `os` or `interval` records may be gone that a client has seen; a new
+        # leader epoch lets it detect the truncation. A clean stop loses nothing.
         epoch = 0 if latest is None else latest if self._dir.was_clean else latest + 1
         if latest is not None and epoch > latest:
             self._epochs_to_begin.append(partial(log.begin_epoch, LeaderEpoch(epoch)))
@@ -196,7 +197,7 @@ class DataDirectory:
         return partition
 
     def begin_epochs(self) -> None:
-        """Put the new epochs on the disk, before a client sees one: they are never given out again. Blocking.
+        """Put the new leader epochs on the disk before a client sees one, so that none is reused. Blocking.
 
         Two syncs each, which would take longer one after another than all the rest of a start.
         Raises: LogOffline.
@@ -214,7 +215,7 @@ class DataDirectory:
         _log.info("recovery: %d of %d logs, %d MB read", done, len(self._dir.partitions()), size // MIB)
 
     async def make_partition(self, topic: Topic, index: int, config: TopicConfig) -> Partition:
-        """Make one log, its syncs in a thread. Raises as `open_partition`, which it leaves the rest to."""
+        """Create one log, with its syncs in a thread, and open it. Raises as `open_partition`."""
         name = TopicPartition(topic.name, index)
         if self._dir.is_new(name):
             log_config, topic_id = self.log_config(topic.name, config), topic.topic_id
@@ -223,17 +224,20 @@ class DataDirectory:
         return self.open_partition(topic, index, config)
 
     def find_foreign(self, topic: Topic) -> tuple[TopicPartition, ...]:
-        """Directories under the topic's name that are not its own. Raises: StorageFailure, OSError."""
+        """Return directories under the topic's name that are not its own. Raises: StorageFailure, OSError."""
         return self._dir.find_foreign(topic.name, topic.topic_id)
 
     def hand_over(self, deleted: Topic, to: Topic) -> tuple[TopicPartition, ...]:
-        """Have a topic own what the deleted one of its name still does. Raises: StorageFailure, OSError."""
+        """Give a topic the directories that a deleted topic of its name still owns.
+
+        Raises: StorageFailure, OSError.
+        """
         return self._dir.hand_over(deleted.name, deleted.topic_id, to.topic_id)
 
     async def give_up(self, topic: Topic) -> None:
-        """Free the names of a deleted topic's directories; call it again after a failure.
+        """Free the names of a deleted topic's directories; may be repeated after a failure.
 
-        Nothing here works on its logs any more when the first of them is renamed, in a thread.
+        All work on its logs ends before the first of them is renamed, in a thread.
         Raises: StorageFailure, OSError.
         """
         for name in self._names_of(topic):
@@ -242,13 +246,13 @@ class DataDirectory:
         await self._in_thread(lambda: self._dir.give_up(topic.name, topic.topic_id))
 
     def give_up_now(self, topic: Topic) -> None:
-        """As `give_up`, blocking: the broker is starting."""
+        """Do as `give_up`, blocking: the broker is starting."""
         for name in self._names_of(topic):
             self._forget(name)
         self._dir.give_up(topic.name, topic.topic_id)
 
     def _names_of(self, topic: Topic) -> list[TopicPartition]:
-        """Partitions that were ever made of it: there may be more than it has, where making them failed."""
+        """Return all partitions created for the topic: after a failed creation, maybe more than it has."""
         foreign = self.find_foreign(topic)
         return [name for name in self._dir.partitions() if name.topic == topic.name and name not in foreign]
 
@@ -258,19 +262,19 @@ class DataDirectory:
 
     @property
     def has_given_up(self) -> bool:
-        """Whether files of deleted partitions are still there."""
+        """Whether files of deleted partitions still exist."""
         return self._dir.has_given_up
 
     async def remove_given_up(self) -> None:
-        """Remove what deleted partitions have left, in a thread. Raises: OSError."""
+        """Remove the files of deleted partitions, in a thread. Raises: OSError."""
         await self._in_thread(self._dir.remove_given_up)
 
     def failed(self, cause: Exception) -> None:
-        """The disk did not keep its word: the broker is told."""
+        """Report to the broker that the disk failed."""
         self._failed(cause)
 
     async def _in_thread(self, call: Callable[[], T]) -> T:
-        """Wait for `call`, made in a thread; `stop` waits for it when nobody else does any more."""
+        """Wait for `call` in a thread; `stop` waits for it even if the caller was cancelled."""
         future = self._loop.run_in_executor(None, call)
         self._in_threads.add(future)
         future.add_done_callback(self._in_threads.discard)
@@ -283,7 +287,7 @@ class DataDirectory:
         self._config = config
 
     def report_recovery(self) -> None:
-        """Log what opening found. Strangers, partitions of no known topic, are left alone and named."""
+        """Log the findings of recovery, and the directories of no known topic, which are left alone."""
         for name, report in self._dir.reports:
             if report.repairs:
                 _log.warning("%s: %s", name, report)
@@ -293,7 +297,7 @@ class DataDirectory:
 
     @property
     def was_clean(self) -> bool:
-        """Whether the last process here ended as it should; a fresh directory was left by none."""
+        """Whether the last process here stopped cleanly; False for a fresh directory."""
         return self._dir.was_clean
 
     @property
@@ -301,7 +305,7 @@ class DataDirectory:
         return self._reserve
 
     def volume_bytes(self) -> tuple[int, int]:
-        """Size of the volume, and what is free of it."""
+        """Return the size of the volume, and its free bytes."""
         volume = os.statvfs(self._path)
         return volume.f_blocks * volume.f_frsize, volume.f_bavail * volume.f_frsize
 
@@ -321,7 +325,7 @@ class DataDirectory:
     # -------------------------------------------------------------------------- timers
 
     def start(self) -> None:
-        """Begin what is done every so often."""
+        """Start the periodic work."""
         config = self._config
         if config.flush_policy == "interval":
             self._every(config.flush_interval_ms, self._request_syncs)
@@ -357,7 +361,7 @@ class DataDirectory:
         self._timers.add(timer)
 
     def _discard(self, log: Log, paths: list[str]) -> None:
-        """Remove files of deleted segments, after a while and in a thread; a restart removes what is left."""
+        """Remove files of deleted segments after a delay, in a thread; a restart removes the rest."""
 
         def due() -> None:
             self._timers.discard(timer)
@@ -381,7 +385,7 @@ class DataDirectory:
         try:
             for name in list(self._partitions):
                 self._dir.flush_indexes(name)
-                await asyncio.sleep(0)  # others first
+                await asyncio.sleep(0)  # yield to other tasks
             await self._in_thread(self._dir.checkpoint)
         except (StorageFailure, OSError) as exc:
             self._housekeeping_failed(exc)
@@ -397,7 +401,7 @@ class DataDirectory:
             partition.log.producer_state.expire(now_ms, self._config.producer_id_expiration_ms)
 
     async def stop(self, *, clean: bool) -> None:
-        """End what runs beside the requests, then close every log. Raises: StorageFailure, OSError."""
+        """End the background work, then close every log. Raises: StorageFailure, OSError."""
         await self._cleaning.stop()
         for timer in self._timers:
             timer.cancel()
@@ -416,13 +420,13 @@ def _remove(log: Log, paths: list[str]) -> None:
         try:
             log.fs.remove(path)
         except FileNotFoundError:
-            return  # the topic was deleted meanwhile, directory and all
+            return  # the topic was deleted meanwhile, with its directory
         except OSError as exc:
             _log.warning("%s is left until the next start: %s", path, exc)
 
 
 def storage_config(topic: str, config: TopicConfig, broker: BrokerConfig) -> LogConfig:
-    """A topic's settings as its logs want them."""
+    """Return a topic's settings in the form that its logs use."""
     levels = {
         "gzip": None if config.compression_gzip_level < 0 else config.compression_gzip_level,
         "lz4": config.compression_lz4_level,
@@ -454,7 +458,7 @@ def storage_config(topic: str, config: TopicConfig, broker: BrokerConfig) -> Log
         file_delete_delay_ms=config.file_delete_delay_ms,
         producer_id_expiration_ms=broker.producer_id_expiration_ms,
         verification_required=broker.transaction_partition_verification_enable,
-        # What begins a transaction is kept out of a full disk: the reserve is for ends [TXN-14].
+        # Beginning a transaction is refused on a full disk: the reserve is for ends [TXN-14].
         internal=topic == GROUP_OFFSETS,
     )
 

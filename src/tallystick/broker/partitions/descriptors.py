@@ -1,13 +1,13 @@
-"""How many descriptors connections and partitions may take, so that the broker never lacks one. Pure.
+"""Budget of file descriptors for connections and partitions, so that the broker never runs out. Pure.
 
-A process that has used up RLIMIT_NOFILE cannot start a segment, write an index or sync a directory, and
-clients decide whether it gets there. So what the broker itself needs is set aside first, and both
-`max.connections` and `max.partitions` end where that would be touched (docs/adr/0013).
+A process at RLIMIT_NOFILE cannot start a segment, write an index or sync a directory, and clients decide how
+close it gets. So the broker's own need is set aside first, and both `max.connections` and `max.partitions`
+end before they touch it (docs/adr/0013).
 
-    fixed       the lock, the metadata, the cleaner's pipes, what syncing threads and checkpoints open and
-                close, connections that are accepted and refused at once
+    fixed       the lock, the metadata, the cleaner's pipes, files that syncing threads and checkpoints open
+                and close, connections that are accepted and refused at once
     residents   closed segments that are kept open for readers
-    partitions  the file that grows, and one that is open while the next segment is made
+    partitions  the active segment's file, and one that is open while the next segment is created
     the rest    connections, at least `CONNECTIONS_MIN` of them
 """
 
@@ -19,28 +19,28 @@ from tallystick.kernel.value import frozen
 FIXED: Final = 96
 RESIDENTS_MAX: Final = 256
 PER_PARTITION: Final = 2
-# What is kept free of partitions, so that a broker with many of them can still be reached.
+# Descriptors that partitions must leave, so that a broker with many of them can still be reached.
 CONNECTIONS_MIN: Final = 32
 
 
 @frozen
 class Descriptors:
-    """What a limit of open files is shared out into. `limit` None: there is none."""
+    """Shares of the limit of open files. `limit` None: there is no limit."""
 
     limit: int | None
 
     @property
     def residents_max(self) -> int:
-        """Closed segments kept open by all logs together; fewer where descriptors are few."""
+        """Closed segments kept open by all logs together; fewer under a low limit."""
         return RESIDENTS_MAX if self.limit is None else max(1, min(RESIDENTS_MAX, self.limit // 8))
 
     @property
     def partitions_max(self) -> int:
-        """Partitions there may be, at least one."""
+        """Number of partitions allowed, at least one."""
         return max(1, (self._rest - CONNECTIONS_MIN) // PER_PARTITION)
 
     def connections_max(self, partitions: int) -> int:
-        """Connections there may be beside so many partitions, at least one."""
+        """Return the number of connections allowed beside `partitions`, at least one."""
         return max(1, self._rest - PER_PARTITION * partitions)
 
     @property

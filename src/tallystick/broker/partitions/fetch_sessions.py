@@ -1,13 +1,13 @@
-"""Incremental fetch sessions: a client names only what changed, and hears only of that (KIP-227). Pure.
+"""Incremental fetch sessions: requests and answers carry only changed partitions (KIP-227). Pure.
 
-    request                          what it means
-    id 0, epoch -1                   no session: everything asked, everything answered
+    request                          meaning
+    id 0, epoch -1                   no session: a full request and a full answer
     any id, epoch 0                  drop the old session, if any; begin a new one with these partitions
     id, epoch -1                     drop the session; answer once more, in full
     id, epoch n > 0                  the n-th step of the session: partitions added, changed, forgotten
 
 An answer within a session leaves out a partition that has no records, no error, and the high watermark and
-log start that the client knows already.
+log start offset that the client knows already.
 
 Source: KIP-227; FetchSession, FetchManager.
 """
@@ -26,16 +26,16 @@ NO_SESSION: Final = 0
 INITIAL_EPOCH: Final = 0
 FINAL_EPOCH: Final = -1
 
-# Kafka: a session may be evicted for a new one once it was idle this long.
+# As in Kafka: a session may be evicted for a new one after it was idle for this long.
 EVICTION_AGE_MS: Final = 120_000
 
-# Name, or from version 13 on the id, and the partition.
+# Topic name, or topic id from version 13 on, and the partition.
 Key = tuple[str | uuid.UUID, int]
 
 
 @dataclass(slots=True)
 class Wanted:
-    """What a client wants of one partition, and what it was last told about it."""
+    """A client's fetch position and limits for one partition, and the state it was last sent."""
 
     key: Key
     offset: int
@@ -46,12 +46,12 @@ class Wanted:
     told_log_start: int = -1
 
     def take_over(self, newer: "Wanted") -> None:
-        """A later request of the session says something new about this partition."""
+        """Apply a later request of the session for this partition."""
         self.offset, self.max_bytes = newer.offset, newer.max_bytes
         self.leader_epoch, self.last_fetched_epoch = newer.leader_epoch, newer.last_fetched_epoch
 
     def worth_telling(self, outcome: "Outcome") -> bool:
-        """Must the client hear of this outcome? Notes what it is told."""
+        """Return whether the answer must include this outcome, and note it as sent."""
         changed = (
             outcome.size > 0
             or outcome.must_tell
@@ -60,7 +60,7 @@ class Wanted:
         )
         self.told_high_watermark, self.told_log_start = outcome.high_watermark, outcome.log_start
         if outcome.error:
-            # An error is repeated until it is gone, and its end is news.
+            # An error is repeated until it is gone, and the next success must be sent, too.
             self.told_high_watermark = -1
             return True
         return changed
@@ -68,7 +68,7 @@ class Wanted:
 
 @frozen
 class Outcome:
-    """What was found for one partition, as far as sessions care."""
+    """Result of reading one partition, as far as sessions need it."""
 
     size: int
     error: int
@@ -79,7 +79,7 @@ class Outcome:
 
 @dataclass(slots=True)
 class Session:
-    """One client's session. `wanted` is in the order in which partitions get their turn."""
+    """One client's session. `wanted` is in the order in which partitions are served."""
 
     session_id: int
     by_topic_id: bool
@@ -99,7 +99,7 @@ class Session:
             self.wanted.pop(key, None)
 
     def had_data(self, key: Key) -> None:
-        """Who was served goes to the end, so that a full answer does not starve the others."""
+        """Move a served partition to the end, so that a full answer does not starve the others."""
         wanted = self.wanted.pop(key, None)
         if wanted is not None:
             self.wanted[key] = wanted
@@ -107,7 +107,7 @@ class Session:
 
 @frozen
 class Plan:
-    """What to read for one request. `incremental`: partitions without news are left out of the answer."""
+    """Partitions to read for one request. `incremental`: the answer leaves out unchanged partitions."""
 
     wanted: tuple[Wanted, ...]
     session: Session | None
@@ -133,7 +133,7 @@ class FetchSessions:
     """All sessions of the broker, at most `slots` of them."""
 
     def __init__(self, slots: int, new_id: Callable[[], int]) -> None:
-        """`new_id` gives a random positive int32."""
+        """Create an empty cache. `new_id` returns a random positive int32."""
         self._slots = slots
         self._new_id = new_id
         self._sessions: dict[int, Session] = {}
@@ -146,8 +146,10 @@ class FetchSessions:
         return sum(len(s.wanted) for s in self._sessions.values())
 
     def plan(self, start: FetchStart, now_ms: int) -> Plan | Reject:
-        """What to read. Rejects with FETCH_SESSION_ID_NOT_FOUND, INVALID_FETCH_SESSION_EPOCH,
-        FETCH_SESSION_TOPIC_ID_ERROR."""
+        """Return the partitions to read for a request.
+
+        Rejects with: FETCH_SESSION_ID_NOT_FOUND, INVALID_FETCH_SESSION_EPOCH, FETCH_SESSION_TOPIC_ID_ERROR.
+        """
         if start.epoch in (INITIAL_EPOCH, FINAL_EPOCH):
             self._sessions.pop(start.session_id, None)
             session = None
@@ -190,8 +192,11 @@ class FetchSessions:
         return session
 
     def _evict(self, size: int, now_ms: int) -> bool:
-        """Make room: the least recently used session goes if it was idle for long, else a smaller one if
-        it has lived that long."""
+        """Make room for a session of `size` partitions, and return whether that worked.
+
+        The least recently used session goes if it was idle for long, else a smaller one that has lived that
+        long.
+        """
         if not self._sessions:
             return False
         oldest = next(iter(self._sessions.values()))
@@ -205,6 +210,6 @@ class FetchSessions:
         return False
 
     def _touch(self, session: Session, now_ms: int) -> None:
-        """Keep the sessions in the order of their last use."""
+        """Mark a session as used, and keep all sessions in the order of their last use."""
         session.used_ms = now_ms
         self._sessions[session.session_id] = self._sessions.pop(session.session_id)

@@ -1,8 +1,8 @@
-"""When logs are cleaned: retention on a timer, compaction in a child process, one log at a time.
+"""Scheduling of log cleaning: retention on a timer, compaction in a child process, one log at a time.
 
-The loop looks for the log that needs it most, orders a round from a child
-(`storage.compaction.cleaner_worker`) and puts each segment that comes back in place with a few renames; what
-blocks runs in a thread. Nothing here decides what is kept: see `storage.retention` and
+The loop picks the log that needs it most, requests a round from a child
+(`storage.compaction.cleaner_worker`) and puts each segment that comes back in place with a few renames;
+blocking work runs in a thread. The rules of what is kept are in `storage.retention` and
 `storage.compaction.rules`.
 
 Source: Kafka's LogCleaner, LogCleanerManager, LogManager.cleanupLogs.
@@ -31,11 +31,11 @@ from tallystick.storage.validation import COMPACT, DELETE
 _log = logging.getLogger("tallystick.broker.cleaning")
 
 _WORKER: Final = "tallystick.storage.compaction.cleaner_worker"
-# A child that says nothing for this long has met a disk that hangs; it is ended and the round is lost.
+# A child that is silent for this long waits for a hanging disk; it is killed and the round is lost.
 _SILENCE_S_MAX: Final = 3600.0
-# A log whose compaction fails again and again is read in full each time, so it waits longer each time.
+# Backoff limit: a log whose compaction keeps failing is read in full at each attempt.
 _REST_MS_MAX: Final = 3_600_000
-# A process out of descriptors tries to put a segment in place again: so often, after so long.
+# Number and interval of retries when the process lacks descriptors to put a segment in place.
 _STEP_TRIES: Final = 600
 _STEP_AGAIN_S: Final = 0.1
 # One group names at most 64 old segments.
@@ -44,7 +44,7 @@ _LINE_BYTES_MAX: Final = 64 * 1024
 
 @frozen(kw_only=True)
 class CleaningConfig:
-    """The broker's settings; what concerns one topic is in its log's."""
+    """The broker's cleaning settings; those of one topic are in its log's config."""
 
     enabled: bool
     backoff_ms: int
@@ -53,15 +53,15 @@ class CleaningConfig:
 
 
 class WorkerFailed(Exception):
-    """The child could not finish; its reason is the text."""
+    """The child could not finish; the message is its reason."""
 
 
 class NoRoom(Exception):
-    """The child met a full disk; its reason is the text."""
+    """The child found the disk full; the message is its reason."""
 
 
 class LogChanged(Exception):
-    """Records were deleted while the child read them; what was put in place before is right."""
+    """Records were deleted while the child read them; segments put in place before are valid."""
 
 
 class Input(Protocol):
@@ -77,7 +77,7 @@ class Output(Protocol):
 
 
 class Child(Protocol):
-    """A process that cleans: it is written one request and says a line for each thing it did."""
+    """A cleaner process: it reads one request and writes a line for each result."""
 
     @property
     def stdin(self) -> Input | None: ...
@@ -94,7 +94,7 @@ class Child(Protocol):
 
 
 async def start_child() -> Child:
-    """A cleaner of our own program."""
+    """Start a cleaner process."""
     return await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", _WORKER),
         stdin=asyncio.subprocess.PIPE,
@@ -107,8 +107,9 @@ class Cleaning:
     """Owner of all cleaning in one broker. Started and stopped by it, lives on the loop.
 
     Args:
-        logs: every open log. cleaned: where the last round of each ended; changed here, and written to
-            its checkpoint by the owner of the data directory.
+        logs: every open log.
+        cleaned: where the last round of each ended; changed here, and written to its checkpoint by the owner
+            of the data directory.
     """
 
     def __init__(
@@ -127,8 +128,8 @@ class Cleaning:
         self._tasks: list[asyncio.Task[None]] = []
         self._round: tuple[TopicPartition, asyncio.Task[None]] | None = None
         self._drops: dict[asyncio.Task[None], TopicPartition] = {}
-        self._resting: dict[TopicPartition, int] = {}  # a round failed: when to try again
-        self._failed: dict[TopicPartition, int] = {}  # how many rounds did, one after the other
+        self._resting: dict[TopicPartition, int] = {}  # after a failed round: when to try again
+        self._failed: dict[TopicPartition, int] = {}  # number of consecutive failed rounds
 
     # -- life -----------------------------------------------------------------------------------------
 
@@ -139,7 +140,7 @@ class Cleaning:
         ]
 
     async def stop(self) -> None:
-        """End the child and the timers. A log that was being cleaned is as it was, or as it will be."""
+        """End the child and the timers. A log in a round is left either unchanged or fully exchanged."""
         tasks = [*self._tasks, *self._drops]
         for task in tasks:
             task.cancel()
@@ -148,14 +149,14 @@ class Cleaning:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def cancel(self, topic_partition: TopicPartition) -> None:
-        """Before a log is closed or deleted: returns when nothing here uses it any more."""
+        """End all work on a log, before it is closed or deleted."""
         if self._round is not None and self._round[0] == topic_partition:
             task = self._round[1]
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
         self._resting.pop(topic_partition, None)
         self._failed.pop(topic_partition, None)
-        # Their paths may soon be those of another topic of the name.
+        # Their paths may soon belong to a new topic of the same name.
         drops = [drop for drop, name in self._drops.items() if name == topic_partition]
         for drop in drops:
             drop.cancel()
@@ -171,7 +172,7 @@ class Cleaning:
                 await asyncio.sleep(0)  # others first
 
     def retain(self, topic_partition: TopicPartition) -> int:
-        """Delete what has expired in one log; returns how many segments. Failures are logged, not raised."""
+        """Delete expired segments of one log, and return how many. Failures are logged, not raised."""
         log = self._logs.get(topic_partition)
         if log is None or log.failure is not None or self._is_cleaning(topic_partition):
             return 0
@@ -199,7 +200,7 @@ class Cleaning:
                 await asyncio.sleep(max(self._config().backoff_ms, 1) / 1000)
 
     async def compact_once(self) -> bool:
-        """One round over the log that needs it most; False when none does, or when to wait is better."""
+        """Compact the log that needs it most; return False when no log does, or when waiting is better."""
         found = await self._find_dirtiest()
         if found is None:
             return False
@@ -213,7 +214,7 @@ class Cleaning:
         except asyncio.CancelledError:
             ours = asyncio.current_task()
             if ours is not None and ours.cancelling():
-                raise  # we are to end; `stop` ends the round
+                raise  # this task is cancelled; `stop` ends the round
             return False
         except LogChanged:
             return False
@@ -223,7 +224,7 @@ class Cleaning:
             self._resting[topic_partition] = self._clock.monotonic_ms() + rest_ms
             return True  # another log may need less, and make room
         except (WorkerFailed, StorageFailure, OSError) as exc:
-            # What the child could not read or write stays as it is, and what it finished before is right.
+            # Segments the child could not read or write are unchanged; those it finished before are valid.
             self._failed[topic_partition] = failed = self._failed.get(topic_partition, 0) + 1
             rest_ms = min(self._config().backoff_ms << min(failed, 32), _REST_MS_MAX)
             _log.error("%s: compaction failed, tried again in %d ms: %s", topic_partition, rest_ms, exc)
@@ -235,7 +236,7 @@ class Cleaning:
         return True
 
     async def _find_dirtiest(self) -> tuple[TopicPartition, Log, Cleanable] | None:
-        """Overdue logs first, then the greatest share of new bytes."""
+        """Return the log to compact: overdue ones first, then the highest dirty ratio."""
         best: tuple[TopicPartition, Log, Cleanable] | None = None
         for topic_partition, log in list(self._logs.items()):
             if (
@@ -323,7 +324,7 @@ class Cleaning:
         )
 
     async def _follow(self, worker: Child, log: Log, request: CleaningRequest) -> dict[str, Any]:
-        """Hand the round to the child and put in place what it finishes; its last word is returned."""
+        """Send the request to the child, put in place what it finishes, and return its last message."""
         assert worker.stdin is not None  # for the type checker: both are pipes
         assert worker.stdout is not None
         worker.stdin.write(f"{json.dumps(request.as_json())}\n".encode())
@@ -343,21 +344,21 @@ class Cleaning:
             await self._put_in_place(log, CleanedGroup(**said))
 
     async def _put_in_place(self, log: Log, group: CleanedGroup) -> None:
-        """All steps or none: a cancellation waits, for between them files and memory differ."""
+        """Run all steps or none: a cancellation waits, as files and memory differ between steps."""
         await _uninterrupted(asyncio.ensure_future(self._swap(log, group)))
 
     async def _swap(self, log: Log, group: CleanedGroup) -> None:
         swap = Swap(log, group)
         if not swap.is_current():
-            # What the child read is not the log any more. The round ends, and nothing counts as clean: in
-            # what follows a tombstone may be gone that still deletes a value in this group.
+            # The log changed since the child read it. The round ends, and nothing counts as clean: later
+            # groups may lack a tombstone that still deletes a value in this one.
             swap.abandon()
             raise LogChanged
         try:
             for step in swap.steps():
                 await _run_step(step)
         except OSError as exc:
-            # Names on the disk are not what memory says: the next start finishes the exchange.
+            # File names on disk and state in memory differ: the next start finishes the exchange.
             raise log.fail(f"a compacted segment cannot be put in place: {exc}") from exc
         drop = asyncio.create_task(
             _drop(swap, log.config.file_delete_delay_ms), name="drop replaced segments"
@@ -367,9 +368,9 @@ class Cleaning:
 
 
 async def _run_step(step: Here | Elsewhere) -> None:
-    """Run a step of an exchange; where the process is out of descriptors, again until it has some.
+    """Run a step of an exchange; retry while the process is out of descriptors.
 
-    That says nothing about the disk, and every step may be begun anew. Raises: as the step.
+    A lack of descriptors says nothing about the disk, and every step can be repeated. Raises: as the step.
     """
     for tries_left in range(_STEP_TRIES, 0, -1):
         try:
@@ -389,12 +390,12 @@ async def _drop(swap: Swap, delay_ms: int) -> None:
     try:
         await asyncio.to_thread(swap.drop)
     except OSError as exc:
-        # The directory is gone with its topic; what else is left goes at the next start.
+        # The directory is gone with its topic; other leftovers are removed at the next start.
         _log.info("replaced segments were not removed: %s", exc)
 
 
 async def _uninterrupted(task: "asyncio.Future[None]") -> None:
-    """Wait for a task to end; a cancellation of ourselves is passed on afterwards."""
+    """Wait for a task to end; re-raise our own cancellation afterwards."""
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
         try:
@@ -409,7 +410,10 @@ async def _uninterrupted(task: "asyncio.Future[None]") -> None:
 
 
 def held_back_bytes(log: Log, now_ms: int) -> int:
-    """What retention would delete now if no transaction were open. Raises: StorageFailure, OSError."""
+    """Return the bytes that retention would delete if no transaction were open.
+
+    Raises: StorageFailure, OSError.
+    """
     held = _plan_retention(log, now_ms, log.last_stable_offset).delete
     free = _plan_retention(log, now_ms, log.high_watermark).delete
     return sum(segment.size for segment in log.segments[held:free])
@@ -431,7 +435,7 @@ def _plan_retention(log: Log, now_ms: int, up_to: int) -> RetentionPlan:
 
 
 def _facts(log: Log, *, with_times: bool) -> Iterator[SegmentFacts]:
-    """Facts of each segment, oldest first; a timestamp is read from its index only when asked for."""
+    """Yield facts of each segment, oldest first; timestamps are read from the index only on request."""
     for number, segment in enumerate(log.segments):
         last = number + 1 == len(log.segments)
         newest = segment.largest_timestamp[0] if with_times else -1
@@ -448,7 +452,7 @@ def _urgency(cleanable: Cleanable) -> tuple[bool, float]:
 
 
 def _remove_leftovers(log: Log) -> None:
-    """What a child that failed or was ended has left; after a finished round there is nothing."""
+    """Remove the files of a child that failed or was killed; a finished round leaves none."""
     if not log.fs.exists(log.directory) or log.failure is not None:
         return
     for segment in log.segments:

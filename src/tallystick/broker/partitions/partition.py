@@ -1,11 +1,12 @@
-"""A partition as the broker sees it: its log, and everyone who waits for that log to move on.
+"""A partition in the broker: its log, and the waiters for the log's progress.
 
-Two kinds wait. A future, for "this offset is durable": produce answers, and the coordinators' appends. A
-callback, for "there may be more to read": long-polling fetches. Both are released by `advanced`, which the
-group commit calls through the loop after a sync, and `append` itself where nothing is synced.
+There are two kinds of waiters: futures that wait until an offset is durable (produce answers, and the
+coordinators' appends), and callbacks for "there may be more to read" (long-polling fetches). `advanced`
+releases both; the group commit calls it through the loop after a sync, and `append` itself where nothing is
+synced.
 
-The high watermark is the log's: under `flush.policy=ack` the synced end, so that nobody reads what power
-loss could take back [PRT-1].
+The high watermark is the log's: under `flush.policy=ack` the synced end, so that no consumer reads a record
+that power loss could take back [PRT-1].
 """
 
 import asyncio
@@ -59,9 +60,11 @@ class Partition:
         request_sync: Callable[[Log], None] | None,
         offline: Callable[[Exception], None],
     ) -> None:
-        """Args:
-        request_sync: has the log synced soon and `advanced` called; None: appending is enough.
-        offline: told when nothing is known any more about what is on the disk.
+        """Create the partition of an open log.
+
+        Args:
+            request_sync: has the log synced soon and `advanced` called; None: appending is enough.
+            offline: called when the state of the log on disk is unknown.
         """
         self._offline = offline
         self.config = config
@@ -71,7 +74,7 @@ class Partition:
         self._request_sync = request_sync
         self._durable: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._waiters: dict[Callable[[], None], None] = {}
-        # Producer id -> done when the last of its batches that wait for a verification has left (`Turn`).
+        # Producer id -> done when the last of its batches that wait for verification has left (`Turn`).
         self.lines: dict[int, asyncio.Future[None]] = {}
 
     @property
@@ -84,7 +87,7 @@ class Partition:
         origin: AppendOrigin = AppendOrigin.CLIENT,
         guard: TxnGuard = NO_GUARD,
     ) -> AppendResult | Reject:
-        """Append batches; on the disk, where that is promised, when `durable(last_offset)` says so.
+        """Append batches; `durable(last_offset)` says when they are on disk, where that is promised.
 
         Raises: StorageFailure.
         """
@@ -107,7 +110,7 @@ class Partition:
         return result
 
     def durable(self, offset: Offset) -> "asyncio.Future[None] | None":
-        """Done when `offset` is below the high watermark; None when it is already.
+        """Return a future, done when `offset` is below the high watermark; None when it is already.
 
         The future fails with the sync's exception when the disk could not take the data.
         """
@@ -120,7 +123,7 @@ class Partition:
     async def append_durably(
         self, batch: bytes, origin: AppendOrigin = AppendOrigin.COORDINATOR, guard: TxnGuard = NO_GUARD
     ) -> AppendResult | Reject:
-        """Append and wait until it is durable; the coordinators' way to write."""
+        """Append and wait until it is durable, as the coordinators do."""
         result = self.append(batch, origin, guard)
         if isinstance(result, AppendResult):
             waiting = self.durable(result.last_offset)
@@ -131,7 +134,7 @@ class Partition:
     def begin_verification(
         self, header: BatchHeader, *, supports_epoch_bump: bool
     ) -> Verification | Reject | None:
-        """The guard for the first batch of a transaction; see ProducerStates."""
+        """Return the guard for the first batch of a transaction; see ProducerStates."""
         return self.log.producer_state.begin_verification(
             header, supports_epoch_bump=supports_epoch_bump, now_ms=self._clock.now_ms()
         )
@@ -141,19 +144,19 @@ class Partition:
         return self.config.min_insync_replicas
 
     def aborted_in(self, offset: Offset, records: bytes) -> Sequence[AbortedTxn]:
-        """Aborted transactions with data in `records`, which were read from `offset` on."""
+        """Return the aborted transactions with data in `records`, which were read from `offset` on."""
         end = offset
         for _, header in iter_headers(records):
             end = Offset(header.next_offset)
         return self.log.aborted_between(offset, end)
 
     def epoch_at(self, offset: Offset) -> int:
-        """The leader epoch that wrote the record at `offset`; ours where none is known yet."""
+        """Return the leader epoch that wrote the record at `offset`; the current one if none is known."""
         found = self.log.epochs.epoch_of(offset)
         return self.leader_epoch if found is None else found
 
     def epoch_end_offset(self, epoch: LeaderEpoch) -> tuple[int, int] | None:
-        """The last epoch up to `epoch` and where it ended; the current one ends at the high watermark.
+        """Return the last epoch up to `epoch` and its end; the current one ends at the high watermark.
 
         Source: KIP-101; Partition.lastOffsetForLeaderEpoch.
         """
@@ -164,10 +167,11 @@ class Partition:
         return None if found is None else (found[0], min(found[1], log.high_watermark))
 
     def read_all(self, max_bytes: int) -> Iterator[bytes]:
-        """Everything in the log now, in order, in pieces of whole batches; how coordinators replay.
+        """Yield all that is in the log now, in order, in pieces of whole batches, for a coordinator's replay.
 
-        Raises: StorageFailure; also where the beginning of the log has moved past what is to be read next.
-            What was read until then is not the whole: begin anew.
+        Raises: StorageFailure; also when the log start offset has moved past the next piece. The pieces read
+            until
+            then are incomplete: the caller begins again.
         """
         log, end = self.log, self.log.log_end_offset
         at = log.log_start_offset
@@ -176,30 +180,30 @@ class Partition:
             if isinstance(result, Reject):
                 raise StorageFailure(log.directory, f"the log cannot be read to its end: {result.reason}")
             if not result.data:
-                return  # compaction has left nothing before the end
+                return  # compaction removed everything up to the end
             yield result.data
             for _, header in iter_headers(result.data):
                 at = Offset(header.next_offset)
 
     def configure(self, config: TopicConfig, log_config: LogConfig) -> None:
-        """Take over changed settings."""
+        """Apply changed settings."""
         self.config = config
         self.log.config = log_config
         self.log.producer_state.verification_required = log_config.verification_required
 
     def delete_records_before(self, offset: Offset) -> Reject | None:
-        """Move the beginning of the log forward. Rejects as `trimming` does. Raises: StorageFailure."""
+        """Advance the log start offset. Rejects as `trimming` does. Raises: StorageFailure."""
         return delete_records_before(self.log, offset)
 
     def add_waiter(self, callback: Callable[[], None]) -> None:
-        """Have `callback` called whenever there may be more to read."""
+        """Call `callback` whenever there may be more to read."""
         self._waiters[callback] = None
 
     def remove_waiter(self, callback: Callable[[], None]) -> None:
         self._waiters.pop(callback, None)
 
     def advanced(self) -> None:
-        """The high watermark or the last stable offset moved: release who waited for that."""
+        """Release the waiters: the high watermark or the last stable offset moved."""
         durable, high_watermark = self._durable, self.log.high_watermark
         while durable and durable[0][0] < high_watermark:
             _, future = durable.popleft()
@@ -209,7 +213,7 @@ class Partition:
             callback()
 
     def fail(self, cause: Exception) -> None:
-        """The log is lost to this process: nothing that waits will become durable."""
+        """Fail everything that waits: the log is lost to this process."""
         while self._durable:
             _, future = self._durable.popleft()
             if not future.done():

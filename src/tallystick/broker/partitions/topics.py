@@ -1,9 +1,9 @@
-"""Topics and their partitions: the image that handlers read, and the only way to change it.
+"""Topics and their partitions: the metadata image that handlers read, and all changes to it.
 
-A change is made durable in the metadata store first, then in the files, then in the image [MET-1]; the lock
-makes changes one at a time. A deleted topic leaves the image as soon as that is durable. Its name is free
-when its directories have given theirs up, and not before: a deletion that fails in between goes on by itself,
-after a crash at the next start [MET-3]. Files go last, and nothing depends on when.
+A change is made durable in the metadata store first, then in the files, then in the image [MET-1]; a lock
+serializes changes. A deleted topic leaves the image as soon as its deletion is durable. Its name is free once
+its directories have been renamed, not before: a deletion that fails in between is retried automatically,
+after a crash at the next start [MET-3]. Files are removed last, and nothing depends on when.
 """
 
 import asyncio
@@ -40,23 +40,23 @@ INTERNAL: Final = frozenset({GROUP_OFFSETS, TRANSACTION_STATE})
 COMPACTED: Final = MappingProxyType({"cleanup.policy": "compact"})
 
 
-# How long after a deletion that failed it is gone on with: twice as long after each further failure.
+# Delay before a failed deletion is retried: doubled after each further failure.
 RETRY_S: Final = 1.0
 RETRY_MAX_S: Final = 60.0
 
-# What a disk that fails, or is full, makes of a change of files or metadata.
+# Exceptions of a failed or full disk during a change of files or metadata.
 _FAILURES: Final = (OSError, TallystickError, sqlite3.Error)
 
 
 class TopicDeleted(TallystickError):
-    """What was waited for will not come: the topic is gone."""
+    """The awaited event will not happen: the topic was deleted."""
 
 
 _LEGAL: Final = re.compile(r"[a-zA-Z0-9._-]+")
 
 
 def check_name(name: str) -> Reject | None:
-    """Refuse what cannot be a topic's name, with Kafka's rules.
+    """Refuse an illegal topic name, by Kafka's rules.
 
     Source: Topic.validate.
     """
@@ -74,7 +74,7 @@ def check_name(name: str) -> Reject | None:
 
 @frozen
 class NewTopic:
-    """What somebody wants made."""
+    """A topic to create."""
 
     name: str
     partitions: int
@@ -82,7 +82,7 @@ class NewTopic:
 
 
 class PartitionFiles(Protocol):
-    """Makes, opens and removes the logs of partitions, one at a time; what is not `async` blocks."""
+    """Creates, opens and removes logs of partitions, one at a time; methods that are not `async` block."""
 
     def open_partition(self, topic: Topic, index: int, config: TopicConfig) -> Partition: ...
 
@@ -107,7 +107,7 @@ class PartitionFiles(Protocol):
 
 
 class Topics:
-    """Lives on the loop; owned by the broker."""
+    """All topics of the broker. Lives on the loop; owned by the broker."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class Topics:
         self._partitions: dict[str, list[Partition]] = {}
         # Collisions: Kafka's metric names write '.' as '_', so two names may not differ in that alone.
         self._folded: dict[str, str] = {}
-        self._begun: dict[str, Topic] = {}  # in the metadata; the disk had no room for all of their files
+        self._begun: dict[str, Topic] = {}  # in the metadata, but not all of their files could be created
         self._undecided: set[str] = set()  # out of the image, and their deletion is not durable yet
         self._unfinished: dict[uuid.UUID, Topic] = {}  # deleted, and their names are not free yet
         self._finishing: asyncio.Task[None] | None = None
@@ -153,7 +153,7 @@ class Topics:
         return self._by_id.get(topic_id)
 
     def partitions(self, name: str) -> list[Partition]:
-        """The partitions of a topic by index; empty for a topic that is not there."""
+        """Return the partitions of a topic by index; none for an unknown topic."""
         return self._partitions.get(name, [])
 
     def partition(self, name: str, index: int) -> Partition | None:
@@ -169,19 +169,19 @@ class Topics:
 
     @property
     def _room(self) -> int:
-        """How many partitions clients may still have made; the broker's own topics do not count."""
+        """Number of partitions that clients may still create; internal topics do not count."""
         internal = sum(len(self._partitions.get(name, ())) for name in INTERNAL)
         return self._config.max_partitions - (self.partition_count - internal)
 
     def config_of(self, topic: Topic) -> TopicConfig:
         config = self._config.topic(topic.configs)
-        # Whatever is stored for it: nothing takes records away from the broker's own topics but compaction.
+        # Whatever is stored: only compaction may remove records of internal topics.
         return replace(config, cleanup_policy=("compact",)) if topic.name in INTERNAL else config
 
     # ---------------------------------------------------------------------- starting
 
     def load(self) -> None:
-        """Open every log; finish deletions a crash interrupted. Blocking: the broker is starting.
+        """Open every log; finish deletions that a crash interrupted. Blocking: the broker is starting.
 
         Raises: CorruptLog, OSError, MetadataUnusable.
         """
@@ -194,7 +194,10 @@ class Topics:
             self._enter(topic, partitions)
 
     def _without_harm(self, topic: Topic) -> Topic:
-        """A topic without settings that could destroy what is in it: earlier versions took them [TXN-15]."""
+        """Return the topic without settings that could destroy its records.
+
+        Earlier versions accepted them [TXN-15].
+        """
         harmless = {name: value for name, value in topic.configs.items() if not is_harmful(name, value)}
         if topic.name not in INTERNAL or {**harmless, **COMPACTED} == topic.configs:
             return topic
@@ -210,8 +213,8 @@ class Topics:
         self._unfinished[deleted.topic_id] = deleted
         try:
             if successor is not None:
-                # Earlier versions gave the name away before the deletion was finished, and the successor the
-                # directories that were left: what was acknowledged to its producers is in them.
+                # Earlier versions freed the name before the deletion was finished, and the successor took
+                # over the remaining directories: they hold records acknowledged to its producers.
                 for name in self._files.hand_over(deleted, successor):
                     _log.warning("%s holds records of a deleted topic, too: its deletion had failed", name)
             self._files.give_up_now(deleted)
@@ -222,12 +225,12 @@ class Topics:
             del self._unfinished[deleted.topic_id]
 
     def start(self) -> None:
-        """Go on with deletions that the start could not finish."""
+        """Continue the deletions that `load` could not finish."""
         self._started = True
         self._finish_later()
 
     async def stop(self) -> None:
-        """End what runs beside the requests; the next start goes on with it."""
+        """End the background task; the next start continues its work."""
         self._started = False
         if self._finishing is not None:
             self._finishing.cancel()
@@ -246,7 +249,7 @@ class Topics:
     # ---------------------------------------------------------------------- creating
 
     def check_new(self, wanted: NewTopic) -> Reject | None:
-        """Would this topic be made? Reads only; what validate_only answers."""
+        """Check whether this topic would be created. Reads only; answers validate_only."""
         refused = check_name(wanted.name)
         if refused is not None:
             return refused
@@ -255,7 +258,7 @@ class Topics:
         if self.is_deleting(wanted.name):
             return _being_deleted(wanted.name)
         if wanted.name in INTERNAL:
-            # Groups and transactions need it: it is made beside the limit, and beside a name of a client's.
+            # Groups and transactions need it: neither max.partitions nor a colliding name prevents it.
             return self.check_configs(wanted.name, wanted.configs)
         other = self._folded.get(_fold(wanted.name)) or _INTERNAL_FOLDED.get(_fold(wanted.name))
         if other is not None:
@@ -272,7 +275,7 @@ class Topics:
         return self.check_configs(wanted.name, wanted.configs)
 
     def check_configs(self, name: str, configs: Mapping[str, str]) -> Reject | None:
-        """Are these settings that a topic of that name may have?"""
+        """Check the settings for a topic of that name."""
         try:
             config = self._config.topic(configs)
         except BadConfig as exc:
@@ -285,16 +288,16 @@ class Topics:
         return None
 
     async def create(self, wanted: NewTopic) -> Topic | Reject:
-        """Make a topic. Where the disk is full the next attempt, or start, finishes what was begun."""
+        """Create a topic. If the disk is full, the next attempt or start finishes it."""
         try:
             return await self._create(wanted)
         except _FAILURES as exc:
             return self._refusal(f"topic {wanted.name!r} cannot be made", exc)
 
     def _refusal(self, what: str, exc: Exception) -> Reject:
-        """What a change is answered that the disk refused. Raises `exc` where it says nothing of the disk."""
+        """Return the answer for a change that the disk refused. Raises `exc` if the disk is not the cause."""
         if is_in_doubt(exc) or is_broken(exc):
-            # It may be in the file: what rests on the contrary could be gone after a restart.
+            # The change may be in the file: continuing without it could contradict the state after a restart.
             self._files.failed(exc)
         elif not (is_refused(exc) or isinstance(exc, TallystickError)) and not (
             isinstance(exc, OSError) and is_passing(exc)
@@ -325,7 +328,7 @@ class Topics:
             return _exists(topic.name)
 
     def _refuse_foreign(self, topic: Topic) -> Reject | None:
-        """Refuse what could not be opened, now or at a start: directories of another topic."""
+        """Refuse a topic if directories of another one of its name exist: they could not be opened."""
         foreign = self._files.find_foreign(topic)
         if not foreign:
             return None
@@ -340,14 +343,14 @@ class Topics:
         return [await self._files.make_partition(topic, index, config) for index in indexes]
 
     async def create_if_absent(self, wanted: NewTopic) -> Topic | Reject:
-        """The topic of that name, made if it is not there: auto-creation and internal topics."""
+        """Return the topic of that name, after creating it if needed: auto-creation and internal topics."""
         made = await self.create(wanted)
         if isinstance(made, Reject) and made.code is ErrorCode.TOPIC_ALREADY_EXISTS:
             return self._by_name[wanted.name]
         return made
 
     async def grow(self, name: str, partitions: int) -> Topic | Reject:
-        """Add partitions up to a total. What a failure has begun, the next attempt or start finishes."""
+        """Add partitions up to a total. After a failure, the next attempt or start finishes it."""
         try:
             return await self._grow(name, partitions)
         except _FAILURES as exc:
@@ -369,7 +372,7 @@ class Topics:
             return grown
 
     def check_growth(self, name: str, partitions: int) -> Reject | None:
-        """Could the topic have this many partitions in all?"""
+        """Check whether the topic could have this many partitions in all."""
         topic = self._by_name.get(name)
         if topic is None:
             return Reject(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {name!r}")
@@ -394,8 +397,8 @@ class Topics:
         """Change a topic's own settings.
 
         Args:
-            change: makes the new settings of those that are there when its turn has come; what it raises is
-                raised here.
+            change: returns the new settings for the present ones, called when its turn has come; its
+                exceptions are raised here.
         """
         async with self._lock:
             topic = self._by_name.get(name)
@@ -415,7 +418,7 @@ class Topics:
             return None
 
     def reconfigure(self, config: BrokerConfig) -> None:
-        """The broker settings that topics fall back to have changed."""
+        """Apply changed broker settings, which topics fall back to."""
         self._config = config
         for topic in self._by_name.values():
             self._apply_config(topic)
@@ -430,12 +433,14 @@ class Topics:
     async def delete(
         self, name: str, refused: Callable[[Sequence[Partition]], Reject | None] = lambda partitions: None
     ) -> Reject | None:
-        """Delete a topic; go on with a deletion that failed.
+        """Delete a topic, or continue a deletion that failed.
 
-        Order: nothing of it is read again, whatever crashes, as soon as it has left the image; when None is
+        Order: nothing of it is read again, whatever crashes, once it has left the image; when None is
             returned its name is free. Files that cannot be removed at once are removed later.
+
         Args:
-            refused: looks at the partitions and says why not. Nothing is written to them after that look.
+            refused: looks at the partitions and returns a reason to refuse. Nothing is written to them after
+                that.
         """
         async with self._lock:
             topic = self._by_name.get(name) or self._begun.get(name)
@@ -458,20 +463,20 @@ class Topics:
         return None
 
     def is_deleting(self, name: str) -> bool:
-        """Whether a topic of that name is deleted and the name is not free yet."""
+        """Return whether a topic of that name is deleted and the name is not free yet."""
         return any(topic.name == name for topic in self._unfinished.values())
 
     def may_return(self, name: str) -> bool:
-        """Whether a topic that is not there may be there again: its deletion is not durable yet."""
+        """Return whether an absent topic may come back: its deletion is not durable yet."""
         return name in self._undecided
 
     @property
     def unfinished_deletions(self) -> int:
-        """Topics that are deleted and whose names are not free yet."""
+        """Number of deleted topics whose names are not free yet."""
         return len(self._unfinished)
 
     async def _forget_durably(self, topic: Topic) -> None:
-        """Put the deletion on the disk, take the topic out of the image. Raises: sqlite3.Error, OSError."""
+        """Make the deletion durable, with the topic out of the image. Raises: sqlite3.Error, OSError."""
         partitions, begun = self._partitions.get(topic.name), self._begun.pop(topic.name, None)
         if partitions is not None:
             self._leave(topic)
@@ -489,7 +494,7 @@ class Topics:
         self._unfinished[topic.topic_id] = topic
 
     async def _finish_deletions(self, name: str | None = None) -> None:
-        """Free the names of deleted topics, or of one. What fails is logged, and tried again later."""
+        """Free the names of deleted topics, or of one. Failures are logged, and retried later."""
         for topic in [each for each in self._unfinished.values() if name in (None, each.name)]:
             try:
                 await self._files.give_up(topic)
@@ -519,7 +524,7 @@ class Topics:
             self._finish_later()
 
     def _finish_later(self) -> None:
-        """See to it that deletions are finished, if there are any, and unless that is under way."""
+        """Start a task that finishes deletions, if there are any and none is running."""
         if self._started and self._finishing is None and (self._unfinished or self._files.has_given_up):
             self._finishing = asyncio.get_running_loop().create_task(self._finish(), name="finish deletions")
 

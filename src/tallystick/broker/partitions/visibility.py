@@ -1,4 +1,4 @@
-"""What a Fetch may see, and how its byte limits are shared out. Pure.
+"""Visibility of records to a Fetch, and the sharing of its byte limits. Pure.
 
 Source: ReplicaManager.readFromLog and DelayedFetch; KIP-74 for the limits, KIP-98 for isolation, KIP-320 for
 leader epochs.
@@ -12,27 +12,27 @@ from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.limits import KIB
 
-# What an answer may hold however much others leave unread.
+# Minimum size granted to an answer, however much other clients leave unread.
 ANSWER_BYTES_MIN: Final = 64 * KIB
-NO_EPOCH: Final = -1  # the wire's "this client does not check epochs"
+NO_EPOCH: Final = -1  # on the wire: the client does not check epochs
 
 
 class Isolation(IntEnum):
-    """Which records a reader wants to see."""
+    """Isolation level of a consumer."""
 
     READ_UNCOMMITTED = 0
     READ_COMMITTED = 1
 
 
 def readable_end(isolation: Isolation, high_watermark: int, last_stable_offset: int) -> int:
-    """First offset a reader may not see: nothing unsynced, and, if asked, nothing undecided [FET-1]."""
+    """Return the first offset a reader may not see: unsynced or, if asked, undecided [FET-1]."""
     if isolation is Isolation.READ_COMMITTED:
         return min(high_watermark, last_stable_offset)
     return high_watermark
 
 
 def check_leader_epoch(current: int, ours: int) -> Reject | None:
-    """Refuse a client whose metadata is older or newer than ours (KIP-320)."""
+    """Refuse a client whose leader epoch is older or newer than ours (KIP-320)."""
     if current in (NO_EPOCH, ours):
         return None
     if current < ours:
@@ -41,20 +41,20 @@ def check_leader_epoch(current: int, ours: int) -> Reject | None:
 
 
 def answer_bytes(asked: int, unread: int, room: int) -> int:
-    """How many bytes one answer may hold, of `asked`, while `unread` bytes of others wait for their readers.
+    """Return how many bytes an answer may hold, of `asked`, while `unread` bytes of others are buffered.
 
-    At most a quarter of the room that is left, so that readers who stop share it out ever smaller and never
-    use it up; and always a little, because who does read must not wait for those who do not [FET-2].
+    At most a quarter of the remaining room, so that stalled readers get ever smaller shares and never use it
+    up; and always a minimum, because an active reader must not wait for stalled ones [FET-2].
     """
     return min(asked, max((room - unread) // 4, ANSWER_BYTES_MIN))
 
 
 @dataclass(slots=True)
 class ByteBudget:
-    """How much one Fetch may still return.
+    """Bytes that one Fetch may still return.
 
-    The first batch found is returned whole whatever its size, so that a reader always moves on (KIP-74);
-    after it, limits hold.
+    The first batch found is returned whole whatever its size, so that a reader always makes progress
+    (KIP-74); after it, limits hold.
     """
 
     remaining: int

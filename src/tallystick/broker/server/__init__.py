@@ -1,4 +1,4 @@
-"""Sockets, frames and memory for them; who asks, and what they may do.
+"""Sockets, frames and their memory; request contexts and authorization.
 
-What a request means is in `broker.handlers`: nothing here decodes a body.
+The meaning of requests is in `broker.handlers`: nothing here decodes a body.
 """

@@ -1,10 +1,10 @@
-"""Who may do what: the question every handler asks, and the one interface that answers it.
+"""Authorization: the interface that every handler asks before it acts.
 
-A handler names the one operation that its request is; that WRITE or READ implies DESCRIBE, or ALL everything,
-is for the authorizer to know, as in Kafka. TWO_PHASE_COMMIT is implied by ALL alone, and implies nothing
-(KIP-939): a transaction that never times out is granted apart from the right to write one.
+A handler names the one operation of its request. The authorizer knows that WRITE or READ implies DESCRIBE,
+and ALL everything, as in Kafka. TWO_PHASE_COMMIT is implied by ALL alone, and implies nothing (KIP-939): a
+transaction that never times out is granted separately from the right to write one.
 
-Without an authorizer everybody may do everything: `ALLOW_ALL`.
+Without an authorizer everything is allowed: `ALLOW_ALL`.
 
 Source: Kafka AclOperation, ResourceType; KIP-939 "ACL Changes".
 """
@@ -21,7 +21,7 @@ ResourceType = AclResource
 
 @frozen
 class Resource:
-    """One thing by its name."""
+    """One resource by its name."""
 
     type: ResourceType
     name: str
@@ -43,14 +43,17 @@ def transactional_id(name: str) -> Resource:
 
 
 class Authorizer(Protocol):
-    """Answers at once, and from memory: it is asked on the event loop, several times a request."""
+    """Interface of authorizers, which answer at once and from memory.
+
+    The event loop calls them several times for each request.
+    """
 
     def allows(self, context: RequestContext, operation: Operation, resource: Resource) -> bool:
-        """May whoever sent the request do this to that?"""
+        """Return whether the sender of the request may perform the operation on the resource."""
         ...
 
     def allows_any(self, context: RequestContext, operation: Operation, resource_type: ResourceType) -> bool:
-        """May they do this to at least one resource of the type? Kafka's `authorizeByResourceType`."""
+        """Return whether it may on at least one resource of the type: Kafka's `authorizeByResourceType`."""
         ...
 
 

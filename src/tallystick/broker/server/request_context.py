@@ -1,11 +1,11 @@
-"""What a handler knows about the request besides its body."""
+"""Context of a request: everything a handler knows besides the body."""
 
 from tallystick.kernel.value import frozen
 
 
 @frozen
 class RequestContext:
-    """From the request's header and its connection; `client_id` is the client's own claim."""
+    """Data of the request's header and its connection; `client_id` is the client's own claim."""
 
     api_key: int
     api_version: int

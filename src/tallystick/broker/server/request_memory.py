@@ -1,7 +1,7 @@
-"""Memory for requests: what is being received, what waits to be decoded, what waits for a coordinator.
+"""Accounting of memory for requests that are being received, decoded, or waiting for a coordinator.
 
-One sum for the broker, `queued.max.request.bytes`, and half of it for one host, so that a host that uses up
-its half leaves others theirs. What counts is memory that was taken, not what four bytes of length promise.
+The broker has one limit, `queued.max.request.bytes`, and half of it applies to each host, so that a host that
+exhausts its half leaves the rest to others. Allocated memory counts, not the length that a frame announces.
 """
 
 from collections import Counter
@@ -16,15 +16,17 @@ class RequestMemory:
         self._bytes_max = bytes_max
         self.bytes = 0
         self._of_host: Counter[str] = Counter()
-        self.given_back: list[Callable[[], None]] = []  # called when it was short and is so no more
+        self.given_back: list[
+            Callable[[], None]
+        ] = []  # called when memory of a host that was short is returned
 
     def take(self, host: str, size: int) -> None:
-        """Note memory taken for a host."""
+        """Record memory taken for a host."""
         self.bytes += size
         self._of_host[host] += size
 
     def give(self, host: str, size: int) -> None:
-        """Note memory given back."""
+        """Record memory given back."""
         short = self.is_short_for(host)
         self.bytes -= size
         self._of_host[host] -= size
@@ -36,7 +38,7 @@ class RequestMemory:
 
     @contextmanager
     def taken(self, host: str, size: int) -> Iterator[None]:
-        """Memory that is taken for as long as the block lasts."""
+        """Take memory for the duration of the block."""
         self.take(host, size)
         try:
             yield
@@ -45,9 +47,9 @@ class RequestMemory:
 
     @property
     def is_short(self) -> bool:
-        """Whether nothing more may be taken."""
+        """Whether the limit of the broker is exceeded."""
         return self.bytes > self._bytes_max()
 
     def is_short_for(self, host: str) -> bool:
-        """Whether this host may take nothing more."""
+        """Return whether this host may take nothing more."""
         return self.is_short or self._of_host[host] > self._bytes_max() // 2

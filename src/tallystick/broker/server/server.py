@@ -1,17 +1,18 @@
-"""Sockets to frames and answers to sockets; what a frame means is the dispatcher's business.
+"""Connections of the broker: frames from sockets, answers to sockets. The dispatcher handles the frames.
 
-A connection owns one small buffer and cuts frames out of it in place. A frame that does not fit gets a
-buffer of its own, which grows as its bytes arrive and is read into directly.
+A connection owns one small buffer and cuts frames out of it in place. A frame that does not fit gets its own
+buffer, which grows as its bytes arrive and is read into directly.
 
 Order. Answers leave in the order of the requests [SRV-1]. As in Kafka a request is started when the one
 before it is answered; only requests that are `pipelined` (Produce) are started behind one another, so that
 several appends share one sync.
 
 Memory. A connection starts no request while its peer does not read; it stops reading when it cannot start
-one, and the kernel then tells the peer [SRV-2]. Requests being received share `queued.max.request.bytes`
-with those that wait: a buffer begins small and doubles as its bytes arrive, so that a promise of many bytes
-takes nothing. While memory is short who does not go on sending is cut, the largest promise first. Who
-completes no request for `connections.max.idle.ms` is closed, however busily it sends single bytes.
+one, and TCP flow control then slows the peer [SRV-2]. Requests being received share
+`queued.max.request.bytes` with those that wait: a buffer begins small and doubles as its bytes arrive, so
+that announcing many bytes takes no memory. While memory is short, connections that stop sending are closed,
+the largest announced request first. A connection that completes no request for `connections.max.idle.ms` is
+closed, even if it keeps sending single bytes.
 """
 
 import asyncio
@@ -30,11 +31,11 @@ from tallystick.kernel.value import frozen
 _log = logging.getLogger("tallystick.broker.server")
 
 Buffer = bytes | bytearray | memoryview
-Answer = list[Buffer] | None  # None: nothing is sent
+Answer = list[Buffer] | None  # None: no answer is sent
 
 
 class Alone:
-    """Says of a pipelined request that nothing behind it may be started before it is answered."""
+    """Marks a pipelined request behind which nothing may be started before it is answered."""
 
     def __init__(self, answer: Awaitable[Answer]) -> None:
         self.answer = answer
@@ -44,10 +45,10 @@ class Alone:
 
 
 BUFFER_BYTES: Final = 16 * KIB
-# What a frame's buffer begins with; more where its connection has sent as much before.
+# Initial size of a frame's buffer; larger if its connection has sent as much before.
 FIRST_BUFFER_BYTES: Final = 64 * KIB
 TRUSTED_BUFFER_BYTES: Final = 2 * MIB
-# While memory is short, who sends less than this in so long is cut.
+# While memory is short, a connection that sends less than this in PATIENCE_S is closed.
 PROGRESS_BYTES: Final = 16 * KIB
 PATIENCE_S: Final = 3.0
 WRITE_HIGH_WATER_BYTES: Final = 1 * MIB
@@ -57,22 +58,22 @@ _REFUSALS_TOLD_S: Final = 1.0
 
 
 class CloseConnection(TallystickError):
-    """The peer broke the protocol; the text is for the log."""
+    """The peer violated the protocol; the message is for the log."""
 
 
 class Dispatcher(Protocol):
-    """What a connection asks about a frame."""
+    """Handling of frames, as used by connections."""
 
     def pipelined(self, frame: memoryview) -> bool:
-        """May this request be started behind unanswered ones of its kind?"""
+        """Return whether this request may be started behind unanswered ones of its kind."""
         ...
 
     def cancellable(self, frame: memoryview) -> bool:
-        """May work on this request be dropped when its connection ends?"""
+        """Return whether work on this request may be dropped when its connection ends."""
         ...
 
     def frame_bytes_max(self, api_key: int) -> int:
-        """How large a request of an API may be."""
+        """Return the largest size of a request of an API."""
         ...
 
     def dispatch(self, frame: memoryview, peer: "Peer") -> Answer | Awaitable[Answer]:
@@ -85,7 +86,7 @@ class Dispatcher(Protocol):
 
 @frozen
 class Peer:
-    """Who is at the other end; prints as the log names it."""
+    """The client at the other end; its string is for the log."""
 
     host: str
     port: int
@@ -140,14 +141,14 @@ class Connection(asyncio.BufferedProtocol):
         self._big: bytearray | None = None
         self._big_filled = self._big_size = 0
         self._big_trust = FIRST_BUFFER_BYTES
-        self._progress = (0, 0.0)  # bytes of the large request there were at a time
+        self._progress = (0, 0.0)  # bytes of the large request received, and when
         self._slots: deque[_Slot] = deque()
         self._out: list[Buffer] = []
         self._exclusive = self._ending = False
         self._reading_paused = self._writing_paused = self._closing = False
         self.active_at = server.loop.time()
 
-    # ------------------------------------------------------------------ what asyncio calls
+    # ------------------------------------------------------------------ called by asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transport has the methods of asyncio.Transport and not the type.
@@ -181,7 +182,7 @@ class Connection(asyncio.BufferedProtocol):
         self._advance()
 
     def eof_received(self) -> bool:
-        # Answers under way are of no use to a peer that is gone, and half-closing is not Kafka's way.
+        # Pending answers are of no use to a peer that is gone, and Kafka's protocol has no half-close.
         return False
 
     def pause_writing(self) -> None:
@@ -195,7 +196,7 @@ class Connection(asyncio.BufferedProtocol):
     # -------------------------------------------------------------------- cutting frames
 
     def _advance(self) -> None:
-        """Start every request that may start, then send what is ready and see about reading."""
+        """Start every request that may start, then send ready answers and update reading."""
         try:
             while not self._closing and self._start_next():
                 pass
@@ -212,7 +213,7 @@ class Connection(asyncio.BufferedProtocol):
             self._see_about_reading()
 
     def _start_next(self) -> bool:
-        """Start the next whole frame if its turn has come. False when there is nothing to do now."""
+        """Start the next whole frame if its turn has come. Returns False when nothing can be started now."""
         if self._writing_paused or self._exclusive or self._ending or len(self._slots) >= PIPELINE_MAX:
             return False
         if self._big is not None:
@@ -318,7 +319,7 @@ class Connection(asyncio.BufferedProtocol):
             self._server.memory.take(self.peer.host, len(grown) - len(big))
             self._big = grown
         elif self._big_filled == self._big_size:
-            # Who has sent so much is believed the next time, while there is enough for all.
+            # A connection that has sent this much gets a larger buffer next time, unless memory is scarce.
             crowded = self._server.is_crowded
             self._big_trust = FIRST_BUFFER_BYTES if crowded else min(len(big), TRUSTED_BUFFER_BYTES)
 
@@ -330,7 +331,7 @@ class Connection(asyncio.BufferedProtocol):
     # ------------------------------------------------------------------- pausing, sending
 
     def _see_about_reading(self) -> None:
-        """Make room in the buffer; stop reading while there is none or nothing may start [SRV-2]."""
+        """Make room in the buffer; stop reading while it is full or no request may start [SRV-2]."""
         if self._big is None and self._start:
             rest = self._end - self._start
             self._buffer[:rest] = self._buffer[self._start : self._end]
@@ -348,13 +349,16 @@ class Connection(asyncio.BufferedProtocol):
                 self._transport.resume_reading()
 
     def recheck_reading(self) -> None:
-        """Memory for requests was given back: go on if that was what this connection waited for."""
+        """Resume reading if this connection waited for memory: some was given back."""
         if self._big is not None and not self._closing:
             self._see_about_reading()
 
     def _queue(self, answer: list[Buffer]) -> None:
-        """Small answers to pipelined requests leave together; enough for a write goes at once, so that the
-        transport says when the peer does not keep up before the next request is begun [SRV-2]."""
+        """Queue an answer, and send once enough is queued.
+
+        Small answers to pipelined requests leave together; enough for a write goes at once, so that the
+        transport reports a slow peer before the next request is begun [SRV-2].
+        """
         self._out += answer
         if sum(map(len, self._out)) > _SMALL_BYTES:
             self._send()
@@ -363,7 +367,7 @@ class Connection(asyncio.BufferedProtocol):
         out, self._out = self._out, []
         if len(out) == 1:
             self._transport.write(out[0])
-        # uvloop writes a list at once; asyncio joins it, which is right for small parts only.
+        # uvloop writes a list at once; asyncio joins it, which suits small parts only.
         elif self._server.scatters or sum(map(len, out)) <= _SMALL_BYTES:
             self._transport.writelines(out)
         else:
@@ -374,12 +378,12 @@ class Connection(asyncio.BufferedProtocol):
     # ------------------------------------------------------------------------- the end
 
     def _close_when_answered(self) -> None:
-        """The peer broke the protocol: what it asked for before that is still answered, in order."""
+        """Answer the requests before the protocol violation, in order, then close."""
         if not self._reading_paused:
             self._reading_paused = True
             self._transport.pause_reading()
         if not self._slots:
-            # Sends what is buffered; the sweep ends a connection whose peer does not take it.
+            # Sends buffered answers; the sweep closes a connection whose peer does not read them.
             self._transport.close()
 
     @property
@@ -388,11 +392,11 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def promised_bytes(self) -> int:
-        """How large the request is that is being received."""
+        """Size of the request that is being received; 0 without a large one."""
         return self._big_size if self.receives_big else 0
 
     def is_stuck(self, now: float) -> bool:
-        """Has it sent too little of a large request for too long, and not because we would not read?"""
+        """Return whether the peer sent too little of a large request for too long, while we were reading."""
         filled, since = self._progress
         if self._reading_paused or not self.receives_big or self._big_filled >= filled + PROGRESS_BYTES:
             self._progress = (self._big_filled, now)
@@ -401,7 +405,7 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def busy(self) -> bool:
-        """Are answers owed, by us and not for want of a reader?"""
+        """Whether answers are pending that the peer could read."""
         return bool(self._slots) and not self._writing_paused
 
     @property
@@ -409,22 +413,22 @@ class Connection(asyncio.BufferedProtocol):
         return int(self._transport.get_write_buffer_size())
 
     def close(self, why: str) -> None:
-        """Log and close at once; what was not sent is lost, and nobody waits for it."""
+        """Log and close at once; unsent answers are lost."""
         if not self._closing:
             _log.warning("%s: closed: %s", self.peer, why)
             self.abort()
 
     def release(self) -> None:
-        """Give back what a connection that was closed has received."""
+        """Give back the receive buffer of a connection that was closed."""
         self._drop_big()
 
     def abort(self) -> None:
-        """Close at once, without a word."""
+        """Close at once, without a log line."""
         self._closing = True
         self._transport.abort()
 
     def finish(self) -> bool:
-        """Take no further request; True when every answer has been handed to the kernel."""
+        """Take no further request; return True when every answer has been handed to the kernel."""
         if self._closing:
             return True
         if not self._reading_paused:
@@ -449,9 +453,11 @@ class Server:
         memory: RequestMemory | None = None,
         patience_s: float = PATIENCE_S,
     ) -> None:
-        """Args:
-        connections_max: how many the process has descriptors for now, beside what the broker needs.
-        memory: the account that is shared with handlers.
+        """Create a server that is not listening.
+
+        Args:
+            connections_max: returns how many connections the descriptors suffice for now.
+            memory: the account that is shared with handlers.
         """
         self.memory = memory or RequestMemory(lambda: self._config.queued_max_request_bytes)
         self.memory.given_back.append(self._recheck_soon)
@@ -467,13 +473,13 @@ class Server:
         self._per_host: Counter[str] = Counter()
         self._ids = 0
         self._refusals_told_at, self._refusals_untold = -inf, 0
-        # Who may have bytes to send; whoever has none is taken out when somebody asks.
+        # Connections that may have unsent bytes; `unsent_bytes` drops those that have none.
         self._senders: set[Connection] = set()
         self._server: asyncio.Server | None = None
         self._sweep: asyncio.TimerHandle | None = None
 
     async def start(self) -> tuple[str, int]:
-        """Listen. Returns the address bound, the port chosen when it was 0. Raises: OSError."""
+        """Listen, and return the bound address, with the chosen port if it was 0. Raises: OSError."""
         listen = self._config.listen
         self._server = await self.loop.create_server(
             lambda: Connection(self),
@@ -486,7 +492,7 @@ class Server:
         return str(address[0]), int(address[1])
 
     async def stop(self, deadline_s: float) -> None:
-        """Accept nothing new, answer what was asked, close; whoever is not done by the deadline is cut."""
+        """Accept no connection, answer pending requests, close; at the deadline the rest is cut."""
         for timer in (self._sweep, self._easing):
             if timer is not None:
                 timer.cancel()
@@ -508,7 +514,7 @@ class Server:
         return self._ids
 
     def admit(self, connection: Connection) -> str | None:
-        """Count a new connection; the reason when it is one too many."""
+        """Count a new connection; return the reason to refuse it if it is one too many."""
         peer, config = connection.peer, self._config
         self._connections[peer.connection_id] = connection
         self._per_host[peer.host] += 1
@@ -524,7 +530,7 @@ class Server:
         return None
 
     def refuse(self, connection: Connection, why: str) -> None:
-        """Close one connection too many; a flood of them is one line a second in the log."""
+        """Close one connection too many; a flood of them is logged as one line per second."""
         now = self.loop.time()
         if now >= self._refusals_told_at + _REFUSALS_TOLD_S:
             untold = (
@@ -550,8 +556,11 @@ class Server:
         return 2 * self.memory.bytes > self._config.queued_max_request_bytes
 
     def may_receive(self, connection: Connection) -> bool:
-        """May a connection go on with a large request? One of a host always may, so that too little memory is
-        slow and not a deadlock; but not above the limit of all, where one of all hosts may."""
+        """Return whether a connection may continue to receive a large request.
+
+        One connection of a host always may, so that too little memory is slow and not a deadlock; but while
+        the limit of the broker is exceeded, only one connection of all hosts may.
+        """
         host = connection.peer.host
         if not self.memory.is_short_for(host):
             return True
@@ -564,7 +573,7 @@ class Server:
         return next(receivers, None) is connection
 
     def _ease(self) -> None:
-        """Memory is short: cut who promised much and does not send it, the largest promise first."""
+        """Close stuck connections while memory is short, the largest announced request first."""
         self._easing = None
         now = self.loop.time()
         waiting = [c for c in self._connections.values() if c.receives_big]
@@ -593,12 +602,12 @@ class Server:
         return len(self._connections)
 
     def sent(self, connection: Connection) -> None:
-        """Something was handed to the transport of this connection."""
+        """Note that a connection handed bytes to its transport."""
         self._senders.add(connection)
 
     @property
     def unsent_bytes(self) -> int:
-        """What peers have not taken yet. Cost: linear in connections that sent since the last call."""
+        """Bytes that peers have not taken yet. Cost: linear in connections that sent since the last call."""
         total = 0
         for connection in tuple(self._senders):
             size = connection.unsent_bytes
@@ -608,7 +617,7 @@ class Server:
         return total
 
     def configure(self, config: BrokerConfig) -> None:
-        """Take over limits that were changed while running."""
+        """Apply limits that were changed at run time."""
         self._config = config
 
     def _schedule_sweep(self) -> None:

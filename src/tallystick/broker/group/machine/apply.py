@@ -1,4 +1,4 @@
-"""The one place where a group changes, live and on replay alike [GRP-4]."""
+"""State changes of a group: the only place where they happen, live and on replay alike [GRP-4]."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -44,11 +44,12 @@ V = TypeVar("V")
 
 
 def apply(group: Group | None, event: Event, at: Offset | None = None) -> Group | None:
-    """Return the group as it is after `event`; None when there is no group any more.
+    """Return the group as it is after `event`; None when the group no longer exists.
 
     Args:
-        group: None when there is none yet.
+        group: None when it does not exist yet.
         at: for OffsetsCommitted the log offset of its first record; None while drafting.
+
     Cost: linear in the members, or in the offsets, of the group: the one mapping that changes is copied.
     """
     match event:
@@ -69,7 +70,7 @@ def apply(group: Group | None, event: Event, at: Offset | None = None) -> Group 
 
 
 def apply_soft_to(group: Group, event: Event) -> Group:
-    """`apply` where a group is known to be there before and after."""
+    """Apply an event to a group that exists before and after it."""
     after = apply(group, event)
     check(after is not None, f"{type(event).__name__} must not remove a group")
     assert after is not None
@@ -135,7 +136,7 @@ def _apply_membership(group: Group, event: _Membership) -> Group:
             check(member_id not in group.members, f"{member_id} is pending and a member [GRP-3]")
             pending = {**group.pending_members, member_id: deadline}
             if len(pending) > PENDING_MEMBERS_MAX:
-                # Not the newest is refused: who asks for ids for ever would keep everybody else out.
+                # The oldest goes: refusing the newest would let one client that keeps asking lock out others.
                 del pending[next(iter(pending))]
             return replace(group, pending_members=pending)
         case MemberAdded():
@@ -175,7 +176,7 @@ def _apply_membership(group: Group, event: _Membership) -> Group:
 
 
 def _enter(group: Group, state: GroupState) -> Group:
-    """[GRP-2] Only the transitions of the table."""
+    """Change the state, by a transition of the table only [GRP-2]."""
     allowed = PREVIOUS_STATES[state]
     check(group.state in allowed, f"group {group.group_id}: {group.state.value} -> {state.value}")
     return replace(group, state=state)
@@ -257,7 +258,7 @@ def _syncs_answered(
 
 
 def _stored(group: Group | None, event: GroupStored) -> Group:
-    """The group as of a completed generation. On replay it is all there is; live, sessions go on."""
+    """Return the group as of a completed generation; on replay just that, live with running sessions."""
     state = GroupState.STABLE if event.members else GroupState.EMPTY
     live = group or Group(group_id=event.group_id)
     if group is not None and group.members:
@@ -280,7 +281,7 @@ def _stored(group: Group | None, event: GroupStored) -> Group:
 
 
 def _member_of(stored: StoredMember, known: Member | None, protocol_name: str | None) -> Member:
-    """The member as stored; what it was known for besides (its session, other offers) stays."""
+    """Return the member as stored, with the session and offers of the live member, if there is one."""
     offers = () if known is None else known.protocols
     chosen = ProtocolChoice(protocol_name or "", stored.subscription)
     return Member(
@@ -291,7 +292,7 @@ def _member_of(stored: StoredMember, known: Member | None, protocol_name: str | 
         rebalance_timeout_ms=stored.rebalance_timeout_ms,
         session_timeout_ms=stored.session_timeout_ms,
         protocols=offers if chosen in offers else (chosen,),
-        # Of a member nobody knew, GroupRevived sets it.
+        # For a member found by replay, GroupRevived sets it.
         session_deadline_ms=DeadlineMs(0) if known is None else known.session_deadline_ms,
         assignment=stored.assignment,
         awaiting_join=None if known is None else known.awaiting_join,
@@ -300,7 +301,7 @@ def _member_of(stored: StoredMember, known: Member | None, protocol_name: str | 
 
 
 def _removed(group: Group | None) -> Group | None:
-    """A tombstone ends the group; offsets that are still there make it a simple one."""
+    """Remove the group for a tombstone; remaining offsets make it a simple group."""
     if group is None or not (group.offsets or group.pending_offsets):
         return None
     return Group(group_id=group.group_id, offsets=group.offsets, pending_offsets=group.pending_offsets)
@@ -319,7 +320,7 @@ def _committed(group: Group, event: OffsetsCommitted, at: Offset | None) -> Grou
 
 
 def _offsets_deleted(group: Group, partitions: tuple[TopicPartition, ...]) -> Group:
-    """A deletion is a later word on the partition than what is pending, so that goes, too."""
+    """Delete offsets, pending ones too: the deletion is later in the log than they are."""
     gone = frozenset(partitions)
     pending = {
         producer_id: left
@@ -330,7 +331,7 @@ def _offsets_deleted(group: Group, partitions: tuple[TopicPartition, ...]) -> Gr
 
 
 def _transaction_ended(group: Group, producer_id: ProducerId, committed: bool) -> Group:
-    """Materialise or drop what is pending. Later appends win over earlier ones (KAFKA-5247)."""
+    """Commit or drop pending offsets. Of two commits the later append wins (KAFKA-5247)."""
     pending = group.pending_offsets.get(producer_id)
     if pending is None:
         return group

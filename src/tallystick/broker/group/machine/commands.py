@@ -1,4 +1,4 @@
-"""What can be asked of a group, what is answered, and the order of effects between the two."""
+"""Commands about a group, their answers, and the ordered effects between the two."""
 
 from collections.abc import Mapping
 from dataclasses import field
@@ -48,7 +48,7 @@ class Join:
 
 @frozen(kw_only=True)
 class Sync:
-    """SyncGroup; `assignments` matter from the leader alone."""
+    """SyncGroup; only the leader's `assignments` are used."""
 
     member_id: MemberId
     instance_id: InstanceId | None = None
@@ -90,7 +90,7 @@ class OffsetToCommit:
 
 @frozen(kw_only=True)
 class CommitOffsets:
-    """OffsetCommit. Nothing of generation, member and instance given: a consumer without a group."""
+    """OffsetCommit. Without generation, member and instance: a consumer without a group."""
 
     member_id: MemberId | None = None
     instance_id: InstanceId | None = None
@@ -102,10 +102,10 @@ class CommitOffsets:
 
 @frozen(kw_only=True)
 class CommitTxnOffsets:
-    """TxnOffsetCommit: offsets that count from when the transaction of `identity` commits (KIP-98).
+    """TxnOffsetCommit: offsets that take effect when the transaction of `identity` commits (KIP-98).
 
-    Nothing of generation, member and instance given: a client from before KIP-447, which has no field for
-    them, or a consumer without a group.
+    Without generation, member and instance: a client from before KIP-447, which has no field for them, or a
+    consumer without a group.
     """
 
     identity: Identity
@@ -118,7 +118,7 @@ class CommitTxnOffsets:
 
 @frozen(kw_only=True)
 class DeleteOffsets:
-    """OffsetDelete: by an administrator, of topics nobody in the group subscribes to.
+    """OffsetDelete by an administrator, for topics to which no member subscribes.
 
     discards_pending  offsets of open transactions, too (delete.open.transactions)
     """
@@ -143,12 +143,12 @@ class DeleteGroup:
 
 @frozen(kw_only=True)
 class ExpireOffsets:
-    """The regular look at what has outlived offsets.retention.minutes."""
+    """Periodic check for offsets older than offsets.retention.minutes."""
 
 
 @frozen(kw_only=True)
 class SessionTimedOut:
-    """No heartbeat in time, or an id handed out was never used."""
+    """The member sent no heartbeat in time, or never used the id it was given."""
 
     member_id: MemberId
 
@@ -165,12 +165,12 @@ class SyncPhaseTimedOut:
 
 @frozen(kw_only=True)
 class Settle:
-    """Answered when everything asked for before is applied: what a stable read waits for (KIP-447)."""
+    """Answered when all earlier commands are applied; a stable read waits for it (KIP-447)."""
 
 
 @frozen(kw_only=True)
 class Revive:
-    """Replay found this group; bring it to life."""
+    """Replay found this group: start its sessions."""
 
 
 Timeout = SessionTimedOut | JoinPhaseTimedOut | SyncPhaseTimedOut
@@ -195,7 +195,7 @@ Command = (
 
 @frozen(kw_only=True)
 class JoinedMember:
-    """What the leader is told about each member."""
+    """One member in the list for the leader."""
 
     member_id: MemberId
     instance_id: InstanceId | None
@@ -204,7 +204,7 @@ class JoinedMember:
 
 @frozen(kw_only=True)
 class Joined:
-    """A member is part of `generation`. `members` is filled for whoever may assign, or list, them."""
+    """A member is part of `generation`. `members` is filled for a member that may assign, or list, them."""
 
     member_id: MemberId
     generation: Generation
@@ -217,7 +217,7 @@ class Joined:
 
 @frozen(kw_only=True)
 class MemberIdRequired:
-    """Join again, with this id (KIP-394)."""
+    """The member has to join again, with this id (KIP-394)."""
 
     member_id: MemberId
 
@@ -231,7 +231,7 @@ class Synced:
 
 @frozen(kw_only=True)
 class Done:
-    """Nothing more to say than that it is done."""
+    """Success without further content."""
 
 
 @frozen(kw_only=True)
@@ -243,7 +243,7 @@ class Left:
 
 @frozen(kw_only=True)
 class PerPartition:
-    """Outcome of OffsetCommit, TxnOffsetCommit and OffsetDelete: the partitions refused, and why."""
+    """Outcome of OffsetCommit, TxnOffsetCommit and OffsetDelete: the refused partitions and their errors."""
 
     refused: Mapping[TopicPartition, ErrorCode] = field(default_factory=lambda: MappingProxyType({}))
 
@@ -263,7 +263,7 @@ class Send:
 
 @frozen(kw_only=True)
 class Step:
-    """Work for the coordinator, to be done in this order and no other [GRP-1].
+    """Work for the coordinator, to be done in exactly this order [GRP-1].
 
     append      records for `__consumer_offsets`, one batch; wait until they are durable
     then_apply  every event of the step, those of `append` included, in order
@@ -279,7 +279,7 @@ class Step:
 
 @frozen(kw_only=True)
 class Env:
-    """What a decision may know besides the group: settings, time, and an id nobody has used."""
+    """Inputs of a decision besides the group: settings, time, and an unused id."""
 
     group_id: GroupId
     config: GroupConfig

@@ -1,4 +1,4 @@
-"""Every command has one decision; this is the table of them."""
+"""Dispatch of every command to its decision."""
 
 from typing import assert_never
 
@@ -45,11 +45,12 @@ from tallystick.kernel.errors import Reject
 
 
 def decide(group: Group | None, command: Command, env: Env) -> Step | Reject:
-    """What follows from `command`. Reads, never writes.
+    """Decide what follows from `command`. Reads, never writes.
 
     Args:
-        group: as of now; None when there is no such group.
-        env: settings, both clocks, and an id nobody has used.
+        group: as of now; None when it does not exist.
+        env: settings, both clocks, and an unused id.
+
     Returns:
         A Step for the coordinator; or a Reject, and nothing changes.
     """

@@ -1,4 +1,4 @@
-"""A group being decided about: events are tried on a copy, and collected for the Step."""
+"""Draft of a decision: events are tried on a copy of the group, and collected for the Step."""
 
 from collections.abc import Sequence
 from typing import get_args
@@ -13,10 +13,10 @@ _DURABLE = get_args(DurableEvent)
 
 
 class Draft:
-    """Accumulates what one command leads to; `group` is how it would be by now.
+    """Effects of one command so far; `group` is the group after them.
 
-    Local to one decision. The real group is frozen and stays as it is until the coordinator
-    has the durable events on disk and applies all of them again.
+    Local to one decision. The real group is frozen and unchanged until the coordinator has the durable events
+    on disk and applies all of them again.
     """
 
     __slots__ = ("_events", "_sends", "env", "group")
@@ -28,12 +28,12 @@ class Draft:
         self._sends: list[Send] = []
 
     def emit(self, event: Event) -> None:
-        """Record that `event` happens, and see the group after it."""
+        """Add `event`, and apply it to the draft's group."""
         self.group = apply_soft_to(self.group, event)
         self._events.append(event)
 
     def send(self, ticket: Ticket | None, answer: Answer) -> None:
-        """Answer a parked request; nothing to do when there is none."""
+        """Answer a parked request; do nothing without a ticket."""
         if ticket is not None:
             self._sends.append(Send(ticket=ticket, answer=answer))
 
@@ -63,7 +63,7 @@ def snapshot(
     assignments: dict[MemberId, bytes] | None = None,
     state_timestamp_ms: TimestampMs | None = None,
 ) -> GroupStored:
-    """The record that keeps `group` as it is, or with the given parts replaced."""
+    """Return the record that stores `group` as it is, or with the given parts replaced."""
 
     def assignment_of(member: Member) -> bytes:
         return member.assignment if assignments is None else assignments.get(member.member_id, b"")

@@ -1,7 +1,7 @@
-"""What can happen to a group. `apply` is the only reader that changes anything.
+"""Events of a group. Only `apply` turns them into changes.
 
-Durable events are records of `__consumer_offsets`: appended before they are applied,
-and applied again by replay. Soft events exist in memory alone.
+Durable events are records of `__consumer_offsets`: appended before they are applied, and applied again by
+replay. Soft events exist in memory alone.
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ from tallystick.kernel.value import frozen
 
 @frozen(kw_only=True)
 class StoredMember:
-    """A member as the log keeps it: the subscription of the chosen protocol, not every offer."""
+    """A member as kept in the log: the subscription of the chosen protocol, not every offer."""
 
     member_id: MemberId
     instance_id: InstanceId | None
@@ -60,7 +60,7 @@ class GroupRemoved:
 
 @frozen(kw_only=True)
 class OffsetsCommitted:
-    """Offsets of one request, one record a partition.
+    """Offsets of one request, one record per partition.
 
     producer_id: set when they are part of a transaction and wait for its marker.
     """
@@ -72,7 +72,7 @@ class OffsetsCommitted:
 
 @frozen(kw_only=True)
 class OffsetsDeleted:
-    """Tombstones, one record a partition; they clear pending offsets, too."""
+    """Tombstones, one record per partition; they clear pending offsets, too."""
 
     group_id: GroupId
     partitions: tuple[TopicPartition, ...]
@@ -80,7 +80,7 @@ class OffsetsDeleted:
 
 @frozen(kw_only=True)
 class TransactionEnded:
-    """A COMMIT or ABORT marker reached the partition; the transaction coordinator wrote it."""
+    """The transaction coordinator wrote a COMMIT or ABORT marker to the partition."""
 
     producer_id: ProducerId
     committed: bool
@@ -93,14 +93,14 @@ DurableEvent = GroupStored | GroupRemoved | OffsetsCommitted | OffsetsDeleted
 
 @frozen(kw_only=True)
 class GroupRevived:
-    """Replay is over: sessions of the members found begin to run."""
+    """Replay is over: the sessions of the members start."""
 
     now: Now
 
 
 @frozen(kw_only=True)
 class MemberPending:
-    """An id was handed out; its owner is expected to join with it (KIP-394)."""
+    """An id was handed out; the client is expected to join with it (KIP-394)."""
 
     member_id: MemberId
     deadline_ms: DeadlineMs
@@ -134,7 +134,7 @@ class MemberReplaced:
 
 @frozen(kw_only=True)
 class MembersRemoved:
-    """Members, or ids still pending, are gone."""
+    """Members, or pending ids, are gone."""
 
     member_ids: tuple[MemberId, ...]
 
@@ -177,7 +177,7 @@ class SyncReceived:
 
 @frozen(kw_only=True)
 class SyncsAnswered:
-    """Parked SyncGroups are answered; the sessions of their owners run again."""
+    """Parked SyncGroups are answered; the sessions of their members run again."""
 
     session_deadlines_ms: Mapping[MemberId, DeadlineMs]
 

@@ -1,4 +1,4 @@
-"""What time does to a group: which deadlines run, which have passed, which offsets are too old."""
+"""Deadlines of a group, and the expiration of its offsets."""
 
 from collections.abc import Iterator
 
@@ -20,10 +20,10 @@ from tallystick.kernel.ids import MemberId, TimestampMs, TopicPartition
 
 
 def session_deadline(group: Group, member_id: MemberId) -> DeadlineMs | None:
-    """When this member, or this pending id, is given up; None when no session runs.
+    """Return when the session of this member, or pending id, ends; None when no session runs.
 
-    A member whose request is parked cannot heartbeat and is not expected to, unless it is
-    new: then its parked JoinGroup itself has a limit.
+    A member with a parked request cannot heartbeat and is not expected to, unless it is new: then its parked
+    JoinGroup itself has a limit.
     """
     pending = group.pending_members.get(member_id)
     if pending is not None:
@@ -36,7 +36,7 @@ def session_deadline(group: Group, member_id: MemberId) -> DeadlineMs | None:
 
 
 def deadlines(group: Group) -> Iterator[tuple[DeadlineMs, Timeout]]:
-    """Every deadline that runs, with what to do when it passes [GRP-6]."""
+    """Yield every running deadline, with the command for when it passes [GRP-6]."""
     if group.join_timer is not None:
         yield group.join_timer.deadline_ms, JoinPhaseTimedOut()
     if group.sync_deadline_ms is not None:
@@ -48,18 +48,21 @@ def deadlines(group: Group) -> Iterator[tuple[DeadlineMs, Timeout]]:
 
 
 def next_deadline(group: Group) -> DeadlineMs | None:
-    """The earliest of them. Cost: linear in members."""
+    """Return the earliest deadline. Cost: linear in members."""
     return min((deadline for deadline, _ in deadlines(group)), default=None)
 
 
 def due(group: Group, monotonic_ms: int) -> tuple[Timeout, ...]:
-    """What has passed, earliest first. Each decision looks again: one may undo the reason of the next."""
+    """Return the timeouts that have passed, earliest first.
+
+    Each decision checks again: an earlier one may remove the reason of a later one.
+    """
     passed = [(deadline, timeout) for deadline, timeout in deadlines(group) if deadline <= monotonic_ms]
     return tuple(timeout for _, timeout in sorted(passed, key=lambda entry: entry[0]))
 
 
 def expired_offsets(group: Group, config: GroupConfig, now_ms: TimestampMs) -> tuple[TopicPartition, ...]:
-    """Offsets nobody can be expected to come back for.
+    """Return the partitions whose offsets have expired.
 
     | group                              | retention counts from                       |
     |------------------------------------|---------------------------------------------|
@@ -68,8 +71,8 @@ def expired_offsets(group: Group, config: GroupConfig, now_ms: TimestampMs) -> t
     | Stable consumers, topics known     | the commit, and only topics not subscribed  |
     | anything else                      | never                                       |
 
-    An explicit expiry of the commit goes before all of this; a partition with a pending
-    transactional offset is left alone. Source: KIP-211.
+    An explicit expiry of the commit takes precedence; a partition with a pending transactional offset is left
+    alone. Source: KIP-211.
     """
     if not _may_expire(group):
         return ()
@@ -104,5 +107,5 @@ def _is_too_old(
 
 
 def is_subscribed(group: Group, topics: SubscribedTopics, topic: str) -> bool:
-    """Does a member subscribe to `topic`? A consumer group whose topics cannot be read: assume so."""
+    """Return whether a member subscribes to `topic`; assumed for a consumer group with unreadable topics."""
     return group.uses_consumer_protocol if topics is None else topic in topics

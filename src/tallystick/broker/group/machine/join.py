@@ -1,8 +1,8 @@
-"""JoinGroup: who may become, or stay, a member.
+"""JoinGroup: admission of members.
 
 no member id, dynamic   version 4+: an id is handed out, nothing else (KIP-394); before: a member
 no member id, static    a new member, or the instance's next incarnation, which fences the old (KIP-345)
-id that is pending      becomes a member
+pending id              becomes a member
 id of a member          joins again; whether that rebalances depends on state and offers
 """
 
@@ -37,8 +37,8 @@ from tallystick.kernel.limits import CLIENT_ID_SHOWN_MAX, GROUP_INSTANCE_ID_LENG
 def decide_join(group: Group | None, command: Join, env: Env) -> Step | Reject:
     """Decide one JoinGroup.
 
-    A group that does not exist is created by a member without an id, and stored empty
-    before its first member is known, as Kafka does: later records presume it.
+    A group that does not exist is created by a member without an id, and stored empty before its first member
+    is known, as in Kafka: later records presume it.
 
     Rejects with: INVALID_SESSION_TIMEOUT, INVALID_REQUEST, UNKNOWN_MEMBER_ID, INCONSISTENT_GROUP_PROTOCOL,
         GROUP_MAX_SIZE_REACHED, FENCED_INSTANCE_ID.
@@ -82,7 +82,10 @@ def _check_session_timeout(command: Join, env: Env) -> Reject | None:
 
 
 def _check_instance_id(command: Join) -> Reject | None:
-    """Kafka has this in its clients alone; ours become part of member ids, and of what the log keeps."""
+    """Limit the length of an instance id, which becomes part of member ids and of the log.
+
+    Kafka checks it in its clients only.
+    """
     if command.instance_id is None or len(command.instance_id) <= GROUP_INSTANCE_ID_LENGTH_MAX:
         return None
     return Reject(
@@ -93,7 +96,7 @@ def _check_instance_id(command: Join) -> Reject | None:
 
 
 def _has_room(group: Group, member_id: MemberId | None, most: int) -> bool:
-    """group.max.size. While members rejoin, the first `most` to come are kept, whoever they were."""
+    """Check group.max.size. While members rejoin, the first `most` to arrive are kept, old or new."""
     member = group.members.get(member_id) if member_id is not None else None
     match group.state:
         case GroupState.EMPTY | GroupState.DEAD:
@@ -134,7 +137,7 @@ def _join_new(draft: Draft, command: Join) -> Step:
 
 
 def _add(draft: Draft, command: Join, member_id: MemberId) -> Step:
-    """A new member, parked. It cannot heartbeat before it is answered, so it may wait for longer."""
+    """Add a new member, parked. It cannot heartbeat before its answer, so its limit is longer."""
     env = draft.env
     member = Member(
         member_id=member_id,
@@ -157,10 +160,10 @@ def _join_known(draft: Draft, command: Join, member: Member) -> Step | Reject:
     group = draft.group
     same_offers = member.protocols == command.protocols
     preparing = group.state is GroupState.PREPARING_REBALANCE
-    # A leader that joins a stable group wants to assign anew: what it watches may have changed.
+    # A leader that rejoins a stable group wants a new assignment: the metadata it watches may have changed.
     assigns_anew = group.state is GroupState.STABLE and group.leader == member.member_id
     if same_offers and not preparing and not assigns_anew:
-        # It probably missed the answer, and gets it again.
+        # The member probably missed the answer, and gets it again.
         return draft.step(joined(group, member.member_id))
     _update(draft, command, member, command.ticket)
     rebalance_or_complete(draft)
@@ -168,7 +171,7 @@ def _join_known(draft: Draft, command: Join, member: Member) -> Step | Reject:
 
 
 def _update(draft: Draft, command: Join, member: Member, ticket: Ticket | None) -> None:
-    """Take over what the member says now; an older request of the same member is answered, not lost."""
+    """Take over the member's new request; its older parked request is answered, not lost."""
     draft.send(member.awaiting_join, REBALANCING)
     draft.emit(
         MemberUpdated(
@@ -182,9 +185,10 @@ def _update(draft: Draft, command: Join, member: Member, ticket: Ticket | None) 
 
 
 def _replace_static(draft: Draft, command: Join, owner: Member, new_id: MemberId) -> Step:
-    """The instance's next incarnation takes the place, and the assignment, of the last one.
+    """Give the place, and the assignment, of a static member to its next incarnation.
 
-    Stable and the same protocol would be chosen: no rebalance; the new id is stored and answered.
+    If the group is Stable and would choose the same protocol there is no rebalance; the new id is stored and
+    answered.
 
     Source: KIP-345; KIP-814 for the leader's answer.
     """
@@ -202,7 +206,7 @@ def _replace_static(draft: Draft, command: Join, owner: Member, new_id: MemberId
     if group.state is not GroupState.STABLE:
         _update(draft, command, successor, command.ticket)
         if group.state is GroupState.COMPLETING_REBALANCE:
-            # The leader may be assigning to the old id right now: that assignment would reach nobody.
+            # The leader may be assigning to the old id right now: that assignment would reach no member.
             prepare(draft)
         else:
             complete_if_all_joined(draft)
@@ -218,12 +222,12 @@ def _replace_static(draft: Draft, command: Join, owner: Member, new_id: MemberId
         leads = draft.group.leader == new_id
         members = member_list(draft.group) if leads else ()
         return draft.step(replace(answer, members=members, skip_assignment=leads))
-    # An older client must not think it leads, or it would assign: it is told of the leader it replaced.
+    # An older client must not believe it is the leader, or it would assign: it gets the old leader's id.
     return draft.step(replace(answer, members=(), leader=old_leader))
 
 
 def _fence(draft: Draft, owner: Member) -> None:
-    """Whatever the old incarnation has parked is answered FENCED_INSTANCE_ID, at once."""
+    """Answer FENCED_INSTANCE_ID to all parked requests of the old incarnation."""
     instance: InstanceId | None = owner.instance_id
     fenced = Reject(ErrorCode.FENCED_INSTANCE_ID, f"{instance} joined again; {owner.member_id} is fenced")
     draft.send(owner.awaiting_join, fenced)

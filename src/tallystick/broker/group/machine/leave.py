@@ -1,4 +1,4 @@
-"""Members go: by LeaveGroup, or because their time is up."""
+"""Removal of members, by LeaveGroup or by timeout."""
 
 from tallystick.broker.group.machine.commands import (
     DONE,
@@ -30,7 +30,7 @@ NOTHING_TO_DO = Step(then_reply=DONE)
 
 
 def decide_leave(group: Group | None, command: Leave, env: Env) -> Step | Reject:
-    """Remove some members at once; each has an outcome of its own, and at most one rebalance follows."""
+    """Remove members at once; each has its own outcome, and at most one rebalance follows."""
     if group is None:
         return Step(then_reply=Left(outcomes=(ErrorCode.UNKNOWN_MEMBER_ID,) * len(command.members)))
     draft = Draft(group, env)
@@ -45,8 +45,8 @@ def decide_leave(group: Group | None, command: Leave, env: Env) -> Step | Reject
     if None in outcomes:
         match draft.group.state:
             case GroupState.STABLE | GroupState.COMPLETING_REBALANCE:
-                # An id that was only pending is none of this generation's concern, but Kafka
-                # starts a rebalance for its leaving, too, and clients may count on it.
+                # A pending id does not belong to this generation, but Kafka starts a rebalance
+                # when it leaves, too, and clients may count on it.
                 rebalance_or_complete(draft)
             case GroupState.PREPARING_REBALANCE:
                 complete_if_all_joined(draft)
@@ -56,7 +56,7 @@ def decide_leave(group: Group | None, command: Leave, env: Env) -> Step | Reject
 
 
 def _find(group: Group, leaving: LeavingMember) -> MemberId | Reject:
-    """Which member is meant? An administrator may name the instance alone (KIP-345)."""
+    """Find the member that is leaving. An administrator may name the instance alone (KIP-345)."""
     if leaving.member_id is None:
         owner = group.member_of_instance(leaving.instance_id) if leaving.instance_id is not None else None
         if owner is None:
@@ -69,7 +69,7 @@ def _find(group: Group, leaving: LeavingMember) -> MemberId | Reject:
 
 
 def decide_session_timeout(group: Group | None, command: SessionTimedOut, env: Env) -> Step:
-    """A session, or an id handed out and never used, ended. Looks again: time may have been extended."""
+    """End a session, or a pending id; the deadline is checked again, as it may have been extended."""
     if group is None:
         return NOTHING_TO_DO
     deadline = session_deadline(group, command.member_id)
@@ -81,13 +81,13 @@ def decide_session_timeout(group: Group | None, command: SessionTimedOut, env: E
     if was_member and group.state in (GroupState.STABLE, GroupState.COMPLETING_REBALANCE):
         rebalance_or_complete(draft)
     elif group.state is GroupState.PREPARING_REBALANCE and draft.group.all_joined:
-        # Unlike a join or a leave, a death may also cut the initial delay short: so does Kafka.
+        # Unlike a join or a leave, a session timeout may also cut the initial delay short, as in Kafka.
         complete_join(draft)
     return draft.step(DONE)
 
 
 def decide_join_timeout(group: Group | None, env: Env) -> Step:
-    """The join phase is over, or the initial delay has another slice (KIP-62, KIP-134)."""
+    """End the join phase, or add a slice to the initial delay (KIP-62, KIP-134)."""
     timer = group.join_timer if group is not None else None
     if group is None or timer is None or timer.deadline_ms > env.now.monotonic_ms:
         return NOTHING_TO_DO
@@ -97,7 +97,7 @@ def decide_join_timeout(group: Group | None, env: Env) -> Step:
 
 
 def decide_sync_timeout(group: Group | None, env: Env) -> Step:
-    """Members that joined and never synced hold up a generation: without them, once more."""
+    """Remove members that joined and never sent SyncGroup, and rebalance without them."""
     deadline = group.sync_deadline_ms if group is not None else None
     if group is None or deadline is None or deadline > env.now.monotonic_ms:
         return NOTHING_TO_DO
@@ -109,7 +109,7 @@ def decide_sync_timeout(group: Group | None, env: Env) -> Step:
 
 
 def decide_revive(group: Group | None, env: Env) -> Step:
-    """After replay: a group larger than group.max.size is made to rebalance down to it."""
+    """Start the sessions after replay; a group larger than group.max.size has to rebalance."""
     if group is None:
         return NOTHING_TO_DO
     draft = Draft(group, env)

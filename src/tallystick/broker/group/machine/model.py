@@ -1,28 +1,28 @@
-"""What a classic consumer group is: members, generations, offsets. Values only.
+"""State of a classic consumer group: members, generations, offsets. Values only.
 
-A group lives through five states, Kafka's own:
+A group has Kafka's five states:
 
     Empty ---------------- a member joins ----------------> PreparingRebalance
-    PreparingRebalance --- everyone rejoined, or time ----> CompletingRebalance
-    PreparingRebalance --- time is up and nobody is left -> Empty
+    PreparingRebalance --- all rejoined, or timeout ------> CompletingRebalance
+    PreparingRebalance --- timeout and no member left ----> Empty
     CompletingRebalance -- the leader's assignment -------> Stable
-    CompletingRebalance, Stable -- join, leave, death ----> PreparingRebalance
-    Dead: what is answered for a group that does not exist; no `Group` is ever in it
+    CompletingRebalance, Stable -- join, leave, timeout --> PreparingRebalance
+    Dead: the answer for a group that does not exist; no `Group` is ever in it
 
-Two kinds of facts make up a `Group`. *Durable* ones are in `__consumer_offsets` and
-come back by replay: the members and assignments of the last completed generation, and
-committed offsets. *Soft* ones (who has a request parked, deadlines, members that
-joined since) live in memory, as they do in Kafka: losing them costs one rebalance.
+A `Group` consists of *durable* and *soft* state. Durable state is in `__consumer_offsets` and restored by
+replay: the members and assignments of the last completed generation, and committed offsets. Soft state
+(parked requests, deadlines, members that joined since) lives in memory, as in Kafka: losing it costs one
+rebalance.
 
-Deadlines are monotonic milliseconds, so that a clock that is set does not expire
-sessions; timestamps are wall-clock milliseconds, because they are stored. `Now` carries both.
+Deadlines are monotonic milliseconds, so that setting the clock does not expire sessions; timestamps are
+wall-clock milliseconds, because they are stored. `Now` carries both.
 
-Values are frozen: `apply` returns a new `Group`, so `decide` can try a cascade of
-events on a draft without touching the real one (ADR 0022).
+Values are frozen: `apply` returns a new `Group`, so `decide` can try a cascade of events on a draft without
+touching the real one (ADR 0022).
 
-Sources: Kafka's classic group protocol; KIP-62 (rebalance and session timeouts apart),
-KIP-134 (initial rebalance delay), KIP-345 (static members), KIP-394 (member id first),
-KIP-447 (offsets pending in transactions), KIP-814 (skip assignment).
+Sources: Kafka's classic group protocol; KIP-62 (separate rebalance and session timeouts), KIP-134 (initial
+rebalance delay), KIP-345 (static members), KIP-394 (member id first), KIP-447 (offsets pending in
+transactions), KIP-814 (skip assignment).
 """
 
 from collections.abc import Iterator, Mapping
@@ -48,7 +48,7 @@ DeadlineMs = NewType("DeadlineMs", int)
 """Monotonic milliseconds: compared with `Now.monotonic_ms` only."""
 
 Ticket = NewType("Ticket", int)
-"""Names one parked request; the coordinator holds the future, the machine decides when it is answered."""
+"""Id of one parked request; the coordinator holds the future, the machine decides when it is answered."""
 
 InstanceId = NewType("InstanceId", str)
 Generation = NewType("Generation", int)
@@ -58,7 +58,7 @@ NOTHING: Final = b""
 
 
 class GroupState(Enum):
-    """Names as Kafka's tools print them."""
+    """States, with the names that Kafka's tools print."""
 
     EMPTY = "Empty"
     PREPARING_REBALANCE = "PreparingRebalance"
@@ -67,8 +67,8 @@ class GroupState(Enum):
     DEAD = "Dead"
 
 
-# Which states may come before; `apply` checks it on every change of state [GRP-2].
-# Stable after Stable is a static member's new id being stored.
+# Valid previous states of each state; `apply` checks them on every change of state [GRP-2].
+# Stable after Stable: a static member's new id is stored.
 PREVIOUS_STATES: Final[Mapping[GroupState, frozenset[GroupState]]] = MappingProxyType(
     {
         GroupState.EMPTY: frozenset({GroupState.PREPARING_REBALANCE}),
@@ -84,7 +84,7 @@ PREVIOUS_STATES: Final[Mapping[GroupState, frozenset[GroupState]]] = MappingProx
 
 @frozen
 class Now:
-    """One reading of the clock, both ways."""
+    """One reading of both clocks."""
 
     wall_ms: TimestampMs
     monotonic_ms: int
@@ -95,7 +95,7 @@ class Now:
 
 @frozen(kw_only=True)
 class GroupConfig:
-    """Settings of the group coordinator, Kafka's names and defaults (docs/config.md)."""
+    """Settings of the group coordinator, with Kafka's names and defaults (docs/config.md)."""
 
     group_min_session_timeout_ms: int = 6_000
     group_max_session_timeout_ms: int = 1_800_000
@@ -105,13 +105,13 @@ class GroupConfig:
     offsets_retention_ms: int = 7 * 24 * 60 * 60 * 1_000
     offsets_retention_check_interval_ms: int = 600_000
     offset_commit_timeout_ms: int = 5_000
-    # Not a setting in Kafka either: how long a member that joined without an id yet may stay parked.
+    # Not a setting in Kafka either: how long a new member may stay parked.
     new_member_join_timeout_ms: int = 300_000
 
 
 @frozen
 class ProtocolChoice:
-    """One assignor a member offers, with its subscription in that assignor's terms (opaque to us)."""
+    """One assignor that a member offers, with its subscription in the assignor's own (opaque) format."""
 
     name: str
     metadata: bytes
@@ -121,8 +121,8 @@ class ProtocolChoice:
 class Member:
     """One consumer in a group.
 
-    `awaiting_join` and `awaiting_sync` name its parked requests; it has at most one of them
-    [GRP-3]. `is_new` until its first generation: it cannot heartbeat yet.
+    `awaiting_join` and `awaiting_sync` are the tickets of its parked requests; at most one is set [GRP-3].
+    `is_new` until its first generation: it cannot heartbeat yet.
     """
 
     member_id: MemberId
@@ -146,20 +146,20 @@ class Member:
         return any(offered.name == protocol for offered in self.protocols)
 
     def metadata(self, protocol: str | None) -> bytes | None:
-        """The subscription for `protocol`; None when the member does not offer it."""
+        """Return the subscription for `protocol`; None when the member does not offer it."""
         return next((offered.metadata for offered in self.protocols if offered.name == protocol), None)
 
     def vote(self, candidates: frozenset[str]) -> str | None:
-        """Its own first choice among what everybody supports."""
+        """Return the member's first choice among the candidates."""
         return next((offered.name for offered in self.protocols if offered.name in candidates), None)
 
 
 @frozen(kw_only=True)
 class JoinTimer:
-    """When the join phase ends at the latest.
+    """Latest end of the join phase.
 
-    For the first rebalance of an empty group the phase lasts `delay_ms`, again and again
-    while new members come, `remaining_ms` more at most. Source: KIP-134.
+    In the first rebalance of an empty group the phase lasts `delay_ms`, and is extended while new members
+    arrive, by `remaining_ms` at most. Source: KIP-134.
     """
 
     deadline_ms: DeadlineMs
@@ -175,9 +175,9 @@ class JoinTimer:
 class CommittedOffset:
     """One committed offset.
 
-    record_offset: where in `__consumer_offsets` it is; among a plain and a transactional commit
+    record_offset: its offset in `__consumer_offsets`; among a plain and a transactional commit
         of one partition the later *append* wins, not the later marker (KAFKA-5247).
-    expire_timestamp_ms: only when the client asked for a retention of its own (OffsetCommit 2-4).
+    expire_timestamp_ms: only when the client asked for its own retention (OffsetCommit 2-4).
     """
 
     offset: Offset
@@ -192,20 +192,20 @@ class CommittedOffset:
 Offsets = Mapping[TopicPartition, CommittedOffset]
 
 
-# Ids handed out and not used yet, of one group: a client uses its own within a round trip.
+# Unused ids handed out by one group: a client uses its own within a round trip.
 PENDING_MEMBERS_MAX: Final = 1_000
 
 
 @frozen(kw_only=True)
 class Group:
-    """One group, whole.
+    """Complete state of one group.
 
     state_timestamp_ms  when it entered `state`; None only if an old Kafka wrote the record
     pending_members     ids handed out by MEMBER_ID_REQUIRED and not yet used, with their deadlines; the last
                         PENDING_MEMBERS_MAX, oldest first
     pending_sync        members of this generation that have not sent SyncGroup
-    new_member_added    somebody came during the current slice of the initial delay
-    pending_offsets     offsets of open transactions by producer; they become `offsets` by a marker
+    new_member_added    a member arrived during the current slice of the initial delay
+    pending_offsets     offsets of open transactions by producer; a marker makes them `offsets`
     """
 
     group_id: GroupId
@@ -226,7 +226,7 @@ class Group:
 
     @property
     def is_simple(self) -> bool:
-        """Only ever used to keep offsets: no member, no protocol."""
+        """Whether the group only ever kept offsets: no member, no protocol."""
         return self.protocol_type is None and self.state is GroupState.EMPTY and not self.pending_members
 
     @property
@@ -235,12 +235,12 @@ class Group:
 
     @property
     def rebalance_timeout_ms(self) -> int:
-        """The longest any member asked for, so that the slowest may finish (KIP-62)."""
+        """Longest rebalance timeout of any member, so that the slowest may finish (KIP-62)."""
         return max((member.rebalance_timeout_ms for member in self.members.values()), default=0)
 
     @property
     def all_joined(self) -> bool:
-        """Everybody we know of has a JoinGroup parked."""
+        """Whether every known member has a parked JoinGroup, and no id is pending."""
         return not self.pending_members and all(
             member.awaiting_join is not None for member in self.members.values()
         )
@@ -250,16 +250,16 @@ class Group:
         return sum(member.awaiting_join is not None for member in self.members.values())
 
     def member_of_instance(self, instance_id: InstanceId) -> Member | None:
-        """Cost: linear in members."""
+        """Return the member of a static instance. Cost: linear in members."""
         return next((m for m in self.members.values() if m.instance_id == instance_id), None)
 
     def candidate_protocols(self) -> frozenset[str]:
-        """Protocols every member supports."""
+        """Return the protocols that every member supports."""
         offers = [frozenset(p.name for p in member.protocols) for member in self.members.values()]
         return frozenset.intersection(*offers) if offers else frozenset()
 
     def supports_protocols(self, protocol_type: str, names: frozenset[str]) -> bool:
-        """May a member with these offers be part of the group as it is now?"""
+        """Return whether a member with these offers may join the group as it is now."""
         if self.state is GroupState.EMPTY:
             return bool(protocol_type) and bool(names)
         if self.protocol_type != protocol_type:
@@ -267,7 +267,7 @@ class Group:
         return any(all(m.supports(name) for m in self.members.values()) for name in names)
 
     def select_protocol(self) -> str | None:
-        """Each member votes for its first choice among the common ones; most votes win.
+        """Select the protocol with the most votes; each member votes for its first choice among the common.
 
         A tie goes to the protocol that got its first vote earlier; Kafka leaves it open.
         """
@@ -280,11 +280,11 @@ class Group:
         return max(votes, key=lambda name: votes[name], default=None)
 
     def has_pending_offset(self, partition: TopicPartition) -> bool:
-        """Does an open transaction hold an offset of this partition?"""
+        """Return whether an open transaction has an offset of this partition."""
         return any(partition in offsets for offsets in self.pending_offsets.values())
 
     def all_partitions(self) -> Iterator[TopicPartition]:
-        """Every partition with an offset, committed or pending, once."""
+        """Yield every partition with an offset, committed or pending, once."""
         yield from self.offsets
         seen = set(self.offsets)
         for offsets in self.pending_offsets.values():

@@ -1,4 +1,4 @@
-"""Offsets of a group: committed, deleted, expired; and the group's own end."""
+"""Commit, deletion and expiration of a group's offsets, and deletion of the group."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -38,9 +38,8 @@ _ACTIVE = (GroupState.STABLE, GroupState.PREPARING_REBALANCE)
 def decide_commit(group: Group | None, command: CommitOffsets, env: Env) -> Step | Reject:
     """Commit offsets of a member, or of a consumer that uses no group.
 
-    A commit proves that the member lives, and extends its session. During a rebalance
-    commits are welcome until the new generation exists: they are why clients commit
-    before they rejoin.
+    A commit proves that the member is alive, and extends its session. During a rebalance commits are accepted
+    until the new generation exists: clients commit before they rejoin.
 
     Rejects with: ILLEGAL_GENERATION, GROUP_ID_NOT_FOUND, UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID,
         REBALANCE_IN_PROGRESS; per partition OFFSET_METADATA_TOO_LARGE.
@@ -53,7 +52,7 @@ def decide_commit(group: Group | None, command: CommitOffsets, env: Env) -> Step
     if refusal is not None:
         return refusal
     if group is not None and group.state is GroupState.COMPLETING_REBALANCE:
-        # It joined the new generation and still commits for the old one: the assignment may say otherwise.
+        # The member joined the new generation, whose assignment may give its partitions to another member.
         return REBALANCING
     refused = _too_long(command.offsets, env)
     events: list[DurableEvent] = []
@@ -68,11 +67,11 @@ def decide_commit(group: Group | None, command: CommitOffsets, env: Env) -> Step
 
 
 def decide_commit_in_transaction(group: Group | None, command: CommitTxnOffsets, env: Env) -> Step | Reject:
-    """Have offsets wait for the end of a transaction.
+    """Store offsets as pending until the transaction ends.
 
-    Whoever names its member and generation is held to them, so that a member that was replaced cannot
-    commit for partitions that are another's now. A rebalance that is going on is no reason to refuse: the
-    generation tells who may commit, and until it changes the member's partitions are its own.
+    A request that names member and generation is checked against them, so that a replaced member cannot
+    commit for partitions that another member owns now. A rebalance in progress is no reason to refuse: until
+    the generation changes, the member owns its partitions.
 
     Source: KIP-447 "Fencing zombie"; ClassicGroup.validateOffsetCommit.
     Rejects with: ILLEGAL_GENERATION, GROUP_ID_NOT_FOUND, UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID; per
@@ -99,17 +98,20 @@ def _is_anonymous(command: CommitOffsets | CommitTxnOffsets) -> bool:
 def _check_committer(
     group: Group | None, command: CommitOffsets | CommitTxnOffsets, env: Env
 ) -> Reject | None:
-    """May whoever commits do so for this generation? Without a group, or members, anybody without one may."""
+    """Check member and generation of a commit.
+
+    One without a generation passes if the group does not exist or is empty.
+    """
     if group is None:
         if command.generation is None:
-            return None  # a simple group comes into being
+            return None  # the commit creates a simple group
         code = ErrorCode.ILLEGAL_GENERATION
         if command.knows_group_id_not_found:
             code = ErrorCode.GROUP_ID_NOT_FOUND
         return Reject(code, f"group {env.group_id} does not exist")
     if command.generation is None and group.state is GroupState.EMPTY:
         return None
-    # No id at all is the id of nobody, unless the instance it claims has another: then it is fenced.
+    # A missing id is an unknown member, unless the claimed instance has a member: then it is fenced.
     member = check_member(group, command.member_id or MemberId(""), command.instance_id)
     if isinstance(member, Reject):
         return member
@@ -123,7 +125,7 @@ def _too_long(
     refused = {
         partition: ErrorCode.OFFSET_METADATA_TOO_LARGE
         for partition, wanted in offsets.items()
-        # Kafka compares UTF-16 units, whatever the setting's name says.
+        # Kafka compares UTF-16 code units, despite the setting's name.
         if len(wanted.metadata) > most or len(wanted.metadata.encode("utf-16-le")) // 2 > most
     }
     return MappingProxyType(refused)
@@ -135,9 +137,9 @@ def _offsets_to_store(
     env: Env,
     retention_ms: int | None = None,
 ) -> Mapping[TopicPartition, CommittedOffset]:
-    """What the record will hold: one with an expiry of its own has no room for epoch and topic id.
+    """Return the offsets for the record; with an own expiry, it has no field for epoch and topic id.
 
-    Some clients ask for a retention of Long.MAX_VALUE, which stands for ever.
+    Some clients ask for a retention of Long.MAX_VALUE, meaning for ever.
     """
     now_ms = env.now.wall_ms
     expire_ms = None if retention_ms is None else TimestampMs(min(now_ms + retention_ms, INT64_MAX))
@@ -166,12 +168,12 @@ def _session_extended(group: Group | None, command: CommitOffsets, env: Env) -> 
 
 
 def decide_delete_offsets(group: Group | None, command: DeleteOffsets, env: Env) -> Step | Reject:
-    """Delete offsets of topics that no member subscribes to.
+    """Delete offsets of topics to which no member subscribes.
 
-    An offset of an open transaction is part of what its client will commit: it stays, unless the operator
+    The offset of an open transaction is part of what its client will commit: it stays, unless the operator
     has chosen otherwise. Kafka deletes it (ADR 0023).
 
-    Rejects with: GROUP_ID_NOT_FOUND; NON_EMPTY_GROUP for members of a protocol we cannot read;
+    Rejects with: GROUP_ID_NOT_FOUND; NON_EMPTY_GROUP for members of a protocol that cannot be read;
         per partition GROUP_SUBSCRIBED_TO_TOPIC, POLICY_VIOLATION.
     """
     if group is None:
@@ -191,7 +193,7 @@ def decide_delete_offsets(group: Group | None, command: DeleteOffsets, env: Env)
 
 
 def decide_forget(group: Group | None, command: ForgetPartitions) -> Step:
-    """A topic was deleted: so are its offsets, that a namesake does not inherit them."""
+    """Delete the offsets of a deleted topic, so that a new topic of the name does not inherit them."""
     if group is None:
         return _NOTHING_TO_DO
     gone = tuple(partition for partition in group.all_partitions() if partition.topic in command.topics)
@@ -206,7 +208,7 @@ def _deletion(group: Group, gone: tuple[TopicPartition, ...], reply: PerPartitio
 
 
 def decide_delete_group(group: Group | None, command: DeleteGroup, env: Env) -> Step | Reject:
-    """Delete an empty group with all its offsets; not while a transaction has some of them open (ADR 0023).
+    """Delete an empty group with its offsets, unless an open transaction has some of them (ADR 0023).
 
     Rejects with: GROUP_ID_NOT_FOUND, NON_EMPTY_GROUP, POLICY_VIOLATION.
     """
@@ -224,9 +226,9 @@ def decide_delete_group(group: Group | None, command: DeleteGroup, env: Env) -> 
 
 
 def decide_expire(group: Group | None, env: Env) -> Step:
-    """Expire offsets; a group that is empty and has nothing left ends with them.
+    """Expire offsets; remove the group when it is empty and has none left.
 
-    An id handed out keeps the group, which Kafka would remove under its owner's feet.
+    A pending member id keeps the group; Kafka removes it.
     """
     if group is None:
         return _NOTHING_TO_DO

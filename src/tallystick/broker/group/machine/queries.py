@@ -1,4 +1,4 @@
-"""Reading groups: what ListGroups, DescribeGroups and OffsetFetch are answered from."""
+"""Read access to groups for ListGroups, DescribeGroups and OffsetFetch."""
 
 from collections.abc import Iterable
 from typing import Final
@@ -10,7 +10,7 @@ from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import GroupId, MemberId, TopicPartition
 from tallystick.kernel.value import frozen
 
-# Kafka has consumer, share and streams groups besides; here every group is a classic one.
+# Kafka also has consumer, share and streams groups; here every group is a classic one.
 GROUP_TYPE: Final = "classic"
 
 
@@ -33,7 +33,7 @@ class DescribedMember:
 
 @frozen(kw_only=True)
 class DescribedGroup:
-    """A group as an administrator sees it; `protocol_name` and the members' bytes only when Stable."""
+    """Description of a group for administrators; `protocol_name` and the members' bytes only when Stable."""
 
     group_id: GroupId
     state: GroupState
@@ -45,7 +45,7 @@ class DescribedGroup:
 def list_groups(
     groups: Iterable[Group], states: frozenset[str], types: frozenset[str]
 ) -> tuple[ListedGroup, ...]:
-    """Groups in one of `states` and of one of `types`; an empty filter lets all pass.
+    """Return the groups in one of `states` and of one of `types`; an empty filter passes all.
 
     Names are compared without case (KIP-518, KIP-848).
     """
@@ -61,7 +61,7 @@ def list_groups(
 
 
 def describe(group: Group) -> DescribedGroup:
-    """Before a group is Stable its subscriptions belong to a protocol not yet chosen: they stay out."""
+    """Describe a group, with subscriptions only when Stable: before, their protocol is not chosen yet."""
     stable = group.state is GroupState.STABLE
     protocol = group.protocol_name if stable else None
     return DescribedGroup(
@@ -86,12 +86,13 @@ def describe(group: Group) -> DescribedGroup:
 def fetch_offset(
     group: Group | None, partition: TopicPartition, *, topic_id: UUID | None, require_stable: bool
 ) -> CommittedOffset | Reject | None:
-    """The committed offset of one partition; None when there is none.
+    """Return the committed offset of one partition; None when there is none.
 
     Args:
         topic_id: of the topic that has the name now. An offset committed to an earlier topic of that name
             is not this topic's.
         require_stable: refuse while a transaction may still change it (KIP-447).
+
     Rejects with: UNSTABLE_OFFSET_COMMIT.
     """
     if group is None:
@@ -105,5 +106,5 @@ def fetch_offset(
 
 
 def committed(group: Group | None) -> Offsets:
-    """Every committed offset of a group."""
+    """Return every committed offset of a group."""
     return {} if group is None else group.offsets

@@ -1,12 +1,11 @@
-"""From "somebody came or went" to a new generation: the join phase.
+"""The join phase of a rebalance: from a change of members to a new generation.
 
-Every function takes a Draft, emits events and answers parked requests. Which call leads
-to which is Kafka's cascade:
+Every function takes a Draft, emits events and answers parked requests. They call each other as in Kafka:
 
     member added, updated   -> rebalance_or_complete
     member gone             -> rebalance_or_complete, or complete_if_all_joined while preparing
     rebalance_or_complete   -> prepare, or complete_if_all_joined
-    prepare                 -> complete_join when everyone is parked already
+    prepare                 -> complete_join when all members are parked already
     timer                   -> complete_join, or another slice of the initial delay
 """
 
@@ -36,15 +35,15 @@ from tallystick.kernel.codes import ErrorCode
 from tallystick.kernel.errors import Reject
 from tallystick.kernel.ids import MemberId
 
-# When only absent static members are left, the next look is this far away at least: a member may
-# have asked for a rebalance timeout of 0.
+# Minimum wait when only absent static members are left: a member may have asked for a rebalance
+# timeout of 0.
 REJOIN_WAIT_MS_MIN: Final = 1_000
 
 REBALANCING: Final = Reject(ErrorCode.REBALANCE_IN_PROGRESS, "the group is rebalancing: join again")
 
 
 def check_member(group: Group, member_id: MemberId, instance_id: InstanceId | None) -> Member | Reject:
-    """Who speaks? A static member is known by its instance, and only its latest member id may speak.
+    """Return the member that sent a request; of a static member only the latest member id is valid.
 
     Source: KIP-345, fencing of duplicate members.
     Rejects with: UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID.
@@ -73,7 +72,7 @@ def check_generation(group: Group, generation: int) -> Reject | None:
 
 
 def member_list(group: Group) -> tuple[JoinedMember, ...]:
-    """All members, as the leader needs them to assign."""
+    """Return all members, for the leader's assignment."""
     return tuple(
         JoinedMember(
             member_id=member.member_id,
@@ -85,7 +84,7 @@ def member_list(group: Group) -> tuple[JoinedMember, ...]:
 
 
 def joined(group: Group, member_id: MemberId) -> Joined:
-    """The answer to a JoinGroup for the current generation; the leader also gets the members."""
+    """Return the answer to a JoinGroup for the current generation; the leader's includes the members."""
     leads = group.leader == member_id
     return Joined(
         member_id=member_id,
@@ -98,7 +97,7 @@ def joined(group: Group, member_id: MemberId) -> Joined:
 
 
 def rebalance_or_complete(draft: Draft) -> None:
-    """Start a rebalance where one can start; else see whether the one going on is complete."""
+    """Start a rebalance if the state allows it; otherwise complete the running one if all have joined."""
     if draft.group.state in PREVIOUS_STATES[GroupState.PREPARING_REBALANCE]:
         prepare(draft)
     else:
@@ -108,8 +107,8 @@ def rebalance_or_complete(draft: Draft) -> None:
 def prepare(draft: Draft) -> None:
     """Begin the join phase.
 
-    Members that wait for an assignment are sent back to join. The first rebalance of an
-    empty group waits a little, so that consumers started together are assigned together (KIP-134).
+    Members that wait for an assignment have to join again. The first rebalance of an empty group waits a
+    little, so that consumers started together are assigned together (KIP-134).
     """
     group, env = draft.group, draft.env
     if group.state is GroupState.COMPLETING_REBALANCE:
@@ -128,7 +127,7 @@ def prepare(draft: Draft) -> None:
 
 
 def answer_syncs(draft: Draft, refusal: Reject) -> None:
-    """Answer every parked SyncGroup with `refusal` and let those sessions run again."""
+    """Answer every parked SyncGroup with `refusal`, and restart the sessions of those members."""
     waiting = [member for member in draft.group.members.values() if member.awaiting_sync is not None]
     for member in waiting:
         draft.send(member.awaiting_sync, refusal)
@@ -139,7 +138,7 @@ def answer_syncs(draft: Draft, refusal: Reject) -> None:
 
 
 def complete_if_all_joined(draft: Draft) -> None:
-    """End the join phase early when nobody is missing; the initial delay is never cut short."""
+    """End the join phase early when no member is missing; the initial delay is never cut short."""
     group = draft.group
     preparing = group.state is GroupState.PREPARING_REBALANCE
     initial = group.join_timer is not None and group.join_timer.is_initial
@@ -148,7 +147,7 @@ def complete_if_all_joined(draft: Draft) -> None:
 
 
 def join_phase_timed_out(draft: Draft) -> None:
-    """The join timer fired: one more slice of the initial delay, or the phase ends."""
+    """Start one more slice of the initial delay, or end the phase: the join timer fired."""
     timer = draft.group.join_timer
     check(timer is not None, "a join phase has a timer")
     assert timer is not None
@@ -164,9 +163,9 @@ def join_phase_timed_out(draft: Draft) -> None:
 
 
 def complete_join(draft: Draft) -> None:
-    """End the join phase: drop who did not come, elect a leader, start the next generation.
+    """End the join phase: drop missing members, elect a leader, start the next generation.
 
-    Static members that did not come stay: their session timeout decides, not the rebalance (KIP-345).
+    Missing static members stay: their session timeout decides, not the rebalance (KIP-345).
     """
     missing = tuple(
         member.member_id
@@ -186,7 +185,7 @@ def complete_join(draft: Draft) -> None:
         )
         return
     if not _elect_leader_who_joined(draft):
-        # Only static members are left, and none came back: wait for one, or for their sessions to end.
+        # KIP-345: only absent static members are left: wait for one, or for their sessions to end.
         deadline = env.now.deadline(max(group.rebalance_timeout_ms, REJOIN_WAIT_MS_MIN))
         draft.emit(JoinTimerSet(join_timer=JoinTimer(deadline_ms=deadline)))
         return
@@ -224,7 +223,7 @@ def _start_generation(draft: Draft) -> None:
 
 
 def remove_members(draft: Draft, member_ids: tuple[MemberId, ...], reason: str) -> None:
-    """Members go. One that is parked is told UNKNOWN_MEMBER_ID, so that it joins afresh if it lives."""
+    """Remove members. Parked ones are answered UNKNOWN_MEMBER_ID, so that a live client joins anew."""
     gone = Reject(ErrorCode.UNKNOWN_MEMBER_ID, reason)
     for member_id in member_ids:
         member = draft.group.members.get(member_id)

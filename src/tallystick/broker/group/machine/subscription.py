@@ -1,8 +1,7 @@
-"""The topics a group of consumers subscribes to: the one thing of theirs the broker reads.
+"""Parsing of the topics that consumers subscribe to: the only client metadata that the broker reads.
 
-Metadata and assignments are the clients' own. Of the "consumer" protocol all versions begin
-with `int16 version, [string] topics`, and the broker needs the topics to know whose offsets are
-in use.
+Metadata and assignments belong to the clients. All versions of the "consumer" protocol begin with
+`int16 version, [string] topics`, and the broker needs the topics to know which offsets are in use.
 """
 
 import struct
@@ -17,7 +16,7 @@ _INT32: Final = struct.Struct(">i")
 
 
 def subscribed_topics(group: Group) -> SubscribedTopics:
-    """Topics all members together subscribe to; None when they cannot be known.
+    """Return the topics that all members together subscribe to; None when they cannot be known.
 
     Cost: reads every member's metadata.
     """
@@ -34,12 +33,12 @@ def subscribed_topics(group: Group) -> SubscribedTopics:
 
 
 def read_topics(metadata: bytes) -> tuple[str, ...] | None:
-    """The topics at the head of a consumer subscription; None when these are not such bytes."""
+    """Return the topics at the head of a consumer subscription; None for other bytes."""
     try:
         (count,) = _INT32.unpack_from(metadata, 2)
         at = 6
         topics = []
-        # Every name takes two bytes at least, so a count above the bytes left is a lie.
+        # Every name takes at least two bytes: a higher count is invalid.
         if not 0 <= count <= (len(metadata) - at) // 2:
             return None
         for _ in range(count):

@@ -1,4 +1,4 @@
-"""SyncGroup and Heartbeat: members of a generation get their assignment and stay alive."""
+"""SyncGroup and Heartbeat: assignments of a generation, and liveness of its members."""
 
 from tallystick.broker.group.machine.commands import DONE, Env, Heartbeat, Step, Sync, Synced
 from tallystick.broker.group.machine.draft import Draft, snapshot
@@ -11,10 +11,10 @@ from tallystick.kernel.ids import MemberId
 
 
 def decide_sync(group: Group | None, command: Sync, env: Env) -> Step | Reject:
-    """Park until the leader has assigned; the leader's own request ends the waiting for all.
+    """Park until the leader has assigned; the leader's own request answers all.
 
-    The assignment is stored before anybody hears of it: after a restart every member
-    finds the generation it was told about.
+    The assignment is stored before any member gets it: after a restart every member finds the generation it
+    was told about.
 
     Rejects with: UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID, ILLEGAL_GENERATION,
         INCONSISTENT_GROUP_PROTOCOL, REBALANCE_IN_PROGRESS.
@@ -41,7 +41,7 @@ def decide_sync(group: Group | None, command: Sync, env: Env) -> Step | Reject:
 
 
 def _check_protocol(group: Group, command: Sync) -> Reject | None:
-    """KIP-559: a member that believes in another protocol must not get this one's bytes."""
+    """Refuse a member that names another protocol: it must not get this one's bytes (KIP-559)."""
     for said, known in (
         (command.protocol_type, group.protocol_type),
         (command.protocol_name, group.protocol_name),
@@ -60,19 +60,19 @@ def _synced(group: Group, member: Member) -> Synced:
 
 
 def _store_assignment(draft: Draft, assignments: dict[MemberId, bytes]) -> None:
-    """Members the leader forgot get an empty assignment; ids it invented are ignored."""
+    """Store the assignment; a member without one gets an empty one, unknown ids are ignored."""
     draft.emit(snapshot(draft.group, assignments=assignments, state_timestamp_ms=draft.env.now.wall_ms))
     group, now = draft.group, draft.env.now
     waiting = [member for member in group.members.values() if member.awaiting_sync is not None]
     for member in waiting:
         draft.send(member.awaiting_sync, _synced(group, member))
-    # Sessions did not run while these were parked; they start afresh.
+    # Sessions of parked members did not run; they restart.
     deadlines = {member.member_id: now.deadline(member.session_timeout_ms) for member in waiting}
     draft.emit(SyncsAnswered(session_deadlines_ms=deadlines))
 
 
 def decide_heartbeat(group: Group | None, command: Heartbeat, env: Env) -> Step | Reject:
-    """Keep a session alive; while a rebalance waits for the member, tell it so.
+    """Extend a session; while a rebalance waits for the member, answer REBALANCE_IN_PROGRESS.
 
     Rejects with: UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID, ILLEGAL_GENERATION; answers
         REBALANCE_IN_PROGRESS, and extends the session all the same.

@@ -1,4 +1,4 @@
-"""All groups, as one partition's log makes them: events applied by group, markers by producer."""
+"""Groups of one partition of `__consumer_offsets`: events applied by group, markers by producer."""
 
 from tallystick.broker.group.codec import Replayed
 from tallystick.broker.group.machine.apply import apply
@@ -10,13 +10,13 @@ from tallystick.kernel.ids import GroupId, Offset, ProducerId
 class GroupTable:
     """The groups of one partition of `__consumer_offsets`, live and on replay alike [GRP-4].
 
-    `groups` may be shared with the tables of other partitions. Which groups a producer has offsets pending in
-    is each table's own: a marker ends a transaction in its own partition alone.
+    `groups` may be shared with the tables of other partitions. The index of groups with pending offsets of a
+    producer belongs to one table: a marker ends a transaction in its own partition alone.
     """
 
     def __init__(self, groups: dict[GroupId, Group]) -> None:
         self.groups = groups
-        # Dicts for sets: their order is that of the log, in every process.
+        # A dict serves as a set: its order is that of the log, in every process.
         self._holding: dict[ProducerId, dict[GroupId, None]] = {}
 
     def apply(self, group_id: GroupId, event: Event, at: Offset | None = None) -> None:
@@ -30,12 +30,12 @@ class GroupTable:
             self._holding.setdefault(event.producer_id, {})[group_id] = None
 
     def end_transaction(self, event: TransactionEnded) -> None:
-        """Change every group the producer has offsets pending in. Cost: linear in those groups' offsets."""
+        """Change every group with pending offsets of the producer. Cost: linear in those groups' offsets."""
         for group_id in self._holding.pop(event.producer_id, {}):
             self.apply(group_id, event)
 
     def replay(self, entry: Replayed) -> None:
-        """Take in what was found in the log."""
+        """Apply an event read from the log."""
         if isinstance(entry.event, TransactionEnded):
             self.end_transaction(entry.event)
         else:
