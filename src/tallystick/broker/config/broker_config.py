@@ -60,7 +60,7 @@ class BrokerConfig:
 
     given: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
-    # ------------------------------------------------------------------- where and who
+    # --------------------------------------------------------------- address and identity
     node_id: int = setting(1, "Id of this broker.", kind=Kind.INT, low=0)
     log_dirs: str = setting("", "The data directory. One: a second has no replica to be for.")
     listeners: str = setting("PLAINTEXT://127.0.0.1:9092", "Address to listen on; port 0 takes a free one.")

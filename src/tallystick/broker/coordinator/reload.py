@@ -60,7 +60,7 @@ class Owner(Protocol):
         ...
 
     def resume(self, index: int) -> None:
-        """Continue, now that the partition serves again, the work its log shows as unfinished."""
+        """Continue the unfinished work of a partition that serves again."""
         ...
 
     def wake_at(self, at_ms: int) -> None:

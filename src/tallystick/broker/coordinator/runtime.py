@@ -240,7 +240,7 @@ class CoordinatorRuntime(Generic[Key, Command, Answer]):
         return pending.future
 
     def take_in(self, key: Key, pending: Pending[Command, Answer]) -> None:
-        """Run a command, even where `refusal` would turn a client's away."""
+        """Run a command without asking `refusal`, as the coordinator's own commands are."""
         if self._paused is not None:
             self._paused.append((key, pending))
             self.bound(pending)

@@ -108,7 +108,7 @@ def _meta_of(producer: Identity) -> BatchMeta:
 
 
 def header_of(producer: Identity) -> BatchHeader:
-    """Return the header that such a batch will have as to its producer, before its records are known."""
+    """Return the header of such a batch with its producer's fields, before its records are known."""
     meta = _meta_of(producer)
     return BatchHeader(
         base_offset=0,

@@ -212,7 +212,7 @@ class Transactions(Coordinator, Protocol):
 
 
 class Found(Protocol):
-    """The parts of the comparison after an unclean start that the walk reads."""
+    """The parts of the comparison at the start that the walk reads."""
 
     @property
     def hanging(self) -> Sequence[object]: ...

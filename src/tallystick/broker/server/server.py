@@ -182,7 +182,7 @@ class Connection(asyncio.BufferedProtocol):
         self._advance()
 
     def eof_received(self) -> bool:
-        # Pending answers are of no use to a peer that is gone, and Kafka's protocol has no half-close.
+        # Pending answers are of no use to a peer that is gone, and Kafka does not half-close connections.
         return False
 
     def pause_writing(self) -> None:
@@ -405,7 +405,7 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def busy(self) -> bool:
-        """Whether answers are pending that the peer could read."""
+        """Whether answers are pending while the peer keeps reading."""
         return bool(self._slots) and not self._writing_paused
 
     @property

@@ -89,9 +89,10 @@ def _epoch_for(partition: Partition, send: SendMarkers, coordinator_epoch: int) 
 
 
 def _judge(partition: Partition, send: SendMarkers, refused: Reject) -> Marked:
-    """Return None for a marker that is too old: a later epoch wrote whatever is open in the partition.
+    """Return the result of a refused marker; None if it is too old, or its partition is gone.
 
-    Kafka stops there, and the id stays undecided until its coordinator is loaded again (KAFKA-19999).
+    An old marker has nothing to end: whatever is open in the partition was begun under a later epoch. Kafka
+    stops there, and the id stays undecided until its coordinator is loaded again (KAFKA-19999).
     """
     if refused.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
         return None

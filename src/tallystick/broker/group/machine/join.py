@@ -160,7 +160,7 @@ def _join_known(draft: Draft, command: Join, member: Member) -> Step | Reject:
     group = draft.group
     same_offers = member.protocols == command.protocols
     preparing = group.state is GroupState.PREPARING_REBALANCE
-    # A leader that rejoins a stable group wants a new assignment: the metadata it watches may have changed.
+    # As in Kafka, a leader that rejoins a stable group rebalances it: topics it watches may have changed.
     assigns_anew = group.state is GroupState.STABLE and group.leader == member.member_id
     if same_offers and not preparing and not assigns_anew:
         # The member probably missed the answer, and gets it again.

@@ -30,7 +30,7 @@ NOTHING_TO_DO = Step(then_reply=DONE)
 
 
 def decide_leave(group: Group | None, command: Leave, env: Env) -> Step | Reject:
-    """Remove members at once; each has its own outcome, and at most one rebalance follows."""
+    """Remove several members; each has its own outcome, and at most one rebalance follows."""
     if group is None:
         return Step(then_reply=Left(outcomes=(ErrorCode.UNKNOWN_MEMBER_ID,) * len(command.members)))
     draft = Draft(group, env)

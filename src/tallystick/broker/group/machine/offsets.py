@@ -52,7 +52,7 @@ def decide_commit(group: Group | None, command: CommitOffsets, env: Env) -> Step
     if refusal is not None:
         return refusal
     if group is not None and group.state is GroupState.COMPLETING_REBALANCE:
-        # The member joined the new generation, whose assignment may give its partitions to another member.
+        # The member has joined the new generation and commits for the old one: its partitions may have moved.
         return REBALANCING
     refused = _too_long(command.offsets, env)
     events: list[DurableEvent] = []

@@ -13,8 +13,8 @@ from tallystick.kernel.ids import MemberId
 def decide_sync(group: Group | None, command: Sync, env: Env) -> Step | Reject:
     """Park until the leader has assigned; the leader's own request answers all.
 
-    The assignment is stored before any member gets it: after a restart every member finds the generation it
-    was told about.
+    The assignment is stored before any member gets it: after a restart every member finds its generation
+    again.
 
     Rejects with: UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID, ILLEGAL_GENERATION,
         INCONSISTENT_GROUP_PROTOCOL, REBALANCE_IN_PROGRESS.
@@ -75,7 +75,7 @@ def decide_heartbeat(group: Group | None, command: Heartbeat, env: Env) -> Step 
     """Extend a session; while a rebalance waits for the member, answer REBALANCE_IN_PROGRESS.
 
     Rejects with: UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID, ILLEGAL_GENERATION; answers
-        REBALANCE_IN_PROGRESS, and extends the session all the same.
+        REBALANCE_IN_PROGRESS, and still extends the session.
     """
     if group is None or group.state is GroupState.EMPTY:
         return Reject(ErrorCode.UNKNOWN_MEMBER_ID, f"group {env.group_id} has no members")

@@ -3,7 +3,7 @@
 A transaction has two identities (producer id and epoch), which are never merged:
 
     writer   writes the data of the open transaction; its markers carry the next epoch (KIP-890)
-    client   the only one whose next request is accepted
+    client   the only identity from which the next request is accepted
 
 They are the same until InitProducerId keeps a transaction for a new incarnation of its client (KIP-939):
 then `client` moves ahead, once more for each further incarnation, and `writer` stays, because the data in
