@@ -2,8 +2,8 @@
 
 When it is unknown whether an append happened, or an invariant is broken, no more decisions may rest on the
 state in memory. The partition goes off, waiting clients get NOT_COORDINATOR, and after a short delay its log,
-which is authoritative, is read again. Meanwhile clients get COORDINATOR_LOAD_IN_PROGRESS. A failed read is
-retried with exponential backoff; no operator has to intervene.
+which is authoritative, is read again; during the read clients get COORDINATOR_LOAD_IN_PROGRESS. A failed read
+is retried with exponential backoff; no operator has to intervene.
 
 A log that is offline is not read again: its data directory has failed, and the process ends [LOG-4].
 """

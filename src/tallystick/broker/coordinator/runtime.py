@@ -240,7 +240,7 @@ class CoordinatorRuntime(Generic[Key, Command, Answer]):
         return pending.future
 
     def take_in(self, key: Key, pending: Pending[Command, Answer]) -> None:
-        """Run a command without asking `refusal`, as the coordinator's own commands are."""
+        """Run a command without asking `refusal`, as is done for the coordinator's own."""
         if self._paused is not None:
             self._paused.append((key, pending))
             self.bound(pending)

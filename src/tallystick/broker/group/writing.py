@@ -108,7 +108,7 @@ class GroupWriter:
             A future, done when the last part is applied; None: all are applied, or refused.
 
         Raises:
-            LogOffline: it is unknown what the log has.
+            LogOffline: the log is offline.
         """
         turns = [self._append_part(group_id, index, part, partition) for part in parts]
         return next((turn for turn in reversed(turns) if turn is not None and not turn.done()), None)
@@ -161,7 +161,7 @@ class GroupWriter:
         """Append an end marker; the transaction ends in the groups when the marker is applied.
 
         Raises:
-            LogOffline: it is unknown what the log has.
+            LogOffline: the log is offline.
         """
         table = self.table(index)
 
