@@ -1,8 +1,8 @@
-"""Operators' view of a cluster: what is in it, what is open, what hangs, and how to end it.
+"""Administration of a cluster: what it holds, which transactions are open or hang, and how to end them.
 
     from tallystick.admin import AbortSpec, Admin, ConfigResource, NewTopic, NotSafe
 
-The names here are imported when they are first used.
+The names are imported on first use.
 """
 
 from typing import TYPE_CHECKING

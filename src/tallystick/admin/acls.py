@@ -1,7 +1,7 @@
-"""Who may do what: rules as values, listed, made and deleted (KIP-140, KIP-290).
+"""ACLs as values: list, create and delete them (KIP-140, KIP-290).
 
-A rule allows or denies a principal, from a host, an operation on resources: those of one name, or those whose
-name begins so. In a filter None, or ANY, matches everything.
+A rule allows or denies a principal, from a host, an operation on the resources with one name (LITERAL) or a
+name prefix (PREFIXED). In a filter, None and ANY match everything.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,7 +23,7 @@ E = TypeVar("E", bound=IntEnum)
 
 @frozen(kw_only=True)
 class Acl:
-    """One rule. Numbers are those of a later version."""
+    """One ACL. A field is a plain number if it comes from a newer version."""
 
     resource: AclResource | int
     name: str
@@ -40,7 +40,7 @@ class Acl:
 
 @frozen(kw_only=True)
 class AclFilter:
-    """Rules that agree with everything that is not None or ANY."""
+    """A filter that matches the rules equal in every field that is not None or ANY."""
 
     resource: AclResource = AclResource.ANY
     name: str | None = None
@@ -52,7 +52,7 @@ class AclFilter:
 
 
 class PartlyDeleted(ClientError):
-    """Some of the rules that a filter matches could not be deleted; `deleted` are those that were."""
+    """Only some of the rules that a filter matches were deleted: those in `deleted`."""
 
     effect = Effect.UNKNOWN
     remedy = Remedy.LOOK_UP
@@ -121,13 +121,13 @@ async def delete(asker: Asker, filters: Iterable[AclFilter]) -> Answers[AclFilte
 
 
 def deleted_of(answers: Answers[AclFilter, tuple[Acl, ...]]) -> tuple[Acl, ...]:
-    """Every rule that is gone, those of filters that failed included."""
+    """Return every deleted rule, including those of filters that failed in part."""
     partly = (each.deleted for each in answers.failures.values() if isinstance(each, PartlyDeleted))
     return tuple(dict.fromkeys(chain(*answers.found.values(), *partly)))
 
 
 def _deleted(found: da.DeleteAclsFilterResult, gone: list[Acl]) -> ClientError | None:
-    """Adds what was deleted to `gone`: a repeated request does not find it again."""
+    """Add the deleted rules to `gone`, because a repeated request does not find them again."""
     failure = refused("DeleteAcls", "", found.error_code, found.error_message) if found.error_code else None
     for each in found.matching_acls:
         rule = _acl((each.resource_type, each.resource_name, each.pattern_type), each)

@@ -1,4 +1,4 @@
-"""Admin for asyncio: what an operator asks of a cluster, on the loop that calls."""
+"""Administration client for asyncio, on the caller's event loop."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import TracebackType
@@ -22,17 +22,20 @@ from tallystick.kernel.ids import Identity, TopicPartition
 
 
 class Admin:
-    """An administrator of one cluster.
+    """Administration client of one cluster.
 
         async with Admin({"bootstrap.servers": "localhost:9092"}) as admin:
             report = await admin.find_hanging_transactions(topic="orders")
 
-    Belongs to the loop it is first used on. Every call ends within `default.api.timeout.ms` [CLI-2]. What
-    several brokers are asked comes with what some of them did not answer: see Answers [ADM-2].
+    Belongs to the event loop it is first used on. Every call ends within `default.api.timeout.ms` [CLI-2]. A
+    call that asks several brokers returns both the answers and the failures: see Answers [ADM-2].
     """
 
     def __init__(self, config: Mapping[str, object]) -> None:
-        """Raises: BadConfig with every problem at once."""
+        """Parse the configuration.
+
+        Raises: BadConfig with every problem at once.
+        """
         self.config = AdminConfig.parse(config)
         self._cluster = Cluster(self.config.client, topics_idle_ms=self.config.client.metadata_max_age_ms)
         self._transactions = Transactions(self._cluster, self.config.default_api_timeout_ms)
@@ -46,11 +49,11 @@ class Admin:
         await self.close()
 
     async def close(self, timeout_s: float = CLOSE_S) -> None:
-        """End every connection; again is harmless."""
+        """Close every connection; a second call does nothing."""
         await self._cluster.close(timeout_s)
 
     def metrics(self) -> dict[str, float]:
-        """What the network did, by Kafka's names."""
+        """Return the network metrics, under Kafka's names."""
         return self._cluster.metrics()
 
     def _asker(self) -> Asker:
@@ -68,13 +71,17 @@ class Admin:
         transactional_id_pattern: str | None = None,
         coordinators: Sequence[int] | None = None,
     ) -> Answers[int, tuple[ListedTransaction, ...]]:
-        """Transactional ids by the broker that coordinates them.
+        """List transactional ids, by the broker that coordinates them.
 
         Source: KIP-664, KIP-994 (duration), KIP-1152 (pattern of whole ids, RE2's dialect).
+
         Args:
-            longer_than_ms: only what is open for longer; then only open states, unless `states` are given.
+            longer_than_ms: only transactions open for longer; selects open states only, unless `states` are
+                given.
             coordinators: broker ids; all brokers if None.
-        Raises: NotSupported for a broker that is none; Unreachable or TimedOut when none can be asked.
+
+        Raises: NotSupported for a broker id that the cluster does not list; Unreachable or TimedOut when no
+            broker can be asked.
         """
         return await self._transactions.list(
             states=states,
@@ -87,13 +94,13 @@ class Admin:
     async def describe_transactions(
         self, transactional_ids: Iterable[str]
     ) -> Answers[str, TransactionDescription]:
-        """What the coordinators know of transactional ids; one nobody knows fails with IdExpired."""
+        """Describe transactional ids from their coordinators; an unknown id fails with IdExpired."""
         return await self._transactions.describe(transactional_ids)
 
     async def describe_producers(
         self, partitions: Iterable[TopicPartition], *, broker: int | None = None
     ) -> Answers[TopicPartition, tuple[ProducerState, ...]]:
-        """The producers that partitions remember: their leaders' view, or that of `broker`'s replicas."""
+        """Describe the producers of partitions, as the leaders or the replicas on `broker` see them."""
         return await self._transactions.describe_producers(partitions, broker)
 
     async def find_hanging_transactions(
@@ -104,11 +111,13 @@ class Admin:
         broker: int | None = None,
         limit_ms: int = LIMIT_MS,
     ) -> HangingReport:
-        """Every transaction open for longer than `limit_ms`, and whether anybody will end it.
+        """Find transactions open for longer than `limit_ms`, and judge whether anything will end them.
 
-        Source: KIP-664 "Finding Hanging Transactions"; `admin.hanging` says what each verdict rests on.
-        Args: topic, partition, broker: where to look; everywhere without them.
-        Raises: UnknownTopic, Unreachable, TimedOut. What single brokers or partitions failed with is in the
+        Source: KIP-664 "Finding Hanging Transactions"; `admin.hanging` gives the grounds of each verdict.
+
+        Args: topic, partition, broker: where to look; the whole cluster without them.
+
+        Raises: UnknownTopic, Unreachable, TimedOut. Failures of single brokers or partitions are in the
             report.
         """
         return await self._transactions.find_hanging(
@@ -116,7 +125,7 @@ class Admin:
         )
 
     async def plan_abort(self, spec: AbortSpec) -> AbortPlan:
-        """The transaction an abort would end, and what that would break. Changes nothing.
+        """Find the transaction an abort would end, and what that would break. Changes nothing.
 
         Raises: NothingOpen, UnknownTopic, NotAuthorized.
         """
@@ -126,15 +135,18 @@ class Admin:
         """Write an ABORT marker into one partition, for exactly that transaction [ADM-3].
 
         Returns: False when an answer was lost and the transaction was found ended afterwards.
-        Raises: NotSafe without `force` unless it hangs; NothingOpen; what the broker refuses it with.
+
+        Raises: NotSafe without `force` unless it hangs; NothingOpen; the broker's refusal.
         """
         plan = await self._transactions.plan_abort(what) if isinstance(what, AbortSpec) else what
         return await self._transactions.abort(plan, force=force)
 
     async def force_terminate_transaction(self, transactional_id: str, *, force: bool = False) -> Identity:
-        """Abort what is open under an id, and fence its producer (KIP-939). Returns: the id's new pair.
+        """Abort the open transaction of an id and fence its producer (KIP-939).
 
-        Raises: NotSafe without `force` for a transaction of two-phase commit; IdExpired for an unknown id.
+        Returns: the id's new producer id and epoch.
+
+        Raises: NotSafe without `force` for a two-phase commit transaction; IdExpired for an unknown id.
         """
         return await self._transactions.force_terminate(transactional_id, force=force)
 
@@ -143,45 +155,48 @@ class Admin:
     async def create_topics(
         self, new_topics: Iterable[NewTopic], *, validate_only: bool = False
     ) -> Answers[str, CreatedTopic]:
-        """Make topics.
+        """Create topics.
 
-        One that was made by an attempt whose answer was lost fails with TOPIC_ALREADY_EXISTS and an unknown
-        effect.
+        A topic that was created by an attempt whose answer was lost fails with TOPIC_ALREADY_EXISTS and an
+        unknown effect.
         """
         return await topics.create(self._asker(), new_topics, validate_only=validate_only)
 
     async def delete_topics(self, names: Iterable[str]) -> Answers[str, None]:
-        """Delete topics and what is in them."""
+        """Delete topics and their records."""
         return await topics.delete(self._asker(), names)
 
     async def create_partitions(
         self, totals: Mapping[str, int], *, validate_only: bool = False
     ) -> Answers[str, None]:
-        """Raise topics to a number of partitions: all of them together, not the new ones (KIP-195)."""
+        """Grow topics to a total number of partitions, not by a number of new ones (KIP-195)."""
         return await topics.create_partitions(self._asker(), totals, validate_only=validate_only)
 
     async def list_topics(self, *, internal: bool = False) -> Mapping[str, TopicInfo]:
-        """All topics by name, with partitions, leaders and replicas; internal ones on request."""
+        """List all topics by name, with partitions, leaders and replicas; internal topics on request."""
         return await topics.list_all(self._asker(), internal=internal)
 
     async def describe_topics(self, names: Iterable[str]) -> Answers[str, TopicInfo]:
-        """Partitions, leaders and replicas of topics; a topic that is none fails with UnknownTopic."""
+        """Describe the partitions, leaders and replicas of topics; an unknown one fails with UnknownTopic."""
         return await topics.describe(self._asker(), names)
 
     async def list_offsets(
         self, times_ms: Mapping[TopicPartition, int], *, read_committed: bool = False
     ) -> Answers[TopicPartition, OffsetAndTimestamp | None]:
-        """The first record of a time (in ms) or later, by partition; None where none is that late.
+        """Look up the first record at or after a time (in ms), by partition; None if there is none.
 
-        In place of a time: topics.EARLIEST, LATEST (the end; of committed records with `read_committed`) or
-        MAX_TIMESTAMP.
+        Instead of a time: topics.EARLIEST, LATEST (the end; of committed records with `read_committed`) or
+            MAX_TIMESTAMP.
         """
         return await topics.list_offsets(self._asker(), times_ms, read_committed=read_committed)
 
     async def delete_records(
         self, before: Mapping[TopicPartition, int | None]
     ) -> Answers[TopicPartition, int]:
-        """Delete what is before an offset (None: before the high watermark). Returns: what stays first."""
+        """Delete the records before an offset (None: before the high watermark).
+
+        Returns: the new first offset.
+        """
         return await topics.delete_records(self._asker(), before)
 
     # ------------------------------------------------------------------------ settings
@@ -189,13 +204,13 @@ class Admin:
     async def describe_configs(
         self, resources: Iterable[ConfigResource], names: Sequence[str] | None = None
     ) -> Answers[ConfigResource, Mapping[str, ConfigValue]]:
-        """Settings in force, by name; all of them without `names`."""
+        """Return the settings in force, by name; all of them without `names`."""
         return await configs.describe(self._asker(), resources, names)
 
     async def alter_configs(
         self, changes: Mapping[ConfigResource, Mapping[str, str | None]], *, validate_only: bool = False
     ) -> Answers[ConfigResource, None]:
-        """Set single settings and leave the others alone; None takes a setting back (KIP-339)."""
+        """Set single settings and leave the others unchanged; None resets a setting (KIP-339)."""
         return await configs.alter(self._asker(), changes, validate_only=validate_only)
 
     # -------------------------------------------------------------------------- groups
@@ -203,11 +218,11 @@ class Admin:
     async def list_groups(
         self, *, states: Collection[str] = (), types: Collection[str] = ()
     ) -> Answers[int, tuple[ListedGroup, ...]]:
-        """Groups by the broker that coordinates them; filters need KIP-518 and KIP-848 there."""
+        """List groups, by the broker that coordinates them; filters need brokers with KIP-518 and KIP-848."""
         return await groups.list_all(self._asker(), states=states, types=types)
 
     async def describe_groups(self, group_ids: Iterable[str]) -> Answers[str, GroupDescription]:
-        """State and members of groups, of either protocol. Nobody knows it: GROUP_ID_NOT_FOUND."""
+        """Describe state and members of groups of either protocol; an unknown group: GROUP_ID_NOT_FOUND."""
         return await groups.describe(self._asker(), group_ids)
 
     async def delete_groups(self, group_ids: Iterable[str]) -> Answers[str, None]:
@@ -217,48 +232,51 @@ class Admin:
     async def list_group_offsets(
         self, group_id: str, *, require_stable: bool = False
     ) -> Mapping[TopicPartition, OffsetAndMetadata]:
-        """What a group has committed; `require_stable` waits for open transactions with offsets (KIP-447)."""
+        """Return a group's committed offsets; `require_stable` waits for pending transactions (KIP-447)."""
         return await groups.offsets(self._asker(), group_id, require_stable=require_stable)
 
     async def alter_group_offsets(
         self, group_id: str, offsets: Mapping[TopicPartition, OffsetAndMetadata]
     ) -> Answers[TopicPartition, None]:
-        """Commit offsets for a group without members; one that has some answers UNKNOWN_MEMBER_ID."""
+        """Commit offsets for a group without members; a group that has some answers UNKNOWN_MEMBER_ID."""
         return await groups.alter_offsets(self._asker(), group_id, offsets)
 
     async def delete_group_offsets(
         self, group_id: str, partitions: Iterable[TopicPartition]
     ) -> Answers[TopicPartition, None]:
-        """Forget offsets of partitions that the group does not read at the moment (KIP-496)."""
+        """Delete offsets of partitions that the group is not subscribed to at the moment (KIP-496)."""
         return await groups.delete_offsets(self._asker(), group_id, partitions)
 
     # -------------------------------------------------------------------------- rights
 
     async def describe_acls(self, wanted: AclFilter) -> tuple[Acl, ...]:
-        """The rules that a filter matches. Raises: BrokerRefused (54) where there is no authorizer."""
+        """Return the rules that a filter matches.
+
+        Raises: BrokerRefused (54) where there is no authorizer.
+        """
         return await acls.describe(self._asker(), wanted)
 
     async def create_acls(self, rules: Iterable[Acl]) -> Answers[Acl, None]:
-        """Add rules, each on its own; one that is there already stays."""
+        """Add rules, each on its own; a rule that exists already stays."""
         return await acls.create(self._asker(), rules)
 
     async def delete_acls(self, filters: Iterable[AclFilter]) -> Answers[AclFilter, tuple[Acl, ...]]:
         """Delete every rule that a filter matches.
 
         Returns:
-            Those, by filter; a filter fails with PartlyDeleted when only some of its rules were. What an
-            attempt deleted whose answer was lost is in neither.
+            The deleted rules, by filter; a filter fails with PartlyDeleted when only some of its rules were
+            deleted. Rules deleted by an attempt whose answer was lost are in neither.
         """
         return await acls.delete(self._asker(), filters)
 
     # --------------------------------------------------------------------- the cluster
 
     async def describe_cluster(self) -> ClusterDescription:
-        """Its id, its brokers and who is controller, as one broker knows it."""
+        """Describe the cluster as one broker knows it: its id, its brokers and the controller."""
         return await cluster_view.describe(self._asker())
 
     async def describe_features(self) -> Mapping[str, int]:
-        """Finalized levels by name, such as `transaction.version` (KIP-584)."""
+        """Return the finalized feature levels by name, such as `transaction.version` (KIP-584)."""
         return await cluster_view.features(self._asker())
 
     async def update_features(
@@ -269,10 +287,11 @@ class Admin:
         unsafe: bool = False,
         validate_only: bool = False,
     ) -> None:
-        """Set finalized levels, all or none. Level 0 takes a feature back.
+        """Set finalized levels, all or none. Level 0 removes a feature.
 
         Args:
-            downgrade, unsafe: may a level go down, and even if something is lost (KIP-778).
+            downgrade: allow a level to go down.
+            unsafe: allow it even if metadata is lost (KIP-778).
         """
         await cluster_view.update_features(
             self._asker(), levels, downgrade=downgrade, unsafe=unsafe, validate_only=validate_only

@@ -1,7 +1,7 @@
-"""A prepared transaction decided by hand: what a stored state means now, and carrying it out (KIP-939).
+"""Deciding a prepared transaction by hand: what a stored state means now, and carrying it out (KIP-939).
 
-`InitProducerId` wipes out what tells how the last transaction of an id ended, and makes an id that nobody
-knows. So the plan comes from DescribeTransactions alone [ADM-4]:
+`InitProducerId` erases how the last transaction of an id ended, and creates an id that does not exist. So the
+plan comes from DescribeTransactions alone [ADM-4]:
 
     the id has                          the state names    outcome
     a transaction open                  that one           COMMIT
@@ -12,9 +12,11 @@ knows. So the plan comes from DescribeTransactions alone [ADM-4]:
     nothing open                        one of long ago    UNKNOWN
     come less far than the state        any                BEHIND: the cluster lost what it acknowledged
 
-Only the first two send anything, and then the client compares once more, with what it keeps.
+Only the first two send a request, and then the client compares the state with the coordinator's answer once
+more.
 
-Source: KIP-939 "Recovery recipe"; `client.transactions.modes` for what follows from the pair that is shown.
+Source: KIP-939 "Recovery recipe"; `client.transactions.modes` for the conclusions from the producer id and
+    epoch.
 """
 
 import logging
@@ -37,7 +39,7 @@ _audit = logging.getLogger("tallystick.audit")
 
 
 class Outcome(Enum):
-    """What a stored state means for an id; the value says it to people."""
+    """Meaning of a stored state for a transactional id; the value is the text for people."""
 
     COMMIT = "the state names what is open: it will be committed"
     ABORT = "the state does not name what is open: it will be aborted"
@@ -51,7 +53,7 @@ class Outcome(Enum):
 
     @property
     def sends(self) -> bool:
-        """Is there anything to do?"""
+        """Whether carrying the outcome out sends a request."""
         return self in (Outcome.COMMIT, Outcome.ABORT)
 
 
@@ -65,7 +67,7 @@ _OF_VERDICTS: Final = {
 
 @frozen(kw_only=True)
 class Decision:
-    """What is to become of an id, by the state that the other system has stored."""
+    """What happens to a transactional id, by the state that the other system has stored."""
 
     state: PreparedTxnState
     found: TransactionDescription
@@ -73,9 +75,9 @@ class Decision:
 
 
 def plan_completion(admin: Admin, transactional_id: str, state: PreparedTxnState) -> Decision:
-    """What `complete` would do. Changes nothing.
+    """Plan what `complete` would do. Changes nothing.
 
-    Raises: IdExpired for an id nobody knows; NotAuthorized without the right to DESCRIBE it.
+    Raises: IdExpired for an unknown id; NotAuthorized without the right to DESCRIBE it.
     """
     found = admin.describe_transactions([transactional_id]).one(transactional_id)
     version = admin.describe_features().get("transaction.version", 0)
@@ -83,7 +85,10 @@ def plan_completion(admin: Admin, transactional_id: str, state: PreparedTxnState
 
 
 def judge(state: PreparedTxnState, found: TransactionDescription, version: int) -> Outcome:
-    """Pure. Args: version: the finalized `transaction.version`."""
+    """Decide the outcome of a stored state. Pure.
+
+    Args: version: the finalized `transaction.version`.
+    """
     name = state.identity
     if found.state == "Ongoing":
         ahead = (
@@ -91,7 +96,7 @@ def judge(state: PreparedTxnState, found: TransactionDescription, version: int) 
             and name.producer_id == found.writer.producer_id
             and name.epoch > found.writer.epoch
         )
-        # Epochs of a producer id only grow: the other system has decided on one that comes after this.
+        # Epochs of a producer id only grow: the other system has decided a later transaction than this one.
         return Outcome.BEHIND if ahead else Outcome.COMMIT if name == found.writer else Outcome.ABORT
     if name is None:
         return Outcome.NOTHING
@@ -104,11 +109,13 @@ def judge(state: PreparedTxnState, found: TransactionDescription, version: int) 
 
 
 def complete(config: Mapping[str, object], decision: Decision) -> Completion:
-    """Commit or abort what is open, as the state says; earlier producers of the id are fenced.
+    """Commit or abort the open transaction, as the state says; earlier producers of the id are fenced.
 
     Args:
-        config: of a producer, with the transactional id and the modes that are acceptable.
-    Returns: what was done; it may have been ended by others since the plan.
+        config: of a producer, with the accepted modes.
+
+    Returns: what was done; since the plan, the transaction may have been ended otherwise.
+
     Raises: as `Producer.init_transactions` and `complete_transaction`.
     """
     name = decision.found.transactional_id
@@ -126,9 +133,9 @@ def complete(config: Mapping[str, object], decision: Decision) -> Completion:
 
 
 def check_unused(admin: Admin, transactional_id: str) -> None:
-    """Nothing is open under an id, so that initialising it plainly aborts nothing.
+    """Check that an id has no open transaction, so that a plain InitProducerId aborts nothing.
 
-    Raises: NotSafe with the state that would have to be decided first.
+    Raises: NotSafe with the state that has to be decided first.
     """
     try:
         found = admin.describe_transactions([transactional_id]).one(transactional_id)

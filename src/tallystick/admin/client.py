@@ -1,4 +1,4 @@
-"""Admin, synchronous: `admin.aio.Admin` on the engine thread, with the same names.
+"""Blocking administration client: `admin.aio.Admin` on the engine thread, with the same names.
 
 A forked child has no engine thread; an Admin opened before the fork refuses every call there [CLI-61].
 """
@@ -25,22 +25,25 @@ from tallystick.kernel.ids import Identity, TopicPartition
 
 T = TypeVar("T")
 
-# Calls end by limits of their own, with better names; planning and doing have one each.
+# Calls end by their own limits, whose errors say more; an abort has one limit to plan and one to write.
 _LAST_RESORT: Final = 3
 
 
 class Admin:
-    """An administrator of one cluster.
+    """Administration client of one cluster.
 
         with Admin({"bootstrap.servers": "localhost:9092"}) as admin:
             report = admin.find_hanging_transactions(topic="orders")
 
-    May be used by many threads. Every call ends within `default.api.timeout.ms` [CLI-2]; what the
-    methods take, return and raise is said in `admin.aio`.
+    Safe to share between threads. Every call ends within `default.api.timeout.ms` [CLI-2]; `admin.aio`
+    documents what the methods take, return and raise.
     """
 
     def __init__(self, config: Mapping[str, object]) -> None:
-        """Raises: BadConfig with every problem at once."""
+        """Parse the configuration.
+
+        Raises: BadConfig with every problem at once.
+        """
         self.config = AdminConfig.parse(config)
         self._engine = engine_thread()
         self._admin = self._engine.do(lambda: aio.Admin(config), "Admin()")
@@ -56,7 +59,7 @@ class Admin:
         self.close()
 
     def close(self, timeout_s: float = CLOSE_S) -> None:
-        """End every connection. Takes `timeout_s` at most; again is harmless."""
+        """Close every connection, within `timeout_s`; a second call does nothing."""
         if self._closed:
             return
         self._closed = True
@@ -65,10 +68,10 @@ class Admin:
             self._engine.run(self._admin.close(timeout_s), timeout_s + CLOSE_S, "close()")
 
     def left_behind(self) -> None:
-        """In a forked child: the engine thread refuses whatever is asked of it."""
+        """Do nothing in a forked child: the engine thread refuses every request there."""
 
     def metrics(self) -> dict[str, float]:
-        """What the network did, by Kafka's names."""
+        """Return the network metrics, under Kafka's names."""
         return self._engine.do(self._admin.metrics, "metrics()")
 
     def _run(self, call: Coroutine[object, object, T], doing: str) -> T:
@@ -86,7 +89,7 @@ class Admin:
         transactional_id_pattern: str | None = None,
         coordinators: Sequence[int] | None = None,
     ) -> Answers[int, tuple[ListedTransaction, ...]]:
-        """Transactional ids by the broker that coordinates them."""
+        """List transactional ids, by the broker that coordinates them."""
         call = self._admin.list_transactions(
             states=states,
             producer_ids=producer_ids,
@@ -97,13 +100,13 @@ class Admin:
         return self._run(call, "list_transactions")
 
     def describe_transactions(self, transactional_ids: Iterable[str]) -> Answers[str, TransactionDescription]:
-        """What the coordinators know of transactional ids; one nobody knows fails with IdExpired."""
+        """Describe transactional ids from their coordinators; an unknown id fails with IdExpired."""
         return self._run(self._admin.describe_transactions(transactional_ids), "describe_transactions")
 
     def describe_producers(
         self, partitions: Iterable[TopicPartition], *, broker: int | None = None
     ) -> Answers[TopicPartition, tuple[ProducerState, ...]]:
-        """The producers that partitions remember: their leaders' view, or that of `broker`'s replicas."""
+        """Describe the producers of partitions, as the leaders or the replicas on `broker` see them."""
         return self._run(self._admin.describe_producers(partitions, broker=broker), "describe_producers")
 
     def find_hanging_transactions(
@@ -114,14 +117,14 @@ class Admin:
         broker: int | None = None,
         limit_ms: int = LIMIT_MS,
     ) -> HangingReport:
-        """Every transaction open for longer than `limit_ms`, and whether anybody will end it."""
+        """Find transactions open for longer than `limit_ms`, and judge whether anything will end them."""
         call = self._admin.find_hanging_transactions(
             topic=topic, partition=partition, broker=broker, limit_ms=limit_ms
         )
         return self._run(call, "find_hanging_transactions")
 
     def plan_abort(self, spec: AbortSpec) -> AbortPlan:
-        """The transaction an abort would end, and what that would break. Changes nothing."""
+        """Find the transaction an abort would end, and what that would break. Changes nothing."""
         return self._run(self._admin.plan_abort(spec), "plan_abort")
 
     def abort_transaction(self, what: AbortSpec | AbortPlan, *, force: bool = False) -> bool:
@@ -129,7 +132,10 @@ class Admin:
         return self._run(self._admin.abort_transaction(what, force=force), "abort_transaction")
 
     def force_terminate_transaction(self, transactional_id: str, *, force: bool = False) -> Identity:
-        """Abort what is open under an id, and fence its producer (KIP-939). Returns: the id's new pair."""
+        """Abort the open transaction of an id and fence its producer (KIP-939).
+
+        Returns: the id's new producer id and epoch.
+        """
         call = self._admin.force_terminate_transaction(transactional_id, force=force)
         return self._run(call, "force_terminate_transaction")
 
@@ -138,45 +144,48 @@ class Admin:
     def create_topics(
         self, new_topics: Iterable[NewTopic], *, validate_only: bool = False
     ) -> Answers[str, CreatedTopic]:
-        """Make topics.
+        """Create topics.
 
-        One that was made by an attempt whose answer was lost fails with TOPIC_ALREADY_EXISTS and an unknown
-        effect.
+        A topic that was created by an attempt whose answer was lost fails with TOPIC_ALREADY_EXISTS and an
+        unknown effect.
         """
         return self._run(self._admin.create_topics(new_topics, validate_only=validate_only), "create_topics")
 
     def delete_topics(self, names: Iterable[str]) -> Answers[str, None]:
-        """Delete topics and what is in them."""
+        """Delete topics and their records."""
         return self._run(self._admin.delete_topics(names), "delete_topics")
 
     def create_partitions(
         self, totals: Mapping[str, int], *, validate_only: bool = False
     ) -> Answers[str, None]:
-        """Raise topics to a number of partitions: all of them together, not the new ones (KIP-195)."""
+        """Grow topics to a total number of partitions, not by a number of new ones (KIP-195)."""
         return self._run(
             self._admin.create_partitions(totals, validate_only=validate_only), "create_partitions"
         )
 
     def list_topics(self, *, internal: bool = False) -> Mapping[str, TopicInfo]:
-        """All topics by name, with partitions, leaders and replicas; internal ones on request."""
+        """List all topics by name, with partitions, leaders and replicas; internal topics on request."""
         return self._run(self._admin.list_topics(internal=internal), "list_topics")
 
     def describe_topics(self, names: Iterable[str]) -> Answers[str, TopicInfo]:
-        """Partitions, leaders and replicas of topics; a topic that is none fails with UnknownTopic."""
+        """Describe the partitions, leaders and replicas of topics; an unknown one fails with UnknownTopic."""
         return self._run(self._admin.describe_topics(names), "describe_topics")
 
     def list_offsets(
         self, times_ms: Mapping[TopicPartition, int], *, read_committed: bool = False
     ) -> Answers[TopicPartition, OffsetAndTimestamp | None]:
-        """The first record of a time (in ms) or later, by partition; None where none is that late.
+        """Look up the first record at or after a time (in ms), by partition; None if there is none.
 
-        In place of a time: topics.EARLIEST, LATEST (the end; of committed records with `read_committed`) or
-        MAX_TIMESTAMP.
+        Instead of a time: topics.EARLIEST, LATEST (the end; of committed records with `read_committed`) or
+            MAX_TIMESTAMP.
         """
         return self._run(self._admin.list_offsets(times_ms, read_committed=read_committed), "list_offsets")
 
     def delete_records(self, before: Mapping[TopicPartition, int | None]) -> Answers[TopicPartition, int]:
-        """Delete what is before an offset (None: before the high watermark). Returns: what stays first."""
+        """Delete the records before an offset (None: before the high watermark).
+
+        Returns: the new first offset.
+        """
         return self._run(self._admin.delete_records(before), "delete_records")
 
     # ------------------------------------------------------------------------ settings
@@ -184,13 +193,13 @@ class Admin:
     def describe_configs(
         self, resources: Iterable[ConfigResource], names: Sequence[str] | None = None
     ) -> Answers[ConfigResource, Mapping[str, ConfigValue]]:
-        """Settings in force, by name; all of them without `names`."""
+        """Return the settings in force, by name; all of them without `names`."""
         return self._run(self._admin.describe_configs(resources, names), "describe_configs")
 
     def alter_configs(
         self, changes: Mapping[ConfigResource, Mapping[str, str | None]], *, validate_only: bool = False
     ) -> Answers[ConfigResource, None]:
-        """Set single settings and leave the others alone; None takes a setting back (KIP-339)."""
+        """Set single settings and leave the others unchanged; None resets a setting (KIP-339)."""
         return self._run(self._admin.alter_configs(changes, validate_only=validate_only), "alter_configs")
 
     # -------------------------------------------------------------------------- groups
@@ -198,11 +207,11 @@ class Admin:
     def list_groups(
         self, *, states: Collection[str] = (), types: Collection[str] = ()
     ) -> Answers[int, tuple[ListedGroup, ...]]:
-        """Groups by the broker that coordinates them; filters need KIP-518 and KIP-848 there."""
+        """List groups, by the broker that coordinates them; filters need brokers with KIP-518 and KIP-848."""
         return self._run(self._admin.list_groups(states=states, types=types), "list_groups")
 
     def describe_groups(self, group_ids: Iterable[str]) -> Answers[str, GroupDescription]:
-        """State and members of groups, of either protocol. Nobody knows it: GROUP_ID_NOT_FOUND."""
+        """Describe state and members of groups of either protocol; an unknown group: GROUP_ID_NOT_FOUND."""
         return self._run(self._admin.describe_groups(group_ids), "describe_groups")
 
     def delete_groups(self, group_ids: Iterable[str]) -> Answers[str, None]:
@@ -212,7 +221,7 @@ class Admin:
     def list_group_offsets(
         self, group_id: str, *, require_stable: bool = False
     ) -> Mapping[TopicPartition, OffsetAndMetadata]:
-        """What a group has committed; `require_stable` waits for open transactions with offsets (KIP-447)."""
+        """Return a group's committed offsets; `require_stable` waits for pending transactions (KIP-447)."""
         return self._run(
             self._admin.list_group_offsets(group_id, require_stable=require_stable), "list_group_offsets"
         )
@@ -220,19 +229,19 @@ class Admin:
     def alter_group_offsets(
         self, group_id: str, offsets: Mapping[TopicPartition, OffsetAndMetadata]
     ) -> Answers[TopicPartition, None]:
-        """Commit offsets for a group without members; one that has some answers UNKNOWN_MEMBER_ID."""
+        """Commit offsets for a group without members; a group that has some answers UNKNOWN_MEMBER_ID."""
         return self._run(self._admin.alter_group_offsets(group_id, offsets), "alter_group_offsets")
 
     def delete_group_offsets(
         self, group_id: str, partitions: Iterable[TopicPartition]
     ) -> Answers[TopicPartition, None]:
-        """Forget offsets of partitions that the group does not read at the moment (KIP-496)."""
+        """Delete offsets of partitions that the group is not subscribed to at the moment (KIP-496)."""
         return self._run(self._admin.delete_group_offsets(group_id, partitions), "delete_group_offsets")
 
     # -------------------------------------------------------------------------- rights
 
     def describe_acls(self, wanted: AclFilter) -> tuple[Acl, ...]:
-        """The rules that a filter matches."""
+        """Return the rules that a filter matches."""
         return self._run(self._admin.describe_acls(wanted), "describe_acls")
 
     def create_acls(self, rules: Iterable[Acl]) -> Answers[Acl, None]:
@@ -246,11 +255,11 @@ class Admin:
     # --------------------------------------------------------------------- the cluster
 
     def describe_cluster(self) -> ClusterDescription:
-        """Its id, its brokers and who is controller, as one broker knows it."""
+        """Describe the cluster as one broker knows it: its id, its brokers and the controller."""
         return self._run(self._admin.describe_cluster(), "describe_cluster")
 
     def describe_features(self) -> Mapping[str, int]:
-        """Finalized levels by name, such as `transaction.version` (KIP-584)."""
+        """Return the finalized feature levels by name, such as `transaction.version` (KIP-584)."""
         return self._run(self._admin.describe_features(), "describe_features")
 
     def update_features(
@@ -261,11 +270,11 @@ class Admin:
         unsafe: bool = False,
         validate_only: bool = False,
     ) -> None:
-        """Set finalized levels, all or none. Level 0 takes a feature back.
+        """Set finalized levels, all or none. Level 0 removes a feature.
 
         Args:
-            downgrade: let a level go down.
-            unsafe: let it go down even if something is lost (KIP-778).
+            downgrade: allow a level to go down.
+            unsafe: allow it even if metadata is lost (KIP-778).
         """
         self._run(
             self._admin.update_features(

@@ -1,4 +1,4 @@
-"""The cluster itself: its brokers, and what they have agreed on (KIP-700, KIP-584)."""
+"""The cluster's brokers, controller and finalized features (KIP-700, KIP-584)."""
 
 from collections.abc import Mapping
 
@@ -15,7 +15,7 @@ from tallystick.protocol.messages.update_features import (
 
 @frozen(kw_only=True)
 class ClusterDescription:
-    """A cluster as one broker knows it. `controller` None: nobody has the office now."""
+    """A cluster as one broker knows it. `controller` is None while there is no controller."""
 
     cluster_id: str | None
     controller: int | None
@@ -33,7 +33,7 @@ async def describe(asker: Asker) -> ClusterDescription:
 
 
 async def features(asker: Asker) -> Mapping[str, int]:
-    """Finalized levels by name, of the first broker that answers and has any."""
+    """Return the finalized levels by name, from the first broker that answers and has any."""
     cluster = asker.cluster
     await asker.brokers()
 
@@ -59,7 +59,10 @@ async def features(asker: Asker) -> Mapping[str, int]:
 async def update_features(
     asker: Asker, levels: Mapping[str, int], *, downgrade: bool, unsafe: bool, validate_only: bool
 ) -> None:
-    """All or none. Raises: BrokerRefused with the controller's reason."""
+    """Set finalized levels, all or none.
+
+    Raises: BrokerRefused with the controller's reason.
+    """
     upgrade_type = 3 if unsafe else 2 if downgrade else 1
     request = UpdateFeaturesRequest(
         timeout_ms=asker.cluster.config.request_timeout_ms,

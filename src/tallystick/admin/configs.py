@@ -1,4 +1,4 @@
-"""Settings of topics, brokers and groups: read, and changed one by one (KIP-133, KIP-339)."""
+"""Settings of topics, brokers and groups: describe them, and change single ones (KIP-133, KIP-339)."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
@@ -12,7 +12,7 @@ from tallystick.protocol.messages import incremental_alter_configs as ac
 
 
 class ResourceType(IntEnum):
-    """Whose settings; the numbers are the wire's."""
+    """Kind of resource that has settings, with the wire's numbers."""
 
     TOPIC = 2
     BROKER = 4
@@ -22,7 +22,7 @@ class ResourceType(IntEnum):
 
 
 class Source(IntEnum):
-    """Where a value comes from; the numbers are the wire's."""
+    """Origin of a value, with the wire's numbers."""
 
     UNKNOWN = 0
     TOPIC = 1
@@ -37,7 +37,7 @@ class Source(IntEnum):
 
 @frozen
 class ConfigResource:
-    """A topic, a broker (its id as text; "" for the default of all) or another holder of settings."""
+    """A topic, a broker (its id as text; "" for the default of all) or another resource with settings."""
 
     type: ResourceType
     name: str
@@ -48,7 +48,7 @@ class ConfigResource:
 
 @frozen(kw_only=True)
 class ConfigValue:
-    """A setting as it is in force. `value` None: it is a secret, or has no value."""
+    """A setting in force. `value` is None for a secret and for a setting without a value."""
 
     name: str
     value: str | None
@@ -127,10 +127,10 @@ def _altered(at: ConfigResource, changes: Mapping[str, str | None]) -> ac.AlterC
 
 
 async def _by_node(asker: Asker, resources: Sequence[ConfigResource]) -> dict[int, list[ConfigResource]]:
-    """A broker knows its own settings; all others any broker knows, and the controller changes."""
+    """Group resources by broker: its own settings go to that broker, all others to the controller."""
     nodes = asker.cluster.image.nodes
     named = {int(each.name) for each in resources if each.type in _ON_ONE_BROKER and each.name.isdecimal()}
-    if not nodes or not named <= nodes.keys():  # one that was down may be listed again
+    if not nodes or not named <= nodes.keys():  # a broker that was down may be listed again
         nodes = (await asker.cluster.refresh()).nodes
     by_node: dict[int, list[ConfigResource]] = {}
     for each in resources:

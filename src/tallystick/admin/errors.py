@@ -1,11 +1,11 @@
-"""What an administrator's call raises beside the client's own errors."""
+"""Errors of administration calls, in addition to the client's."""
 
 from tallystick.client.errors import ClientError
 from tallystick.kernel.errors import Remedy
 
 
 class BrokerDown(ClientError):
-    """A broker that the cluster lists could not be connected to; the others were asked without it."""
+    """A broker that the cluster lists refuses connections; the other brokers were asked without it."""
 
     def __init__(self, broker: str, why: str) -> None:
         super().__init__(broker, why)
@@ -13,7 +13,7 @@ class BrokerDown(ClientError):
 
 
 class NothingOpen(ClientError):
-    """No open transaction is where the caller said. It may have ended meanwhile: that needs no repair."""
+    """The transaction is not open at the given place. It may have ended meanwhile, which needs no repair."""
 
     def __init__(self, partition: str, wanted: str, found: str) -> None:
         super().__init__(partition, wanted, found)
@@ -24,7 +24,7 @@ class NothingOpen(ClientError):
 
 
 class NotSafe(ClientError):
-    """Ending this would break something; `force` does it nevertheless. Nothing was sent."""
+    """Ending this transaction would break something, and nothing was sent; `force` does it nevertheless."""
 
     remedy = Remedy.LOOK_UP
 

@@ -1,7 +1,7 @@
-"""Groups and their offsets: listed, described, deleted, and moved while nobody reads.
+"""Consumer groups and their offsets: list, describe, delete, and move offsets of groups without members.
 
-A group's offsets are changed as a consumer without a membership would: the coordinator refuses that while the
-group has members (UNKNOWN_MEMBER_ID), and so nobody is moved under its feet.
+Offsets are changed by an OffsetCommit without a membership: the coordinator refuses it while the group has
+members (UNKNOWN_MEMBER_ID), so a running consumer never loses its position.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -33,7 +33,7 @@ from tallystick.protocol.messages.offset_fetch import OffsetFetchRequest, Offset
 
 @frozen(kw_only=True)
 class ListedGroup:
-    """A group in a coordinator's list; `state` and `type` are "" where its version does not tell."""
+    """A group in a coordinator's list; `state` and `type` are "" if the broker's version omits them."""
 
     group_id: str
     coordinator: int
@@ -44,7 +44,7 @@ class ListedGroup:
 
 @frozen(kw_only=True)
 class Member:
-    """A member of a group, and what it reads."""
+    """A member of a group and its assigned partitions."""
 
     member_id: str
     instance_id: str | None
@@ -55,7 +55,7 @@ class Member:
 
 @frozen(kw_only=True)
 class GroupDescription:
-    """A group. `assignor`: the way its partitions are shared, "" while that is not settled."""
+    """A group. `assignor` is "" until it has been chosen."""
 
     group_id: str
     coordinator: int
@@ -91,7 +91,7 @@ async def describe(asker: Asker, group_ids: Iterable[str]) -> Answers[str, Group
 
 
 async def _describe(asker: Asker, name: str) -> GroupDescription:
-    """As a group of the consumer protocol first; what is none, or a broker without it, is asked as of old."""
+    """Describe a group with ConsumerGroupDescribe, or as a classic group if that does not know it."""
     try:
         node, answer = await asker.of_coordinator(
             "group",
@@ -131,7 +131,11 @@ async def _describe(asker: Asker, name: str) -> GroupDescription:
 
 
 async def _describe_classic(asker: Asker, name: str) -> GroupDescription:
-    """Up to version 5 a group nobody knows is "Dead" and no error; here it is one everywhere (KIP-1043)."""
+    """Describe a classic group.
+
+    An unknown group fails at every version (KIP-1043); up to version 5 the coordinator reports it as Dead,
+    without an error.
+    """
     node, answer = await asker.of_coordinator(
         "group",
         name,
@@ -169,7 +173,7 @@ async def _describe_classic(asker: Asker, name: str) -> GroupDescription:
 
 
 def _assigned(data: bytes) -> frozenset[TopicPartition]:
-    """The partitions of a member, whose bytes are its own: what cannot be read is none."""
+    """Decode a member's assigned partitions; bytes that cannot be decoded count as none."""
     try:
         return frozenset(decode_assignment(data))
     except DecodeError:
@@ -255,7 +259,10 @@ async def _coordinator(asker: Asker, group_id: str) -> int:
 
 
 def _forgetting(asker: Asker, group_id: str, failure: BrokerRefused | None) -> BrokerRefused | None:
-    """Rounds have no one subject whose coordinator is looked up again by itself."""
+    """Forget the group's coordinator after a failure worth repeating, and return the failure.
+
+    `Asker.rounds` covers many keys, so it cannot look the coordinator up again by itself.
+    """
     if failure is not None and failure.remedy.repeats:
         asker.cluster.forget_coordinator("group", group_id)
     return failure

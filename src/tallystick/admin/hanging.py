@@ -1,11 +1,11 @@
-"""Which open transactions nobody will ever finish: KIP-664's analysis, as a value. Pure.
+"""Verdicts on open transactions: which of them hang for ever, by KIP-664's analysis. Pure.
 
 A transaction is open in partitions and known to a coordinator; it *hangs* where the first is true and the
-second is not. Two listings of coordinators (ListTransactions, DescribeTransactions) are laid beside one of
+second is not. Two listings of coordinators (ListTransactions, DescribeTransactions) are compared with one of
 partitions (DescribeProducers):
 
-    what the coordinator says of that producer id                     finding          verdict
-    nobody knows the id                                               NOBODYS          hangs
+    what the coordinators say of the producer id                      finding          verdict
+    no coordinator knows the id                                       NOBODYS          hangs
     the same, while some coordinator did not answer                   UNSEEN           cannot tell
     the transactional id was forgotten between the two listings       FORGOTTEN        hangs
     it is listed, and could not be described                          UNREADABLE       cannot tell
@@ -17,18 +17,18 @@ partitions (DescribeProducers):
     Ongoing, the same epoch                                           RUNNING          open
     decided, and the partition's marker is still to be written        DECIDED          ending
 
-Why two looks prove it [ADM-1]. A coordinator adds a partition before the first record is written and drops it
-after the marker is. So if a transaction is open in the partition at t1, absent from its coordinator at t2 and
-open at t3 with the same first offset, no marker came in between and none is to come. `judge` therefore says
-SUSPECTED on a first look; only a second one, of the same transaction, says HANGING.
+Two looks are needed for a proof [ADM-1]. A coordinator adds a partition before the first record is written
+and drops it after the marker. So if a transaction is open in the partition at t1, absent from its coordinator
+at t2 and open at t3 with the same first offset, no marker was written in between and none will be. `judge`
+therefore says SUSPECTED on a first look; only a second look at the same transaction says HANGING.
 
-Where it leaves `kafka-transactions.sh find-hanging`: epochs are compared, as the KIP asks and Kafka's tool
-does not; a coordinator that could not be asked makes a case undecidable and does not make it hang; what is
-called slow is measured from the transaction's start, and a partition's last timestamp, which is the
-producer's own, only decides whether a transaction without a coordinator is old enough to be told of.
+Differences from `kafka-transactions.sh find-hanging`: epochs are compared, as the KIP asks and Kafka's tool
+does not; a coordinator that could not be asked makes a case undecidable, not hanging; "slow" is measured from
+the transaction's start. A partition's last timestamp, which the producer chooses, only decides whether a
+transaction without a coordinator is old enough to be reported.
 
-OLDER is not harmless: the next marker of that producer would end it with another transaction's outcome.
-AHEAD cannot be, unless a coordinator lost what it had acknowledged: its markers will be refused.
+OLDER is not harmless: the next marker of that producer would end it with another transaction's outcome. AHEAD
+    is impossible unless a coordinator lost acknowledged state: its markers will be refused.
 
 Source: KIP-664 "Finding Hanging Transactions", "if the epoch does not match or the partition is not included
     in the current transaction"; Kafka TransactionsCommand.FindHangingTransactionsCommand.
@@ -44,7 +44,7 @@ from tallystick.kernel.value import frozen
 
 
 class Finding(Enum):
-    """How the two views of one transaction relate."""
+    """Relation between the partition's and the coordinator's view of one transaction."""
 
     NOBODYS = "no coordinator knows the producer id"
     UNSEEN = "no coordinator that answered knows the producer id, and not all of them answered"
@@ -60,15 +60,17 @@ class Finding(Enum):
 
 
 class Verdict(Enum):
-    """What an operator has to think of it."""
+    """Conclusion for the operator."""
 
-    HANGING = "hanging"  # nobody will ever end it
-    SUSPECTED = "suspected"  # as far as one look tells: look again
-    IN_DOUBT = "in doubt"  # two-phase commit: an outside decision ends it
+    HANGING = "hanging"  # nothing will ever end it
+    SUSPECTED = "suspected"  # hanging after one look: look again
+    IN_DOUBT = "in doubt"  # two-phase commit: an external decision ends it
     SLOW = "slow"
     ENDING = "ending"
     OPEN = "open"
-    CONTRADICTION = "contradiction"  # partition and coordinator cannot both be right: not to be ended blindly
+    CONTRADICTION = (
+        "contradiction"  # partition and coordinator cannot both be right: investigate before ending it
+    )
     UNKNOWN = "unknown"
 
 
@@ -86,8 +88,8 @@ VERDICTS: Final[Mapping[Finding, Verdict]] = {
     Finding.DECIDED: Verdict.ENDING,
 }
 
-# Two transactional ids never share a producer id; while a coordinator moves, answers may look as if. Then the
-# finding that asks for the most care holds.
+# Two transactional ids never share a producer id, but answers may look so while a coordinator moves. Then the
+# first of these findings, the most cautious one, counts.
 _CAREFUL: Final = (
     Finding.AHEAD,
     Finding.TWO_PHASE,
@@ -103,40 +105,41 @@ _CAREFUL: Final = (
 )
 
 
-# Partition and coordinator speak of one transaction: the start that one tells is the other's, too.
+# Partition and coordinator agree on the transaction, so the coordinator's start time is the partition's.
 _THE_SAME: Final = frozenset({Finding.TWO_PHASE, Finding.OVERDUE, Finding.RUNNING, Finding.DECIDED})
 
 
 @frozen(kw_only=True)
 class Look:
-    """Both views. `opened` was read first, the coordinators after it: [ADM-1] needs that order."""
+    """Both views at one time. [ADM-1] needs `opened` to be read first and the coordinators after it."""
 
     at_ms: int
     opened: tuple[OpenTransaction, ...]
     listed: Mapping[ProducerId, tuple[str, ...]]  # transactional ids by producer id
     described: Mapping[str, TransactionDescription]
     forgotten: frozenset[str] = frozenset()  # listed, and answered TRANSACTIONAL_ID_NOT_FOUND
-    complete: bool  # has every coordinator answered?
+    complete: bool  # every coordinator has answered
 
 
 @frozen(kw_only=True)
 class Case:
-    """One open transaction, judged."""
+    """One open transaction with its verdict."""
 
     transaction: OpenTransaction
     finding: Finding
     verdict: Verdict
     description: TransactionDescription | None
-    idle_ms: int | None  # since its last record; None when its timestamps do not tell
+    idle_ms: int | None  # since its last record; None when its timestamp is missing or in the future
     open_ms: int | None  # since it began; None when no coordinator has it
 
 
 def judge(look: Look, limit_ms: int, earlier: Iterable[Case] = ()) -> tuple[Case, ...]:
-    """What to think of each open transaction.
+    """Judge each open transaction.
 
     Args:
-        limit_ms: a transaction is expected to take no longer; KIP-664's --max-transaction-timeout.
-        earlier: what an earlier look found; without one nothing is called HANGING [ADM-1].
+        limit_ms: the longest time a transaction should take; KIP-664's --max-transaction-timeout.
+        earlier: the cases of an earlier look; without them nothing is judged HANGING [ADM-1].
+
     Returns:
         A case for each of `look.opened`, in that order.
     """
@@ -178,7 +181,7 @@ def _compared(
     if view is None:
         return Finding.UNREADABLE, None
     if view.writer.producer_id != one.writer.producer_id:
-        return Finding.NOBODYS, None  # the id went on to another producer id between the two listings
+        return Finding.NOBODYS, None  # the id got another producer id between the two listings
     return _beside(one, view, look.at_ms, limit_ms), view
 
 
@@ -187,12 +190,12 @@ def _beside(one: OpenTransaction, view: TransactionDescription, now_ms: int, lim
     decided = view.state in ("PrepareCommit", "PrepareAbort", "PrepareEpochFence")
     epoch, known = one.writer.epoch, view.writer.epoch
     if not ongoing and not decided and view.state not in ("Empty", "CompleteCommit", "CompleteAbort", "Dead"):
-        return Finding.UNREADABLE  # a state of a later Kafka
+        return Finding.UNREADABLE  # a state of a newer Kafka
     if epoch > known:
         return Finding.AHEAD
     if one.partition not in view.partitions:
         return Finding.NOT_INCLUDED
-    # Markers are signed with the data's epoch, or from transaction version 2 on with the next one.
+    # A marker has the epoch of the data, or the next one with transaction version 2 (KIP-890).
     if epoch < (known - 1 if decided else known):
         return Finding.OLDER
     if decided:
@@ -210,13 +213,13 @@ def _open_ms(view: TransactionDescription, now_ms: int) -> int | None:
 
 
 def idle_ms(one: OpenTransaction, now_ms: int) -> int | None:
-    """Since the last record. None where its timestamp says nothing: none is known, or it lies ahead."""
+    """Return the time since the last record; None if its timestamp is unknown or in the future."""
     last = one.last_timestamp_ms
     return None if last is None or last > now_ms else now_ms - last
 
 
 def is_late(case: Case, limit_ms: int) -> bool:
-    """Is it to be told of? A producer's timestamps that say nothing hide nothing."""
+    """Return whether to report the case; one whose duration is unknown is reported."""
     since = case.idle_ms if case.open_ms is None else case.open_ms
     return since is None or since > limit_ms
 
@@ -225,7 +228,7 @@ def is_late(case: Case, limit_ms: int) -> bool:
 
 
 class Breaks(Enum):
-    """What a marker past the coordinator would break."""
+    """Harm done by a marker that does not come from the coordinator."""
 
     NOTHING = "nobody else will end this transaction"
     IN_DOUBT = "it is in doubt: the other half may be committed, and this one would be lost for ever"
@@ -236,7 +239,7 @@ class Breaks(Enum):
 
 BREAKS: Final[Mapping[Verdict, Breaks]] = {
     Verdict.HANGING: Breaks.NOTHING,
-    Verdict.SUSPECTED: Breaks.NOTHING,  # the leader's check of start offset and epoch is the second look
+    Verdict.SUSPECTED: Breaks.NOTHING,  # the leader checks start offset and epoch, which is the second look
     Verdict.IN_DOUBT: Breaks.IN_DOUBT,
     Verdict.SLOW: Breaks.OTHERS,
     Verdict.OPEN: Breaks.OTHERS,

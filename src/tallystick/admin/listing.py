@@ -1,7 +1,7 @@
-"""Asking several brokers for one answer: what they said, and which of them said nothing.
+"""Requests to several brokers with one result: the answers, and the failures beside them.
 
-One broker that is down must not hide what the others know, and must not be forgotten either: an answer
-carries both [ADM-2].
+A broker that is down must neither hide what the others know nor go unmentioned, so a result carries both
+[ADM-2].
 """
 
 import asyncio
@@ -20,18 +20,18 @@ K = TypeVar("K")
 V = TypeVar("V")
 R = TypeVar("R")
 
-# A broker that refuses connections this often is given up; with the default backoffs within a second.
+# A broker is given up after this many refused connections; with the default backoffs within a second.
 CONNECT_ATTEMPTS: Final = 3
 UNKNOWN_ATTEMPTS: Final = 3
 UNDER_WAY_MAX: Final = 64
-PARTITIONS_PER_REQUEST: Final = 500  # as Kafka's tools
+PARTITIONS_PER_REQUEST: Final = 500  # as in Kafka's tools
 
 
 @dataclass(frozen=True, slots=True)
 class Answers(Generic[K, V]):
-    """What was found, by what was asked for, and why the rest was not [ADM-2].
+    """Values by key, and the failures of the other keys [ADM-2].
 
-    Every key that was asked for is in exactly one of the two.
+    Every requested key is in exactly one of the two.
     """
 
     found: Mapping[K, V]
@@ -42,20 +42,26 @@ class Answers(Generic[K, V]):
         return not self.failures
 
     def one(self, key: K) -> V:
-        """What was found for `key`. Raises: why it was not."""
+        """Return the value of `key`.
+
+        Raises: the key's failure.
+        """
         if key in self.failures:
             raise self.failures[key]
         return self.found[key]
 
     def all(self) -> Mapping[K, V]:
-        """Everything. Raises: the first failure."""
+        """Return every value.
+
+        Raises: the first failure.
+        """
         for failure in self.failures.values():
             raise failure
         return self.found
 
 
 async def gather(keys: Iterable[K], ask: Callable[[K], Awaitable[V]]) -> Answers[K, V]:
-    """Ask for every key at the same time; a client's error is an answer like another."""
+    """Ask for every key concurrently; a ClientError becomes the key's failure."""
     places = asyncio.Semaphore(UNDER_WAY_MAX)
     found: dict[K, V] = {}
     failures: dict[K, ClientError] = {}
@@ -74,22 +80,26 @@ async def gather(keys: Iterable[K], ask: Callable[[K], Awaitable[V]]) -> Answers
 
 
 class Asker:
-    """Requests of one administrator's call, which share its deadline."""
+    """Requests of one administration call, which share its deadline."""
 
     def __init__(self, cluster: Cluster, deadline: Deadline) -> None:
         self.cluster = cluster
         self.deadline = deadline
 
     def step(self) -> "Asker":
-        """For one of several questions: half of the time that is left, so that what cannot be asked at all
-        leaves some to the questions after it [ADM-2].
+        """Return an Asker for one of several steps, with half of the time that is left.
+
+        A step that cannot be answered then leaves time for the steps after it [ADM-2].
         """
         left_ms = self.deadline.left_ms(self.cluster.now_ms())
         limit = f"half of what was left of {self.deadline.limit}"
         return Asker(self.cluster, self.cluster.deadline(limit, left_ms // 2))
 
     async def brokers(self, wanted: Sequence[int] | None = None) -> tuple[int, ...]:
-        """The ids of all brokers, or `wanted`. Raises: NotSupported where the cluster has no such broker."""
+        """Return the ids of all brokers, or `wanted`.
+
+        Raises: NotSupported if the cluster does not list one of them.
+        """
         image = await self.cluster.retrying("Metadata", "", self.cluster.refresh, self.deadline)
         for node_id in wanted or ():
             if node_id not in image.nodes:
@@ -105,7 +115,7 @@ class Asker:
         code: Callable[[R], int | tuple[int, str | None]],
         subject: str = "",
     ) -> R:
-        """Ask one broker until it answers; one that cannot be connected to is given up soon."""
+        """Ask one broker until it answers; give up soon if it refuses connections."""
         api = type(request).__name__.removesuffix("Request")
         subject = subject or f"broker {node_id}"
         refusals = 0
@@ -130,7 +140,10 @@ class Asker:
     async def of_coordinator(
         self, kind: str, key: str, request: object, answer: type[R], code: Callable[[R], int]
     ) -> tuple[int, R]:
-        """Ask who looks after a transactional id or a group; which broker that was, and its answer."""
+        """Ask the coordinator of a transactional id or a group.
+
+        Returns: the coordinator's broker id, and its answer.
+        """
         api = type(request).__name__.removesuffix("Request")
 
         async def attempt() -> tuple[int, R]:
@@ -148,12 +161,13 @@ class Asker:
         keys: Iterable[K],
         ask: Callable[[Sequence[K]], Awaitable[Mapping[K, V | ClientError]]],
     ) -> Answers[K, V]:
-        """Ask for all keys; ask again for those that failed for a reason which may pass.
+        """Ask for all keys, then again for the keys that failed for a transient reason.
 
         Each failure has the worst effect of the attempts at its own key [CLI-1].
 
         Args:
-            ask: what a round says of each key; one that it raises is that of every key.
+            ask: one round; returns a value or an error for each key. An error that it raises counts for every
+                key.
         """
         found: dict[K, V] = {}
         failures: dict[K, ClientError] = {}
@@ -173,7 +187,7 @@ class Asker:
                     if not _worth_repeating(each, failed_before):
                         del left[key]
                 else:
-                    # What is None was answered so: `told` has the key.
+                    # None is a valid answer here: `told` has the key.
                     found[key] = cast(V, each)
                     failures.pop(key, None)
                     del left[key]
@@ -193,11 +207,11 @@ class Asker:
         api: str,
         broker_id: int | None = None,
     ) -> Answers[TopicPartition, V]:
-        """Ask the leaders of partitions, in as few requests as possible; repeat what is worth repeating.
+        """Ask the leaders of partitions, in as few requests as possible; repeat transient failures.
 
         Args:
-            ask: one request to one broker; what it says of each partition.
-            broker_id: ask this broker for all of them, leader or not.
+            ask: one request to one broker; returns a value or an error for each partition.
+            broker_id: ask this broker for all partitions, leader or not.
         """
 
         async def one_round(some: Sequence[TopicPartition]) -> Mapping[TopicPartition, V | ClientError]:
@@ -213,7 +227,7 @@ class Asker:
         return await self.rounds(api, partitions, one_round)
 
     async def controller(self) -> int:
-        """Who to ask for changes of topics; with KRaft any broker, which passes them on."""
+        """Return the broker to send topic changes to; with KRaft any broker, which forwards them."""
         image = self.cluster.image
         if image.controller is None or image.controller not in image.nodes:
             image = await self.cluster.refresh()
@@ -227,7 +241,7 @@ class Asker:
         broker_id: int | None,
         answers: dict[TopicPartition, V | ClientError],
     ) -> list[tuple[int, tuple[TopicPartition, ...]]]:
-        """Partitions by the broker to ask, not too many in one request."""
+        """Group partitions by the broker to ask, at most PARTITIONS_PER_REQUEST in one request."""
         by_node: dict[int, list[TopicPartition]] = {}
         for at in partitions:
             try:
@@ -244,7 +258,7 @@ class Asker:
 
 
 def _worth_repeating(failure: ClientError, failed_before: int) -> bool:
-    # What was just made may be unknown to a broker for a moment; what was mistyped is so for ever.
+    # A new topic may be unknown to a broker for a moment, a mistyped one is unknown for ever.
     unknown = isinstance(failure, UnknownTopic) and failed_before + 1 >= UNKNOWN_ATTEMPTS
     return failure.remedy.repeats and not unknown
 
@@ -254,7 +268,7 @@ def _missing(api: str, key: object) -> ClientError:
 
 
 def by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
-    """Partition numbers by topic, as requests want them."""
+    """Group partition indexes by topic, as requests need them."""
     topics: dict[str, list[int]] = {}
     for at in partitions:
         topics.setdefault(at.topic, []).append(at.partition)

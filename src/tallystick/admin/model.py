@@ -1,4 +1,4 @@
-"""What an administrator is told of transactions, as values. The wire's -1 is None here.
+"""Transactions and producers as administration calls return them. The wire's -1 is None here.
 
 Source: KIP-664; the private tags of docs/formats/private-tags.md.
 """
@@ -22,7 +22,7 @@ class ListedTransaction:
 
 
 class Cause(IntEnum):
-    """Why a transaction was aborted without its client having asked."""
+    """Reason for an abort that the client did not ask for."""
 
     TERMINATED = 1
     TIMED_OUT = 2
@@ -31,12 +31,12 @@ class Cause(IntEnum):
 
 @frozen(kw_only=True)
 class ForcedOutcome:
-    """A transaction that was aborted, and not by its client. Only tallystick's broker tells."""
+    """A transaction that was aborted, but not by its client. Only tallystick's broker reports it."""
 
     writer: Identity
-    cause: Cause | int  # a number: one of a later version
+    cause: Cause | int  # a plain number: from a newer version
     at_ms: int
-    partition: TopicPartition | None  # with MARKER: where; else it was aborted as a whole
+    partition: TopicPartition | None  # only with MARKER, which aborts in one partition
 
 
 @frozen(kw_only=True)
@@ -46,22 +46,22 @@ class TransactionDescription:
     transactional_id: str
     coordinator: int
     state: str  # Kafka's name
-    writer: Identity  # the pair that wrote; once decided, that of the markers
-    timeout_ms: int | None  # None: two-phase commit, it never ends by itself
+    writer: Identity  # producer id and epoch of the data; once decided, those of the markers
+    timeout_ms: int | None  # None: two-phase commit, which never times out
     started_ms: int | None
     partitions: frozenset[TopicPartition]  # without a marker yet
-    superseded: Identity | None = None  # what the owner of the pair was called before; ours alone tells
+    superseded: Identity | None = None  # the writer's previous id and epoch; tallystick's broker only
     forced_outcomes: tuple[ForcedOutcome, ...] = ()
 
     @property
     def in_doubt(self) -> bool:
-        """May it be prepared, so that only an outside decision is to end it?"""
+        """Whether the transaction may be prepared, so that only an external decision should end it."""
         return self.state == "Ongoing" and self.timeout_ms is None
 
 
 @frozen(kw_only=True)
 class ProducerState:
-    """A producer as a partition remembers it."""
+    """A producer's state in a partition."""
 
     identity: Identity
     last_sequence: int | None
@@ -78,9 +78,9 @@ class OpenTransaction:
     writer: Identity
     coordinator_epoch: int | None  # of the last marker of this producer; None: there was none
     start_offset: int
-    last_timestamp_ms: int | None  # of its last record, as its producer chose it
+    last_timestamp_ms: int | None  # of its last record, chosen by the producer
 
     @property
     def key(self) -> tuple[TopicPartition, Identity, int]:
-        """What stays the same for as long as it is the same transaction."""
+        """Identity of the transaction, constant while it is open."""
         return self.partition, self.writer, self.start_offset

@@ -1,7 +1,7 @@
-"""Where a group is to go on: offsets planned, shown, and then committed by `Admin.alter_group_offsets`.
+"""Offset resets of a group: plan them, show them, then commit them by `Admin.alter_group_offsets`.
 
 An offset outside its log becomes the nearest end, as in Kafka's tool: a consumer would otherwise apply
-`auto.offset.reset`, which is not what was asked for.
+`auto.offset.reset` instead of the requested offset.
 
 Source: Kafka 4.3 ConsumerGroupCommand, prepareOffsetsToReset and checkOffsetsRange.
 """
@@ -18,14 +18,14 @@ from tallystick.kernel.value import frozen
 
 @frozen
 class ShiftBy:
-    """So many records on, or back, from what is committed."""
+    """A shift by a number of records from the committed offset, backward if negative."""
 
     by: int
 
 
 @frozen(kw_only=True)
 class PlannedOffset:
-    """`now`: what is committed, None for nothing. `then`: what would be."""
+    """`now` is the committed offset, None without one; `then` is the planned offset."""
 
     now: OffsetAndMetadata | None
     then: OffsetAndMetadata
@@ -34,9 +34,9 @@ class PlannedOffset:
 def plan_reset(
     admin: Admin, group_id: str, partitions: Sequence[TopicPartition], to: Start | ShiftBy
 ) -> Mapping[TopicPartition, PlannedOffset]:
-    """What the group has committed, and what it would have. Changes nothing.
+    """Plan the offsets of a reset, beside the committed ones. Changes nothing.
 
-    Raises: NotSupported for a shift from nothing; UnknownTopic.
+    Raises: NotSupported for a shift without a committed offset; UnknownTopic.
     """
     committed = admin.list_group_offsets(group_id)
     first = first_offsets(admin, partitions, FROM_BEGINNING, read_committed=False)
@@ -52,10 +52,10 @@ def plan_reset(
 
 
 def planned(now: OffsetAndMetadata | None, offset: int) -> PlannedOffset:
-    """Pure. One that stays keeps its leader epoch and its metadata.
+    """Plan one offset; an unchanged offset keeps its leader epoch and metadata. Pure.
 
-    One that moves has neither: they are about the place that it leaves (Kafka Streams keeps there the time
-    that it has come to). Source: Kafka 4.3 OffsetsUtils, `new OffsetAndMetadata(offset)`.
+    A changed one has neither, because they describe the old position (Kafka Streams stores its stream time
+    there). Source: Kafka 4.3 OffsetsUtils, `new OffsetAndMetadata(offset)`.
     """
     then = now if now is not None and now.offset == offset else OffsetAndMetadata(offset)
     return PlannedOffset(now=now, then=then)

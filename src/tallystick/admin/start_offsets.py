@@ -1,4 +1,4 @@
-"""Where reading topics without a group begins: partitions and their first offsets, looked up once."""
+"""Start offsets for reading topics without a group: the partitions and their first offsets."""
 
 from collections.abc import Collection, Mapping, Sequence
 
@@ -12,14 +12,14 @@ from tallystick.kernel.value import frozen
 
 @frozen
 class AtOffset:
-    """At this offset of every partition."""
+    """The same offset in every partition."""
 
     offset: int
 
 
 @frozen
 class AtTime:
-    """At the first record of this time, in ms, or later; EARLIEST and LATEST stand for the two ends."""
+    """The first record at or after a time in ms; EARLIEST and LATEST stand for the two ends."""
 
     ms: int
 
@@ -33,7 +33,10 @@ FROM_END = AtTime(LATEST)
 def partitions_of(
     admin: Admin, topics: Sequence[str], wanted: Collection[int] = ()
 ) -> tuple[TopicPartition, ...]:
-    """All partitions of topics, or the wanted ones of each. Raises: UnknownTopic for one that is none."""
+    """Return all partitions of topics, or the wanted ones of each.
+
+    Raises: UnknownTopic for a topic or partition that does not exist.
+    """
     found = admin.describe_topics(topics).all()
     for topic in topics:
         for index in wanted:
@@ -51,7 +54,7 @@ def partitions_of(
 def first_offsets(
     admin: Admin, partitions: Sequence[TopicPartition], start: Start, *, read_committed: bool
 ) -> Mapping[TopicPartition, int]:
-    """The first offset to read of each partition; where nothing is as late as a time, the end."""
+    """Return the first offset to read in each partition: its end, if no record is as late as the time."""
     if isinstance(start, AtOffset):
         return dict.fromkeys(partitions, start.offset)
     times = dict.fromkeys(partitions, start.ms)

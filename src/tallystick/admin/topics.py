@@ -1,4 +1,4 @@
-"""Topics, their partitions, and what is in them: made, changed, deleted, and looked at."""
+"""Topics, partitions, offsets and records: create, alter, delete and describe them."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
@@ -34,7 +34,7 @@ from tallystick.protocol.messages.list_offsets import ListOffsetsResponse
 EARLIEST: Final = -2
 LATEST: Final = -1
 MAX_TIMESTAMP: Final = -3
-"""Of `list_offsets`, in place of a time: the first record, the end, the record with the latest timestamp."""
+"""Instead of a time in `list_offsets`: the first record, the end, the record with the latest timestamp."""
 
 DELETE_BY_ID: Final = 6
 _NIL: Final = UUID(int=0)
@@ -43,7 +43,7 @@ _BROKERS_DEFAULT: Final = -1
 
 @frozen(kw_only=True)
 class NewTopic:
-    """A topic to make. None: what the broker has as default."""
+    """A topic to create. None stands for the broker's default."""
 
     name: str
     partitions: int | None = None
@@ -53,7 +53,7 @@ class NewTopic:
 
 @frozen(kw_only=True)
 class CreatedTopic:
-    """A topic that was made, as the broker told; None where its version does not tell."""
+    """A created topic, as the broker reports it; None if the broker's version does not report a field."""
 
     name: str
     id: UUID | None

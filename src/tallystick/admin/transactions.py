@@ -1,11 +1,12 @@
-"""KIP-664 on the loop: list, describe, find what hangs, and end it. KIP-939's force-terminate.
+"""Transaction tools of KIP-664 (list, describe, find and abort hanging ones), and KIP-939's force-terminate.
 
-`Transactions` asks; what is to be thought of the answers is `hanging`'s, and nothing here decides it.
+`Transactions` sends the requests; `hanging` alone judges the answers.
 
-Ending past the coordinator [ADM-3]. A marker that comes too late ends another transaction. KIP-664 has the
-leader check the start offset; tallystick's broker does (docs/adr/0020), no Kafka does. Which one it is is
-asked first, with a marker that no broker can write: `_guards`. Where nobody checks, the partition is read
-immediately before, and the little time that is left in between is what the tool says is not safe.
+Ending a transaction without its coordinator [ADM-3]: a marker that comes too late ends another transaction.
+In KIP-664 the leader checks the start offset; tallystick's broker does (docs/adr/0020), Kafka's does not.
+`_guards` first finds out which broker it is, with a marker that no broker can write. If the leader does not
+check, the partition is read immediately before the marker is sent, and the short time between the two is what
+the tool reports as not safe.
 """
 
 import logging
@@ -46,20 +47,21 @@ _audit = logging.getLogger("tallystick.audit")
 
 TRANSACTION_STATE: Final = "__transaction_state"
 DEFAULT_TIMEOUT_MS: Final = 60_000
-"""For an id whose transactions had no timeout: Kafka's default for producers."""
+"""Kafka's default for producers, for an id whose transactions had no timeout."""
 
 NO_COORDINATOR: Final = -1
 """The coordinator epoch of a marker that no coordinator sent (KIP-664)."""
 
 LIMIT_MS: Final = 15 * 60_000
-"""Kafka's transaction.max.timeout.ms: no transaction is meant to be open for longer."""
+"""Kafka's transaction.max.timeout.ms: no transaction should be open for longer."""
 
 
 @frozen(kw_only=True)
 class HangingReport:
-    """Open transactions that are late, and what could not be asked [ADM-2].
+    """Open transactions that are late, and the requests that failed [ADM-2].
 
-    `failures`: by partition, broker or quoted transactional id, as text. `complete`: everybody answered.
+    `failures` is keyed by partition, broker or quoted transactional id, as text. `complete`: every broker
+    answered.
     """
 
     cases: tuple[Case, ...]
@@ -73,10 +75,10 @@ class HangingReport:
 
 @frozen(kw_only=True)
 class AbortPlan:
-    """What an abort would end, before anything is sent.
+    """The transaction that an abort would end, before a marker is sent.
 
-    `guarded`: the leader itself checks that it is still this transaction. `coordinator_epoch`: what a broker
-    that does not check is told.
+    `guarded`: the leader itself checks that it is still this transaction. `coordinator_epoch`: the epoch to
+        send to a broker that does not check.
     """
 
     case: Case
@@ -94,7 +96,7 @@ class AbortPlan:
 
 @frozen(kw_only=True)
 class AbortSpec:
-    """The transaction to abort in a partition: the one from an offset on, or that of a producer."""
+    """The transaction to abort in a partition, selected by its first offset or its producer."""
 
     partition: TopicPartition
     start_offset: int | None = None
@@ -111,7 +113,7 @@ class AbortSpec:
 
 
 class Transactions:
-    """Transactions of one cluster. Each call is bounded by `timeout_ms`."""
+    """Transactions of one cluster. Each call takes at most `timeout_ms`."""
 
     def __init__(self, cluster: Cluster, timeout_ms: int, clock: Clock | None = None) -> None:
         self._cluster = cluster
@@ -134,15 +136,16 @@ class Transactions:
         pattern: str | None = None,
         coordinators: Sequence[int] | None = None,
     ) -> Answers[int, tuple[ListedTransaction, ...]]:
-        """Transactional ids by the broker that coordinates them.
+        """List transactional ids, by the broker that coordinates them.
 
         Args:
-            longer_than_ms: open for longer than this (KIP-994). Alone it would let ids pass that have nothing
-                open, so it asks for open states unless `states` are given.
+            longer_than_ms: open for longer than this (KIP-994). The filter alone would pass ids without an
+                open transaction, so it selects open states unless `states` are given.
             pattern: of whole transactional ids, in RE2's dialect (KIP-1152).
             coordinators: broker ids; all brokers if None.
-        Raises: NotSupported for a filter or a state a broker does not have; Unreachable, TimedOut when no
-            broker is found. A single broker's failure is in the answer [ADM-2].
+
+        Raises: NotSupported for a filter or a state that a broker does not have; Unreachable, TimedOut when
+            no broker is found. A single broker's failure is in the answer [ADM-2].
         """
         if longer_than_ms is not None and not states:
             states = OPEN_STATES
@@ -157,14 +160,14 @@ class Transactions:
         return await gather(brokers, lambda node_id: _list_of(asker, node_id, request))
 
     async def describe(self, transactional_ids: Iterable[str]) -> Answers[str, TransactionDescription]:
-        """What the coordinators know of transactional ids; an id nobody knows fails with IdExpired."""
+        """Describe transactional ids from their coordinators; an unknown id fails with IdExpired."""
         asker = self._asker()
         return await gather(transactional_ids, lambda name: _describe(asker, name))
 
     async def describe_producers(
         self, partitions: Iterable[TopicPartition], broker: int | None = None
     ) -> Answers[TopicPartition, tuple[ProducerState, ...]]:
-        """The producers that partitions remember, by their leader, or by one replica's broker."""
+        """Describe the producers of partitions, as the leaders or one broker's replicas see them."""
         asker = self._asker()
         return await _producers(asker, partitions, broker)
 
@@ -178,9 +181,9 @@ class Transactions:
         broker: int | None = None,
         limit_ms: int = LIMIT_MS,
     ) -> HangingReport:
-        """Every open transaction that is late, judged; in a topic, on a broker, or in the whole cluster.
+        """Find and judge the late transactions of a topic, a broker or the whole cluster.
 
-        What is suspected on a first look is looked at again before it is called hanging [ADM-1].
+        A suspected transaction is looked at again before it is called hanging [ADM-1].
         """
         asker = self._asker()
         partitions = await self._partitions(asker, topic, partition, broker)
@@ -218,7 +221,7 @@ class Transactions:
     async def _look(
         self, asker: Asker, partitions: Collection[TopicPartition], broker: int | None
     ) -> tuple[Look, dict[str, ClientError]]:
-        """Partitions first, then their coordinators: the proof of [ADM-1] rests on that order."""
+        """Read the partitions first and their coordinators after them, the order that [ADM-1] needs."""
         producers = await _producers(asker.step(), partitions, broker)
         failures = {str(at): failure for at, failure in producers.failures.items()}
         opened = tuple(
@@ -261,7 +264,10 @@ class Transactions:
         )
 
     async def _coordinators(self, asker: Asker) -> tuple[int | None, ...]:
-        """Who leads each partition of the coordinators' log: where one has no leader, ids are unheard of."""
+        """Return the leader of each partition of __transaction_state.
+
+        The ids of a partition without a leader are in no coordinator's list.
+        """
         cluster = self._cluster
         image = await cluster.retrying(
             "Metadata", TRANSACTION_STATE, lambda: cluster.refresh((TRANSACTION_STATE,)), asker.deadline
@@ -274,9 +280,9 @@ class Transactions:
     # ------------------------------------------------------------------------------ ending it
 
     async def plan_abort(self, spec: AbortSpec) -> AbortPlan:
-        """Find the transaction to abort, and what aborting it would break. Nothing is sent yet.
+        """Find the transaction to abort, and what aborting it would break. Changes nothing.
 
-        Raises: NothingOpen; UnknownTopic, NotAuthorized, and what else asking may end with.
+        Raises: NothingOpen; UnknownTopic, NotAuthorized, and the other errors of the lookups.
         """
         asker = self._asker()
         look, failures = await self._look(asker, (spec.partition,), None)
@@ -300,8 +306,9 @@ class Transactions:
 
         Returns:
             True: the marker was written. False: an answer was lost, and then the transaction was no longer
-            open: this marker or another one ended it.
-        Raises: NotSafe without `force`, when somebody else is to end it; NothingOpen when it has ended
+                open: this marker or another one ended it.
+
+        Raises: NotSafe without `force`, unless the transaction hangs; NothingOpen when it has ended
             meanwhile; BrokerRefused, TimedOut with what may have happened.
         """
         one = plan.transaction
@@ -328,7 +335,7 @@ class Transactions:
         return True
 
     async def _mark(self, asker: Asker, plan: AbortPlan) -> None:
-        """One attempt. Whoever leads now may be another broker than when it was planned."""
+        """Try to write the marker once. The leader may have changed since the plan."""
         one = plan.transaction
         leader = await self._cluster.node_for(one.partition)
         guarded = await self._guards(asker, leader, one)
@@ -346,10 +353,11 @@ class Transactions:
             raise refused("WriteTxnMarkers", one.partition, code)
 
     async def _guards(self, asker: Asker, leader: int, one: OpenTransaction) -> bool:
-        """Does this broker check the start offset of a marker?
+        """Return whether this broker checks the start offset of a marker.
 
-        Asked with a marker for a partition that cannot exist and two offsets for it: whoever reads them says
-        INVALID_REQUEST, and Kafka, which skips the tag, UNKNOWN_TOPIC_OR_PARTITION. Neither writes anything.
+        The probe is a marker for a partition that cannot exist, with two offsets: a broker that reads them
+        answers INVALID_REQUEST, and Kafka, which skips the tag, UNKNOWN_TOPIC_OR_PARTITION. Neither writes
+        anything.
         """
         if leader not in self._guarding:
 
@@ -365,21 +373,22 @@ class Transactions:
         return self._guarding[leader]
 
     async def _write(self, leader: int, marker: WritableTxnMarker) -> int:
-        """Send a marker for one partition; the code it is answered with."""
+        """Send a marker for one partition and return the error code of the answer."""
         request = WriteTxnMarkersRequest(markers=(marker,))
         answer = await self._cluster.send(leader, request, WriteTxnMarkersResponse)
         codes = [p.error_code for m in answer.markers for t in m.topics for p in t.partitions]
         return codes[0] if len(codes) == 1 else ErrorCode.UNKNOWN_SERVER_ERROR
 
     async def force_terminate(self, transactional_id: str, *, force: bool = False) -> Identity:
-        """Abort whatever is open under a transactional id, and fence its producer (KIP-939).
+        """Abort the open transaction of a transactional id and fence its producer (KIP-939).
 
-        It is InitProducerId without keep. That call replaces the id's timeout: it is given the present one.
+        Sends InitProducerId without keepPreparedTxn. That call replaces the id's timeout, so it carries the
+        present one.
 
-        Returns: the pair that the id has now.
-        Raises: NotSafe for a transaction of two-phase commit, without `force`: it may be prepared, and the
-            other system may have committed already. IdExpired when there is no such id, which asking for
-            it would make.
+        Returns: the id's new producer id and epoch.
+
+        Raises: NotSafe for a two-phase commit transaction, without `force`: it may be prepared, and the other
+            system may have committed already. IdExpired for an unknown id, which InitProducerId would create.
         """
         asker = self._asker()
         found = await _describe(asker, transactional_id)
