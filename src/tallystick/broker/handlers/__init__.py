@@ -1,4 +1,4 @@
-"""One module for each API, and the table of them: what is in it is served, and ApiVersions says so."""
+"""Request handlers, one module for each API, and the table that dispatches and ApiVersions advertises."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -64,7 +64,7 @@ _SERVED: Final = (
     message(ApiKey.SYNC_GROUP, sync_group.handle),
     message(ApiKey.HEARTBEAT, heartbeat.handle),
     message(ApiKey.LEAVE_GROUP, leave_group.handle),
-    # Commits of one connection may share a sync, too; their order is the group's lane.
+    # Commits of one connection may share a sync; the group's lane keeps their order.
     message(ApiKey.OFFSET_COMMIT, offset_commit.handle, pipelined=True),
     message(ApiKey.OFFSET_FETCH, offset_fetch.handle),
     message(ApiKey.OFFSET_DELETE, offset_delete.handle),

@@ -1,7 +1,7 @@
-"""DescribeAcls, CreateAcls, DeleteAcls: there is no authorizer, so there are no rules to show or to change.
+"""DescribeAcls, CreateAcls, DeleteAcls: refused, because there is no authorizer.
 
-An empty list would look as if there were rules and none matched. Kafka says SECURITY_DISABLED instead, and
-tools then tell their user that access is not controlled at all.
+An empty list would mean that there are rules and none matched. As in Kafka, the answer is SECURITY_DISABLED,
+so that tools tell their user that access is not controlled at all.
 
 Source: KIP-140; AclApis.
 """

@@ -1,4 +1,4 @@
-"""AddOffsetsToTxn: the group whose offsets a transaction will commit; clients of version 2 do without."""
+"""AddOffsetsToTxn: adds the group whose offsets a transaction commits; not sent by TV2 clients (KIP-890)."""
 
 from tallystick.broker.broker import Broker
 from tallystick.broker.handlers.txn_wire import NOT_ALLOWED, code_of, execute, identity_of, may_write
@@ -21,7 +21,7 @@ async def handle(
 
 
 async def _answer(broker: Broker, request: AddOffsetsToTxnRequest, context: RequestContext) -> Answer:
-    """Adds the group's partition of the offsets topic, which is made if this is its first use."""
+    """Add the group's partition of the offsets topic, which is created on first use."""
     if not may_write(broker, context, request.transactional_id):
         return NOT_ALLOWED
     if not broker.authorizer.allows(context, Operation.READ, group(request.group_id)):

@@ -1,7 +1,8 @@
-"""AddPartitionsToTxn: partitions a transaction is about to write to.
+"""AddPartitionsToTxn: adds the partitions that a transaction is about to write to.
 
-Up to version 3 by producers, one transaction; from 4 on by brokers, many, and perhaps only to verify that
-they are there (KIP-890). Where any partition of a transaction is refused, none of it is added.
+Up to version 3 it is sent by producers, for one transaction; from 4 on by brokers, for many, and perhaps only
+to verify that the partitions are in the transaction (KIP-890). If any partition of a transaction is refused,
+none of them is added.
 """
 
 import asyncio
@@ -34,7 +35,7 @@ from tallystick.protocol.messages.add_partitions_to_txn import (
     AddPartitionsToTxnTransaction,
 )
 
-# The first version that is for brokers.
+# KIP-890: the first version that brokers send.
 BATCHED_FROM = 4
 
 Codes = Mapping[TopicPartition, int]
@@ -62,7 +63,7 @@ async def handle(
 
 
 def _only(request: AddPartitionsToTxnRequest) -> AddPartitionsToTxnTransaction:
-    """The one transaction of the older versions, in the form of the newer ones."""
+    """Convert the single transaction of the older versions to the form of the newer ones."""
     return AddPartitionsToTxnTransaction(
         transactional_id=request.v3_and_below_transactional_id,
         producer_id=request.v3_and_below_producer_id,
@@ -72,7 +73,7 @@ def _only(request: AddPartitionsToTxnRequest) -> AddPartitionsToTxnTransaction:
 
 
 async def _add(broker: Broker, asked: AddPartitionsToTxnTransaction, context: RequestContext) -> Codes:
-    """A code for every partition of one transaction."""
+    """Add or verify the partitions of one transaction, and return a code for each."""
     pacer = Pacer()
     partitions = await _partitions(asked.topics, pacer)
     from_client = context.api_version < BATCHED_FROM
@@ -84,7 +85,7 @@ async def _add(broker: Broker, asked: AddPartitionsToTxnTransaction, context: Re
         if code := _refused(broker, partition, context, from_client=from_client):
             wrong[partition] = code
     if not wrong:
-        # There are so many now; a topic may have been deleted in a pause.
+        # A topic may have been deleted while the loop above yielded.
         wrong = {
             partition: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             for partition in partitions
@@ -110,7 +111,7 @@ async def _add(broker: Broker, asked: AddPartitionsToTxnTransaction, context: Re
 
 
 async def _partitions(topics: Iterable[AddPartitionsToTxnTopic], pacer: Pacer) -> list[TopicPartition]:
-    """Each once, in the order of the request."""
+    """List each partition once, in the order of the request."""
     named: dict[TopicPartition, None] = {}
     for each in topics:
         await pacer.step()
@@ -123,14 +124,14 @@ async def _partitions(topics: Iterable[AddPartitionsToTxnTopic], pacer: Pacer) -
 def _refused(
     broker: Broker, partition: TopicPartition, context: RequestContext, *, from_client: bool
 ) -> ErrorCode:
-    """Clients may not add internal topics: offsets go by way of the group. Brokers may add those."""
+    """Check one partition: only brokers may add internal topics, a client's offsets go through the group."""
     name = partition.topic
     if from_client and (
         name in INTERNAL or not broker.authorizer.allows(context, Operation.WRITE, topic(name))
     ):
         return ErrorCode.TOPIC_AUTHORIZATION_FAILED
     if name == TRANSACTION_STATE:
-        return ErrorCode.INVALID_TOPIC_EXCEPTION  # as WriteTxnMarkers would, when the transaction ends
+        return ErrorCode.INVALID_TOPIC_EXCEPTION  # WriteTxnMarkers would refuse it when the transaction ends
     known = broker.topics.partition(name, partition.partition) is not None
     return ErrorCode.NONE if known else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 

@@ -1,6 +1,6 @@
-"""AlterPartitionReassignments: a partition can be assigned to this broker, where it is, and to no other.
+"""AlterPartitionReassignments: accepts the present assignment, to this broker, and no other.
 
-Tools that balance a cluster send the whole assignment, most of it unchanged. What does not move is done.
+Tools that balance a cluster send the whole assignment, most of it unchanged; an unchanged one succeeds.
 """
 
 from tallystick.broker.broker import Broker
@@ -47,7 +47,9 @@ def _reassign(broker: Broker, topic: str, wanted: ReassignablePartition) -> Reas
 
 
 def check_replicas(replicas: tuple[int, ...] | None, node: int) -> Reject | None:
-    """Why a partition cannot have these replicas; None when it has them. Null cancels a reassignment.
+    """Return why a partition cannot have these replicas, or None if it has them.
+
+    Null replicas cancel a reassignment.
 
     Source: KIP-455; ReplicationControlManager.alterPartitionReassignment.
     """

@@ -1,4 +1,4 @@
-"""AlterReplicaLogDirs: there is one data directory, and every log is in it already."""
+"""AlterReplicaLogDirs: does nothing, because every log is in the only data directory already."""
 
 from collections.abc import ItemsView
 from pathlib import Path
@@ -18,7 +18,7 @@ from tallystick.protocol.messages.alter_replica_log_dirs import (
 async def handle(
     broker: Broker, request: AlterReplicaLogDirsRequest, context: RequestContext
 ) -> ListedByTopic:
-    # The path as DescribeLogDirs shows it, or in full.
+    # The path as DescribeLogDirs reports it, or the absolute path.
     here = {broker.data_dir, broker.data_dir.absolute()}
     codes: dict[str, dict[int, ErrorCode]] = {}
     answers: dict[str, ItemsView[int, ErrorCode]] = {}
@@ -42,7 +42,7 @@ async def handle(
 
 
 def _code(broker: Broker, topic: str, index: int, known_directory: bool) -> ErrorCode:
-    """Kafka looks at the directory first.
+    """Check the directory first, then the partition, as Kafka does.
 
     Source: KIP-113; ReplicaManager.alterReplicaLogDirs.
     """

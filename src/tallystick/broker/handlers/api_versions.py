@@ -1,4 +1,4 @@
-"""ApiVersions: what this broker serves, from the table that dispatches, and its features (KIP-584)."""
+"""ApiVersions: the served APIs and versions, from the dispatch table, and the features (KIP-584)."""
 
 import re
 from collections.abc import Iterable
@@ -18,12 +18,12 @@ from tallystick.protocol.messages.api_versions import (
     SupportedFeatureKey,
 )
 
-# KIP-511: what a client may call itself.
+# KIP-511: valid client software names and versions.
 _SOFTWARE: Final = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 
 
 def serving(specs: Iterable[ApiSpec]) -> Handler[ApiVersionsRequest]:
-    """The handler that advertises `specs`."""
+    """Return the handler that advertises `specs`."""
     served = tuple(
         ApiVersion(api_key=spec.key, min_version=_advertised_min(spec), max_version=spec.max_version)
         for spec in sorted(specs, key=lambda spec: spec.key)
@@ -38,7 +38,7 @@ def serving(specs: Iterable[ApiSpec]) -> Handler[ApiVersionsRequest]:
             supported_features=_supported(context.api_version),
             finalized_features_epoch=broker.features.epoch,
             finalized_features=tuple(
-                # A level 0 is a feature that is not there.
+                # A feature at level 0 is not finalized.
                 FinalizedFeatureKey(name=name, max_version_level=level, min_version_level=level)
                 for name, level in broker.features.finalized.items()
                 if level > 0
@@ -49,7 +49,10 @@ def serving(specs: Iterable[ApiSpec]) -> Handler[ApiVersionsRequest]:
 
 
 def _supported(api_version: int) -> tuple[SupportedFeatureKey, ...]:
-    """Before version 4 clients cannot read a range from 0 on: such a feature is left out (KIP-1022)."""
+    """List the supported features; without those that start at level 0 before version 4 (KIP-1022).
+
+    Older clients cannot read a range from 0 on.
+    """
     return tuple(
         SupportedFeatureKey(name=name, min_version=levels.lowest, max_version=levels.highest)
         for name, levels in SUPPORTED.items()
@@ -58,6 +61,6 @@ def _supported(api_version: int) -> tuple[SupportedFeatureKey, ...]:
 
 
 def _advertised_min(spec: ApiSpec) -> int:
-    # KAFKA-18659: librdkafka before 2.11 takes a Produce range that begins above 0 for a broker without
-    # message format 2. Versions 0 to 2 are advertised as Kafka does, and refused.
+    # KAFKA-18659: librdkafka before 2.11 concludes from a Produce range above 0 that the broker lacks message
+    # format 2. As in Kafka, versions 0 to 2 are advertised, and refused.
     return 0 if spec.key is ApiKey.PRODUCE else spec.min_version

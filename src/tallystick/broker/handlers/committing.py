@@ -1,4 +1,4 @@
-"""What OffsetCommit and TxnOffsetCommit share: partitions are refused one by one, the rest is one command."""
+"""Rules shared by OffsetCommit and TxnOffsetCommit: partitions fail singly, the others are one command."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Self, TypeVar
@@ -24,11 +24,11 @@ from tallystick.protocol.messages.txn_offset_commit import (
 
 A = TypeVar("A")
 
-# No request of `dispatch.QUICK_BYTES`, up to which an OffsetCommit is pipelined, has so many rows: of
-# partitions, which take 14 bytes at least, and of topics, which take 6.
+# Above the number of rows in a request of `dispatch.QUICK_BYTES`, up to which an OffsetCommit is pipelined:
+# a partition takes at least 14 bytes, a topic 6.
 ROWS_AT_ONCE: Final = 64 * KIB // 6
 
-# The place of a partition in the request: topics may be named twice, or by ids nobody knows.
+# Position of a partition in the request, since topics may be repeated, or named by unknown ids.
 Place = tuple[int, int]
 RequestTopic = OffsetCommitRequestTopic | TxnOffsetCommitRequestTopic
 RequestPartition = OffsetCommitRequestPartition | TxnOffsetCommitRequestPartition
@@ -36,7 +36,7 @@ RequestPartition = OffsetCommitRequestPartition | TxnOffsetCommitRequestPartitio
 
 @frozen
 class Commit:
-    """A request's rows: those refused already, and the offsets that may be committed."""
+    """Rows of a request: those refused already, and the offsets to commit."""
 
     refused: Mapping[Place, int]
     partitions: Mapping[Place, TopicPartition]
@@ -51,10 +51,10 @@ class Commit:
         by_id: bool,
         may_read: Callable[[str], bool] = lambda topic: True,
     ) -> Self:
-        """Look every partition up. A topic that may not be read is refused before it is looked for.
+        """Look up every partition. A topic that the client may not read is refused before the lookup.
 
-        Others have the loop in between where there are more rows than a request has that is pipelined: one
-        that fits there is in the log before what was sent behind it.
+        Yields to the event loop only in requests too large to be pipelined: a pipelined one reaches the log
+        before the requests sent after it.
         """
         refused: dict[Place, int] = {}
         partitions: dict[Place, TopicPartition] = {}
@@ -74,7 +74,7 @@ class Commit:
                     partition = TopicPartition(found.name, asked.partition_index)
                     partitions[row, column] = partition
                     offsets[partition] = _offset_of(asked, found.topic_id)
-        # A topic may have been deleted in a pause, and its group's offsets forgotten.
+        # A topic may have been deleted, and its group's offsets with it, while the loop above yielded.
         gone = {at for at, offset in offsets.items() if not _is_there(topics, offset)}
         for place in [place for place, at in partitions.items() if at in gone]:
             refused[place] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -84,11 +84,11 @@ class Commit:
     async def answers(
         self, rows: Sequence[RequestTopic], answer: Answer | None, make: Callable[[int, int], A]
     ) -> list[tuple[A, ...]]:
-        """What is answered of the partitions of each row; others have the loop in between.
+        """Build the answers of the partitions of each row, yielding to the event loop in between.
 
         Args:
             answer: to the command; None when there was nothing to commit.
-            make: an answer of an index and its code.
+            make: builds the answer of a partition from its index and its code.
         """
         pacer = Pacer()
         refused = answer.refused if isinstance(answer, PerPartition) else {}

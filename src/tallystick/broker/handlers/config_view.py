@@ -1,7 +1,7 @@
-"""Settings as DescribeConfigs shows them, and alterations as they are asked for.
+"""Settings as DescribeConfigs reports them, and requested alterations.
 
-A value comes from the nearest of: the topic, this broker while running, all brokers while running, the file
-or command line, the default. DescribeConfigs lists what would come next as synonyms (KIP-226).
+The value in force comes from the first of: the topic, this broker's dynamic settings, those of all brokers,
+the file or command line, the default. DescribeConfigs lists the remaining ones as synonyms (KIP-226).
 """
 
 from collections import Counter
@@ -22,7 +22,7 @@ from tallystick.kernel.value import frozen
 
 
 class ResourceType(IntEnum):
-    """What settings belong to."""
+    """Kind of resource that has settings, with the wire's numbers."""
 
     TOPIC = 2
     BROKER = 4
@@ -32,7 +32,7 @@ class ResourceType(IntEnum):
 
 
 class Source(IntEnum):
-    """Where a value comes from."""
+    """Origin of a value, with the wire's numbers."""
 
     TOPIC = 1
     BROKER = 2
@@ -42,7 +42,7 @@ class Source(IntEnum):
 
 
 class Operation(IntEnum):
-    """What IncrementalAlterConfigs does to one setting."""
+    """Operation of IncrementalAlterConfigs on one setting."""
 
     SET = 0
     DELETE = 1
@@ -52,7 +52,7 @@ class Operation(IntEnum):
 
 @frozen
 class Origin:
-    """One place a value was found in."""
+    """One origin of a setting, with its name and value there."""
 
     name: str
     value: str | None
@@ -61,7 +61,7 @@ class Origin:
 
 @frozen
 class Shown:
-    """A setting with its value and everything the value could have come from, nearest first."""
+    """A setting with all its origins, in order of precedence."""
 
     setting: Setting
     origins: tuple[Origin, ...]
@@ -78,7 +78,7 @@ class Shown:
 
 @frozen
 class Change:
-    """One asked-for alteration."""
+    """One requested change of a setting."""
 
     name: str
     operation: int
@@ -87,22 +87,22 @@ class Change:
 
 @frozen
 class Alteration:
-    """What is asked for one resource."""
+    """Changes requested for one resource."""
 
     kind: int
     name: str
     changes: tuple[Change, ...]
 
 
-# Kafka's belong to groups of KIP-848, KIP-932 and KIP-1071, which are not here.
+# Kafka's group settings are for the groups of KIP-848, KIP-932 and KIP-1071, which this broker does not have.
 GROUP_SETTINGS: Final[Mapping[str, Setting]] = {}
-# So many problems of one resource are looked into; to find the name that was meant takes a millisecond.
+# Limit of problems reported for one resource; suggesting a similar name takes a millisecond each.
 PROBLEMS_TOLD_MAX: Final = 10
 ASKED_TWICE: Final = Reject(ErrorCode.INVALID_REQUEST, "a resource is asked for twice")
 
 
 def topic_settings(broker: Broker, topic: Topic) -> Iterator[Shown]:
-    """Every setting of a topic."""
+    """Yield every setting of a topic."""
     for made in TOPIC_SETTINGS.values():
         own = topic.configs.get(made.name)
         nearest = () if own is None else (Origin(made.name, own, Source.TOPIC),)
@@ -110,7 +110,7 @@ def topic_settings(broker: Broker, topic: Topic) -> Iterator[Shown]:
 
 
 def new_topic_settings(broker: Broker, configs: Mapping[str, str]) -> Iterator[Shown]:
-    """Every setting of a topic that would be made with `configs`."""
+    """Yield every setting of a topic created with `configs`."""
     for made in TOPIC_SETTINGS.values():
         own = configs.get(made.name)
         nearest = () if own is None else (Origin(made.name, own, Source.TOPIC),)
@@ -118,13 +118,13 @@ def new_topic_settings(broker: Broker, configs: Mapping[str, str]) -> Iterator[S
 
 
 def broker_settings(broker: Broker) -> Iterator[Shown]:
-    """Every setting of the broker."""
+    """Yield every setting of the broker."""
     for made in BROKER_SETTINGS.values():
         yield Shown(made, tuple(_broker_origins(broker, made)), read_only=not made.dynamic)
 
 
 def default_broker_settings(broker: Broker) -> Iterator[Shown]:
-    """What was set for all brokers while running; Kafka shows no more for the empty broker name."""
+    """Yield the dynamic settings of all brokers; Kafka returns no more for the empty broker name."""
     for name, value in broker.dynamic_configs.get("", {}).items():
         yield Shown(BROKER_SETTINGS[name], (Origin(name, value, Source.ALL_BROKERS),), read_only=False)
 
@@ -143,7 +143,7 @@ def _broker_origins(broker: Broker, made: Setting) -> Iterator[Origin]:
 
 
 def _fallbacks(broker: Broker, made: Setting) -> Iterator[Origin]:
-    """A topic setting's synonyms, in the topic's own unit; at the end the default."""
+    """Yield a topic setting's synonyms, in the topic's own unit, and last the default."""
     for synonym in made.synonyms:
         for origin in _broker_origins(broker, BROKER_SETTINGS[synonym.name]):
             if origin.source is not Source.DEFAULT and origin.value:
@@ -156,7 +156,9 @@ def _fallbacks(broker: Broker, made: Setting) -> Iterator[Origin]:
 def apply_changes(
     current: Mapping[str, str], changes: Iterable[Change], settings: Mapping[str, Setting]
 ) -> dict[str, str]:
-    """`current` after the changes of IncrementalAlterConfigs. Raises: BadConfig with all problems.
+    """Return `current` after the changes of IncrementalAlterConfigs.
+
+    Raises: BadConfig with all problems.
 
     Source: KIP-339; ConfigurationControlManager.
     """
@@ -167,9 +169,9 @@ def apply_changes(
             break
         made = settings.get(change.name)
         if made is None and change.operation == Operation.DELETE:
-            changed.pop(change.name, None)  # as in Kafka: what is unknown is not set either
+            changed.pop(change.name, None)  # as in Kafka: deleting an unknown setting succeeds
         elif made is None and settings is TOPIC_SETTINGS and change.name in ONLY_DEFAULTS:
-            changed[change.name] = change.value or ""  # judged with the rest of the topic's settings
+            changed[change.name] = change.value or ""  # validated with the topic's other settings
         elif made is None and settings is BROKER_SETTINGS and is_kafkas(change.name):
             problems.append(f"{change.name}: has no effect in this broker and cannot be changed")
         elif made is None:
@@ -208,7 +210,7 @@ def _apply_change(changed: dict[str, str], made: Setting, change: Change) -> str
 
 
 async def alterations(rows: Iterable[tuple[int, str, Iterable[Change]]]) -> list[Alteration]:
-    """What is asked for each resource, of type, name and changes; others have the loop in between."""
+    """Collect the alterations from rows of type, name and changes, yielding to the event loop in between."""
     pacer, asked = Pacer(), list[Alteration]()
     for kind, name, changes in rows:
         await pacer.step()
@@ -223,9 +225,9 @@ async def alterations(rows: Iterable[tuple[int, str, Iterable[Change]]]) -> list
 async def alter(
     broker: Broker, asked: Sequence[Alteration], *, replace: bool, validate_only: bool
 ) -> list[Reject | None]:
-    """Change the settings of resources, each for itself; `replace` resets those not named (AlterConfigs).
+    """Change the settings of each resource; `replace` resets the settings that are not named (AlterConfigs).
 
-    Returns: why not, for each that was asked for; None: done.
+    Returns: for each resource the reason of the refusal, or None if it succeeded.
     """
     times = Counter((each.kind, each.name) for each in asked)
     pacer, outcomes = Pacer(), list[Reject | None]()
@@ -251,7 +253,7 @@ async def _alter(broker: Broker, asked: Alteration, *, replace: bool, validate_o
             case ResourceType.BROKER:
                 return await _alter_broker(broker, name, changes, replace, validate_only)
             case ResourceType.GROUP:
-                # Groups of the classic protocol have no settings, so that only a reset can be taken.
+                # Groups of the classic protocol have no settings, so only a reset succeeds.
                 apply_changes({}, changes, GROUP_SETTINGS)
                 return None
             case _:
@@ -259,13 +261,13 @@ async def _alter(broker: Broker, asked: Alteration, *, replace: bool, validate_o
                     ErrorCode.INVALID_REQUEST, f"settings of resource type {kind} cannot be altered here"
                 )
     except BadConfig as exc:
-        # Kafka's controller judges values of topics and groups, its broker those of brokers: other codes.
+        # In Kafka the controller validates topics and groups, and the broker itself, with different codes.
         code = ErrorCode.INVALID_REQUEST if kind == ResourceType.BROKER else ErrorCode.INVALID_CONFIG
         return Reject(code, str(exc))
 
 
 def _malformed(kind: int, name: str, changes: Sequence[Change]) -> str | None:
-    """What makes a request one that was not meant to be sent.
+    """Return what is wrong with the form of a request, or None.
 
     Source: ConfigAdminManager.preprocess; ControllerApis.
     """

@@ -1,8 +1,8 @@
-"""ConsumerGroupHeartbeat and ConsumerGroupDescribe: groups have the classic protocol here, and no other.
+"""ConsumerGroupHeartbeat and ConsumerGroupDescribe: refused, because all groups are classic here.
 
-The two are served so that they can be refused. With `group.protocol=consumer` librdkafka waits for ever where
-ApiVersions does not list the first, and fails at once where the answer is UNSUPPORTED_VERSION, which is also
-that of a Kafka cluster whose `group.version` is 0. Java's tools describe a group by the classic API then.
+Both are served so that they can be refused. With `group.protocol=consumer`, librdkafka waits for ever if
+ApiVersions does not list the first, and fails at once on UNSUPPORTED_VERSION, which a Kafka cluster with
+`group.version` 0 answers, too. Java's tools then describe a group by the classic API.
 
 Source: KIP-848; KafkaApis.handleConsumerGroupHeartbeat and handleConsumerGroupDescribe.
 """

@@ -1,4 +1,4 @@
-"""CreatePartitions: raise a topic to a number of partitions."""
+"""CreatePartitions: grows a topic to a total number of partitions."""
 
 from collections import Counter
 
@@ -44,7 +44,7 @@ async def handle(
 
 def _check(broker: Broker, wanted: CreatePartitionsTopic) -> Reject | None:
     if wanted.name in (GROUP_OFFSETS, TRANSACTION_STATE):
-        # What belongs where in these follows from the number of partitions.
+        # The number of partitions decides which one a group or transactional id belongs to.
         return Reject(ErrorCode.INVALID_REQUEST, f"the partitions of {wanted.name!r} are fixed")
     refused = broker.topics.check_growth(wanted.name, wanted.count)
     if refused is not None or wanted.assignments is None:

@@ -1,4 +1,4 @@
-"""CreateTopics: make topics, or only say whether they would be made."""
+"""CreateTopics: creates topics, or only validates the request."""
 
 from collections import Counter
 
@@ -40,7 +40,7 @@ async def _create(broker: Broker, topic: CreatableTopic, validate_only: bool) ->
     if isinstance(wanted, Reject):
         return _refused(topic, wanted)
     if wanted.name in INTERNAL:
-        # Kafka makes it as it is told. What a client leaves out, or adds, could destroy decisions [TXN-15].
+        # Kafka creates it as requested. Wrong settings could destroy transaction outcomes [TXN-15].
         own = f"topic {wanted.name!r} is the broker's own, it is made when the first client needs it"
         return _refused(topic, Reject(ErrorCode.INVALID_TOPIC_EXCEPTION, own))
     made = broker.topics.check_new(wanted) if validate_only else await broker.topics.create(wanted)
@@ -77,10 +77,10 @@ def _wanted(broker: Broker, topic: CreatableTopic) -> NewTopic | Reject:
 
 
 def _partitions(broker: Broker, topic: CreatableTopic) -> int | Reject:
-    """Return how many partitions to make, by number or by assignment; -1 stands for the broker's default.
+    """Return the number of partitions to create, by count or by assignment; -1 is the broker's default.
 
     KIP-464 gives -1 that meaning from version 4 on. Kafka's controller does not look at the version, and
-    clients that send an older one rely on that.
+    clients with an older one rely on that.
     """
     if topic.assignments:
         return _assigned(broker, topic)

@@ -1,4 +1,7 @@
-"""DeleteGroups: empty groups, with their offsets (KIP-229); not those of open transactions (ADR 0023)."""
+"""DeleteGroups: deletes empty groups and their offsets (KIP-229), unless they are pending (ADR 0023).
+
+Offsets that are part of an open transaction are pending.
+"""
 
 from tallystick.broker.broker import Broker
 from tallystick.broker.group.machine.commands import DeleteGroup

@@ -1,4 +1,4 @@
-"""DeleteRecords: move the beginning of partitions forward, and not past what a transaction may commit."""
+"""DeleteRecords: advances the log start offset, but not past what an open transaction may still commit."""
 
 from typing import Final
 

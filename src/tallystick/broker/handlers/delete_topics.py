@@ -1,4 +1,4 @@
-"""DeleteTopics: by name, or from version 6 on by id."""
+"""DeleteTopics: deletes topics by name, or from version 6 on by id."""
 
 from collections.abc import Sequence
 from itertools import chain

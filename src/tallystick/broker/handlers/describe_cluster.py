@@ -1,4 +1,4 @@
-"""DescribeCluster: the one broker."""
+"""DescribeCluster: the cluster's one broker."""
 
 from tallystick.broker.broker import Broker
 from tallystick.broker.handlers.metadata import CLUSTER_OPERATIONS, NOT_ASKED

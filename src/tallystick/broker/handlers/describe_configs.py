@@ -26,7 +26,7 @@ from tallystick.protocol.messages.describe_configs import (
 
 
 def handle(broker: Broker, request: DescribeConfigsRequest, context: RequestContext) -> Listed:
-    # One resource with different keys twice: the last one counts.
+    # If a resource is requested twice with different keys, the last request counts.
     wanted = {(each.resource_type, each.resource_name): each for each in request.resources}
     return Listed(
         lambda results: DescribeConfigsResponse(results=results),

@@ -32,7 +32,7 @@ def _describe(broker: Broker, name: str, operations: int, version: int) -> Descr
     if isinstance(group, Reject):
         return _absent(name, "", operations, group)
     if group is None:
-        # KIP-1043: up to version 5 a group that is not there is "Dead", without an error.
+        # KIP-1043: up to version 5 an unknown group is "Dead", without an error.
         missing = Reject(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {name} not found.")
         return _absent(name, GroupState.DEAD.value, operations, missing if version >= 6 else None)
     described = describe(group)

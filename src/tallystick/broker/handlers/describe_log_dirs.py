@@ -1,4 +1,4 @@
-"""DescribeLogDirs: what partitions take up in the data directory."""
+"""DescribeLogDirs: sizes of the partitions in the data directory."""
 
 from collections.abc import Collection, Mapping
 
@@ -46,7 +46,7 @@ async def handle(broker: Broker, request: DescribeLogDirsRequest, context: Reque
 async def _found(
     broker: Broker, wanted: Mapping[str, Collection[int]]
 ) -> dict[str, list[tuple[int, Partition]]]:
-    """The partitions that are there, by topic; what is not there is left out."""
+    """Look up the partitions, by topic; unknown ones are left out."""
     pacer, found = Pacer(), dict[str, list[tuple[int, Partition]]]()
     for name, indexes in wanted.items():
         await pacer.step()

@@ -1,4 +1,4 @@
-"""DescribeProducers: what partitions know of the producers that write to them (KIP-664)."""
+"""DescribeProducers: producer states of partitions (KIP-664)."""
 
 from tallystick.broker.broker import Broker
 from tallystick.broker.handlers.distinct import itself, merged
@@ -37,7 +37,7 @@ async def handle(broker: Broker, request: DescribeProducersRequest, context: Req
 
 
 def _refusal(broker: Broker, name: str, context: RequestContext) -> Reject | None:
-    # READ, where KIP-664 says DESCRIBE: producer ids and offsets tell what is in the topic.
+    # KIP-664 requires DESCRIBE; this is READ, because producer ids and offsets reveal the topic's content.
     if (invalid := check_name(name)) is not None:
         return invalid
     if not broker.authorizer.allows(context, Operation.READ, acl.topic(name)):

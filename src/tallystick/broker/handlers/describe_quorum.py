@@ -1,6 +1,6 @@
 """DescribeQuorum: the broker is its own controller, and the only voter.
 
-Topics and settings are kept in SQLite and not in a log of metadata, so that offsets and epoch are 0.
+Topics and settings are in SQLite and not in a metadata log, so offsets and epoch are 0.
 """
 
 from typing import Final

@@ -26,13 +26,13 @@ def handle(
     cursor = request.cursor
     limit = broker.config.max_request_partition_size_limit
     if cursor is not None and cursor.partition_index < 0:
-        # As Kafka does. Taken for an index it would count from the end.
+        # As in Kafka. A negative index would count from the end.
         return _page([_refused(name, ErrorCode.INVALID_REQUEST) for name in sorted(wanted)[:limit]], None)
     names = sorted(name for name in wanted if cursor is None or name >= cursor.topic_name)
     room = min(max(request.response_partition_limit, 1), limit)
     topics: list[DescribeTopicPartitionsResponseTopic] = []
     for name in names:
-        if len(topics) == limit:  # topics that are not there have no partitions to count
+        if len(topics) == limit:  # unknown topics have no partitions to count
             return _page(topics, Cursor(topic_name=name, partition_index=0))
         first = cursor.partition_index if cursor is not None and name == cursor.topic_name else 0
         count = len(broker.topics.partitions(name))

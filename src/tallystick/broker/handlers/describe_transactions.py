@@ -1,4 +1,4 @@
-"""DescribeTransactions: what is known of transactional ids, forced outcomes included (KIP-664)."""
+"""DescribeTransactions: state of transactional ids, forced outcomes included (KIP-664)."""
 
 from collections.abc import Callable
 
@@ -62,7 +62,7 @@ def _refused(name: str, refused: Reject) -> TransactionState:
 
 
 def _described(entry: TxnEntry, may_see: Callable[[str], bool]) -> TransactionState:
-    """The pair is the one in the partitions, not the one that may speak (KIP-939)."""
+    """Describe an entry, with the producer id and epoch of the data, not those of the client (KIP-939)."""
     phase, shown, before = entry.phase, entry.shown, entry.superseded
     timeout_ms = entry.timeout_ms if isinstance(phase, Idle) else phase.timeout_ms
     return TransactionState(
@@ -92,7 +92,7 @@ def _described(entry: TxnEntry, may_see: Callable[[str], bool]) -> TransactionSt
 
 
 def _open_in(entry: TxnEntry) -> Partitions:
-    """Where the transaction has no marker yet."""
+    """Return the partitions without a marker yet."""
     match entry.phase:
         case Ongoing(partitions=partitions):
             return partitions

@@ -1,7 +1,7 @@
-"""From a frame to its handler and back: headers, versions, decoding, and what happens when one of them fails.
+"""Request dispatch: headers, versions, decoding, the handler, encoding, and failures of each step.
 
-As in Kafka, a request that cannot be read, and one for an API or version this broker does not have, ends the
-connection; only ApiVersions answers an unknown version, so that a newer client can learn what to use.
+As in Kafka, a request that cannot be decoded, or whose API or version this broker does not have, closes the
+connection; only ApiVersions answers an unknown version, so that a newer client can learn which one to use.
 """
 
 import asyncio
@@ -30,11 +30,11 @@ _log = logging.getLogger("tallystick.broker.dispatch")
 
 Q = TypeVar("Q")
 
-Body = list[Buffer] | None  # an answer without length and header; None: there is none (acks=0)
+Body = list[Buffer] | None  # a response without length and header; None: no response (acks=0)
 RawHandler = Callable[[Broker, memoryview, RequestContext], Body | Awaitable[Body]]
 Handler = Callable[[Broker, Q, RequestContext], object]
 
-# A request up to this size is decoded at once, on the loop: a few milliseconds.
+# A request up to this size is decoded on the event loop, within a few milliseconds.
 QUICK_BYTES: Final = 64 * KIB
 
 _HEADER_START: Final = Struct(">hhi")
@@ -43,10 +43,10 @@ _ANSWER_START: Final = Struct(">ii")
 
 @frozen
 class HandlerEntry:
-    """What serves an API.
+    """An API with its handler.
 
-    pipelined_bytes_max   up to this size it may be started behind unanswered requests of its kind
-    cancellable           is dropped when its connection ends; anything else runs to its end, so that no
+    pipelined_bytes_max   up to this size it may start behind unanswered requests of the same API
+    cancellable           is dropped when its connection closes; anything else runs to its end, so that no
                           change to topics or groups stops half-way
     carries_records       may be as large as socket.request.max.bytes
     """
@@ -59,7 +59,7 @@ class HandlerEntry:
 
 
 def message(api: ApiKey, handle: Handler[Q], *, pipelined: bool = False) -> HandlerEntry:
-    """A handler of values: decoding the request and encoding the response are done here.
+    """Wrap a handler of messages: decode its request and encode its response.
 
     `handle` returns the response, a `Sliced`, or an awaitable of one of them.
     """
@@ -69,8 +69,8 @@ def message(api: ApiKey, handle: Handler[Q], *, pipelined: bool = False) -> Hand
     def run(broker: Broker, body: memoryview, context: RequestContext) -> Body | Awaitable[Body]:
         if len(body) > QUICK_BYTES:
             return _run_beside(broker, request, handle, body, context)
-        # Bytes behind the request are ignored, as Kafka does: librdkafka 2.16 leaves three of them behind
-        # a Metadata v13 for all topics.
+        # As in Kafka, bytes after the request are ignored: librdkafka 2.16 sends three of them after a
+        # Metadata v13 for all topics.
         value, _ = decode_prefix(request, body, context.api_version)
         response = handle(broker, value, context)
         if isawaitable(response):
@@ -79,7 +79,7 @@ def message(api: ApiKey, handle: Handler[Q], *, pipelined: bool = False) -> Hand
             return _in_slices(response, context.api_version)
         return _at_once(response, context.api_version)
 
-    # What is decoded beside the loop must not be overtaken by a smaller one behind it.
+    # A smaller request must not overtake one that is being decoded in a thread.
     return HandlerEntry(spec, run, QUICK_BYTES if pipelined else 0)
 
 
@@ -91,14 +91,14 @@ def raw(
     cancellable: bool = False,
     carries_records: bool = False,
 ) -> HandlerEntry:
-    """A handler of bytes. The body is a view of the connection's buffer, valid until `run` returns."""
+    """Wrap a handler of bytes. The body is a view of the connection's buffer, valid until `run` returns."""
     return HandlerEntry(API[api], run, INT32_MAX if pipelined else 0, cancellable, carries_records)
 
 
 async def _run_beside(
     broker: Broker, request: type[Q], handle: Handler[Q], body: memoryview, context: RequestContext
 ) -> Body:
-    """Serve a request that takes long to decode: in a thread, one of all connections at a time [SRV-3]."""
+    """Serve a large request: decode it in a thread, one at a time for all connections [SRV-3]."""
     version, room = context.api_version, request_bytes_max(broker.config)
     with broker.request_memory.taken(context.client_host, len(body)):
         async with broker.decoding:
@@ -128,17 +128,17 @@ async def _in_slices(listed: Sliced, version: int) -> Body:
     parts: list[Buffer] = []
     for part in listed.slices(version):
         parts.append(part)
-        await asyncio.sleep(0)  # others first
+        await asyncio.sleep(0)  # yield to other connections
     return parts
 
 
 def request_bytes_max(config: BrokerConfig) -> int:
-    """What a request that carries no records may take."""
+    """Return the size limit of a request that carries no records."""
     return max(REQUEST_BYTES_MAX, REQUEST_BYTES_PER_PARTITION * config.max_partitions)
 
 
 class Dispatcher:
-    """Routes the frames of all connections. Lives on the loop."""
+    """Router of the frames of all connections. Lives on the event loop."""
 
     def __init__(self, broker: Broker, handlers: Mapping[ApiKey, HandlerEntry]) -> None:
         self._broker = broker
@@ -149,7 +149,7 @@ class Dispatcher:
         return entry is not None and len(frame) <= entry.pipelined_bytes_max
 
     def frame_bytes_max(self, api_key: int) -> int:
-        """What a request of an API may have: more than it could mean is not even received."""
+        """Return the size limit of a request of an API; a larger one is not even received."""
         entry, config = self._handlers.get(api_key), self._broker.config
         if entry is not None and entry.carries_records:
             return config.socket_request_max_bytes
@@ -160,7 +160,10 @@ class Dispatcher:
         return entry is not None and entry.cancellable
 
     def dispatch(self, frame: memoryview, peer: Peer) -> Answer | Awaitable[Answer]:
-        """Answer one request. Raises: CloseConnection, for the log, when there is no answer to give."""
+        """Answer one request.
+
+        Raises: CloseConnection, with a text for the log, when there is no response to send.
+        """
         if len(frame) < _HEADER_START.size:
             raise CloseConnection(f"a request of {len(frame)} bytes has no room for a header")
         key, version, correlation_id = _HEADER_START.unpack_from(frame)
@@ -221,7 +224,7 @@ def _framed(spec: ApiSpec, context: RequestContext, body: Body) -> Answer:
 
 
 def _unsupported_api_versions(spec: ApiSpec, correlation_id: int) -> Answer:
-    """Version 0, whatever was asked for, with the range that is served (KIP-511)."""
+    """Answer with version 0, whatever version was requested, and the served range (KIP-511)."""
     response = ApiVersionsResponse(
         error_code=ErrorCode.UNSUPPORTED_VERSION,
         api_keys=(ApiVersion(api_key=spec.key, min_version=spec.min_version, max_version=spec.max_version),),
@@ -231,7 +234,7 @@ def _unsupported_api_versions(spec: ApiSpec, correlation_id: int) -> Answer:
 
 
 def _failed(spec: ApiSpec, context: RequestContext, peer: Peer) -> Body:
-    """A handler raised: log it all, and answer UNKNOWN_SERVER_ERROR where the response has a place for it."""
+    """Log a handler's exception, and answer UNKNOWN_SERVER_ERROR if the response has an error code."""
     _log.exception("%s: %s version %d failed", peer, spec.name, context.api_version)
     names = {field.name for field in struct_spec(spec.response).fields}
     if "error_code" in names:

@@ -1,7 +1,7 @@
-"""Requests reduced to what they name: a thing named a thousand times is looked up, and answered, once.
+"""Removal of duplicates from requests: each name or partition is looked up, and answered, once.
 
-An answer is as long as what there is and what was asked for, not as long as a client can repeat itself. Where
-a request says different things about one partition the last one counts, as in the maps Kafka reads it into.
+A client cannot lengthen a response by repeating itself. If a request names a partition twice, the last entry
+counts, as in the maps that Kafka builds of it.
 """
 
 from collections.abc import Callable, Hashable, Iterable, ValuesView
@@ -14,16 +14,16 @@ K = TypeVar("K", bound=Hashable)
 
 
 def distinct(names: Iterable[K]) -> tuple[K, ...]:
-    """Each name once, in the order of the request."""
+    """Return each name once, in the order of the request."""
     return tuple(dict.fromkeys(names))
 
 
 async def merged(
     rows: Iterable[tuple[K, Iterable[T]]], key: Callable[[T], Hashable]
 ) -> dict[K, ValuesView[T]]:
-    """What is asked of each topic, in the order of the request: topics once, each `key` of a topic once.
+    """Group the entries by topic, in the order of the request: each topic once, each `key` of a topic once.
 
-    Others have the loop in between where it is much.
+    Yields to the event loop in a long request.
     """
     pacer = Pacer()
     topics: dict[K, dict[Hashable, T]] = {}
@@ -41,5 +41,5 @@ async def merged(
 
 
 def itself(index: T) -> T:
-    """The key of what is a plain number."""
+    """Return the index: the key for entries that are plain numbers."""
     return index

@@ -25,7 +25,7 @@ async def handle(
     known = kind in (_PREFERRED, _UNCLEAN)
     code = ErrorCode.NONE if known or wanted == () else ErrorCode.INVALID_REQUEST
     if wanted is None:
-        # Asked about all, Kafka lists every topic, with those partitions that did need an election: none.
+        # For all topics, Kafka lists each with the partitions that needed an election: none here.
         every = tuple(ReplicaElectionResult(topic=name) for name in broker.topics.names() if known)
         return ElectLeadersResponse(error_code=code, replica_election_results=every)
     return ListedByTopic(

@@ -1,4 +1,4 @@
-"""EndTxn: the client's decision, commit or abort."""
+"""EndTxn: commits or aborts a transaction, as the client decided."""
 
 from collections.abc import Awaitable
 from functools import partial
@@ -11,7 +11,7 @@ from tallystick.broker.txn.machine.model import EPOCH_BUMP_VERSION, Outcome
 from tallystick.kernel.ids import Identity
 from tallystick.protocol.messages.end_txn import EndTxnRequest, EndTxnResponse
 
-# The first version whose clients take a new pair from the answer (KIP-890).
+# KIP-890: the first version whose clients take a new producer id and epoch from the response.
 BUMPING_FROM = 5
 
 
@@ -34,6 +34,7 @@ def _command(request: EndTxnRequest, context: RequestContext) -> EndTxn:
 
 def _response(context: RequestContext, asked_by: Identity, answer: Answer) -> EndTxnResponse:
     if not isinstance(answer, Ended) or answer.client == asked_by:
-        # A client that is told a pair begins its sequence numbers anew: not told is "as before".
+        # A client that receives a producer id and epoch restarts its sequence numbers, so unchanged ones are
+        # left out.
         return EndTxnResponse(error_code=code_of(context, answer))
     return EndTxnResponse(producer_id=answer.client.producer_id, producer_epoch=answer.client.epoch)

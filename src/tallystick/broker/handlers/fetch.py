@@ -1,7 +1,7 @@
-"""Fetch: read now, or wait until there is enough or time is up.
+"""Fetch: answers at once, or waits until there are enough bytes or the wait time is over.
 
-The first attempt is made at once. If it found too little, the request registers with its partitions and is
-tried again when one of them moves on; a fetch that is waiting holds nothing but its partitions' names.
+The first attempt is made at once. If it finds too little, the request registers with its partitions and is
+tried again when one of them advances; a waiting fetch holds nothing but the names of its partitions.
 
 Source: KafkaApis.handleFetchRequest, DelayedFetch, ReplicaManager.readFromLog.
 """
@@ -49,12 +49,12 @@ from tallystick.storage.backlog import readable_bytes
 from tallystick.storage.fs import StorageFailure
 
 NOT_DIVERGING: Final = EpochEndOffset()
-WAIT_MS_MAX: Final = 3_600_000  # an hour is as good as for ever, and a timer that ends
+WAIT_MS_MAX: Final = 3_600_000  # an upper limit for the timer: one hour
 
 
 @dataclass(slots=True)
 class _Found:
-    """What one attempt came to."""
+    """Result of one attempt."""
 
     partitions: list[tuple[Wanted, FetchAnswer]]
     size: int = 0
@@ -63,14 +63,14 @@ class _Found:
 
 
 def handle(broker: Broker, body: memoryview, context: RequestContext) -> Body | Awaitable[Body]:
-    """Answer at once when there is enough to say."""
+    """Answer at once if there is enough to return, else wait."""
     if len(body) > QUICK_BYTES:
         return _read_beside(broker, body, context)
     return _serve(broker, read_fetch_request(body, context.api_version), context)
 
 
 async def _read_beside(broker: Broker, body: memoryview, context: RequestContext) -> Body:
-    """Serve a request that takes long to decode: in a thread, one of all connections at a time [SRV-3]."""
+    """Serve a large request: decode it in a thread, one at a time for all connections [SRV-3]."""
     with broker.request_memory.taken(context.client_host, len(body)):
         async with broker.decoding:
             request = await asyncio.to_thread(read_fetch_request, body, context.api_version)
@@ -96,7 +96,7 @@ def _serve(broker: Broker, request: FetchCall, context: RequestContext) -> Body 
 
 
 def _start_of(request: FetchCall, by_id: bool) -> FetchStart:
-    # A partition that is named twice is read once, as it was named last: Kafka reads them into a map.
+    # A repeated partition is read once, by its last entry: Kafka reads them into a map.
     wanted = {
         (topic, p.partition): Wanted(
             (topic, p.partition),
@@ -115,7 +115,7 @@ def _start_of(request: FetchCall, by_id: bool) -> FetchStart:
 
 
 class _Fetch:
-    """One request while it is being served."""
+    """One Fetch request being served."""
 
     __slots__ = (
         "_broker",
@@ -138,7 +138,7 @@ class _Fetch:
         self._request = request
         self._plan = plan
         self._version = version
-        # Anything but 1 reads uncommitted; Kafka refuses what is neither 0 nor 1.
+        # Every value but 1 is READ_UNCOMMITTED; Kafka refuses values other than 0 and 1.
         self._isolation = Isolation(request.isolation_level == 1)
         self._limit = min(request.max_bytes, broker.config.fetch_max_bytes)
         self._waits_on: dict[Partition, Wanted] = {}
@@ -150,7 +150,7 @@ class _Fetch:
     # ------------------------------------------------------------------------ reading
 
     def attempt(self) -> _Found:
-        """Read what may be read now, within the limits."""
+        """Read what is readable now, within the limits."""
         room = self._broker.config.queued_max_response_bytes
         budget = ByteBudget(answer_bytes(self._limit, self._broker.unsent_bytes(), room))
         found = _Found([])
@@ -235,12 +235,12 @@ class _Fetch:
             or request.max_wait_ms <= 0
             or not self._plan.wanted
             or self._broker.stopping
-            # Whole batches may fill an answer and yet be fewer bytes than it may have.
+            # No further batch may fit, although the response is smaller than its limit.
             or (found.size > 0 and self._limit < request.min_bytes and self._is_filled())
         )
 
     def _is_filled(self) -> bool:
-        """Is there as much to read as the answer may hold?"""
+        """Return whether there is enough to read to fill the response."""
         for wanted in self._plan.wanted:
             partition = self._find(wanted.key)
             if isinstance(partition, Reject) or self._count(partition, wanted):
@@ -248,10 +248,11 @@ class _Fetch:
         return False
 
     def _count(self, partition: Partition, wanted: Wanted) -> bool:
-        """Count anew what there is to read of one partition. True when all of them together are enough.
+        """Update the readable bytes of one partition, and return whether the total is enough.
 
-        Judged by positions, so that waiting for much does not mean reading it over and over; counts what is
-        not synced yet, and so errs towards reading. Cost: of one partition, however many are waited for.
+        Counts by log positions, so that waiting for many bytes does not mean reading them repeatedly;
+        includes bytes that are not synced yet, and so errs towards reading. Cost: one partition, however many
+        the request waits for.
         """
         log, enough = partition.log, min(self._request.min_bytes, self._limit)
         if log.failure is not None or wanted.offset < log.log_start_offset:
@@ -266,7 +267,7 @@ class _Fetch:
         return self._counted_bytes >= enough
 
     def wait(self, found: _Found) -> "asyncio.Future[Body]":
-        """A future of the answer; cancelling it forgets the request."""
+        """Return a future of the response; cancelling it drops the request."""
         loop = asyncio.get_running_loop()
         self._future: asyncio.Future[Body] = loop.create_future()
         for wanted, _ in found.partitions:
@@ -284,7 +285,7 @@ class _Fetch:
         return self._future
 
     def _has_moved(self, partition: Partition) -> None:
-        # A Produce of many partitions calls this for each; one look afterwards is enough.
+        # A Produce to many partitions calls this for each; one attempt after all of them is enough.
         if not self._moved:
             asyncio.get_running_loop().call_soon(self._try_again, False)
         self._moved.add(partition)
@@ -303,7 +304,7 @@ class _Fetch:
             self._future.set_exception(exc)
 
     def _may_be_enough(self, moved: Iterable[Partition]) -> bool:
-        """Is it worth reading, now that these partitions have moved on, or are gone?"""
+        """Return whether to try again, now that these partitions have advanced or are deleted."""
         if self._broker.stopping:
             return True
         for partition in moved:
@@ -324,7 +325,7 @@ class _Fetch:
     # ---------------------------------------------------------------------- answering
 
     def answer(self, found: _Found) -> Body:
-        """Encode, without the partitions a session's client need not hear of."""
+        """Encode the response, in a session without the unchanged partitions (KIP-227)."""
         session = self._plan.session
         by_topic: dict[Topic, list[FetchAnswer]] = {}
         for wanted, data in found.partitions:
@@ -350,7 +351,7 @@ class _Fetch:
     def _diverged(
         self, answers: list[tuple[Topic, list[FetchAnswer]]], diverging: dict[Key, EpochEndOffset]
     ) -> Body:
-        """The rare answer with a diverging epoch in it: a tagged field, for the generated encoder."""
+        """Encode the rare response with a diverging epoch, a tagged field, by the generated encoder."""
         responses = tuple(
             FetchableTopicResponse(
                 topic=topic if isinstance(topic, str) else "",
@@ -376,7 +377,7 @@ class _Fetch:
 
 
 def _diverging(partition: Partition, wanted: Wanted) -> EpochEndOffset | Reject | None:
-    """Where the reader's history and ours part, if it told its last epoch (KIP-595)."""
+    """Return where the log diverges from the reader's, if it sent its last fetched epoch (KIP-595)."""
     if wanted.last_fetched_epoch < 0:
         return None
     found = partition.epoch_end_offset(LeaderEpoch(wanted.last_fetched_epoch))

@@ -1,4 +1,4 @@
-"""FindCoordinator: this broker, for every group and every transactional id."""
+"""FindCoordinator: this broker coordinates every group and every transactional id."""
 
 from typing import Final
 
@@ -38,7 +38,7 @@ async def handle(
     for key in keys:
         await pacer.step()
         refusals[key] = _refusal(broker, context, request.key_type, key)
-    # Made on demand, and not for somebody who may not use it.
+    # The coordinator's topic is created on demand, but not for a client without the right to use it.
     unready = await _prepare(broker, request.key_type) if None in refusals.values() else None
     if batched:
         return Listed(
@@ -64,7 +64,7 @@ def _refusal(broker: Broker, context: RequestContext, key_type: int, key: str) -
 
 
 async def _prepare(broker: Broker, key_type: int) -> Reject | None:
-    """None when this broker coordinates the type; its topic is there then."""
+    """Create the coordinator's topic if needed; return why it cannot coordinate, or None."""
     coordinator = broker.groups if key_type == GROUP else broker.transactions
     refused = await coordinator.prepare()
     return refused and Reject(ErrorCode.COORDINATOR_NOT_AVAILABLE, refused.reason)

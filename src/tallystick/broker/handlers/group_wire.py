@@ -1,4 +1,4 @@
-"""What the handlers of the group APIs share: the wire's empty strings and -1 become None, and back."""
+"""Conversions for the group APIs: the wire's empty strings and -1 become None, and back."""
 
 import logging
 import uuid
@@ -15,8 +15,7 @@ from tallystick.protocol.primitives import NIL
 
 _log = logging.getLogger("tallystick.groups")
 
-# Without an authorizer everybody may do everything (KIP-430): READ DELETE DESCRIBE DESCRIBE_CONFIGS
-# ALTER_CONFIGS.
+# KIP-430, without an authorizer all operations: READ DELETE DESCRIBE DESCRIBE_CONFIGS ALTER_CONFIGS.
 GROUP_OPERATIONS: Final = sum(1 << bit for bit in (3, 6, 8, 10, 11))
 NOT_ASKED: Final = -(2**31)
 NO_OFFSET: Final = -1
@@ -32,12 +31,12 @@ def instance_id_of(text: str | None) -> InstanceId | None:
 
 
 def code_of(answer: object) -> int:
-    """The error code of an answer that says nothing else."""
+    """Return the error code of an answer that holds nothing else."""
     return answer.code if isinstance(answer, Reject) else ErrorCode.NONE
 
 
 def find_topic(topics: Topics, name: str, topic_id: uuid.UUID, *, by_id: bool) -> Topic | ErrorCode:
-    """The topic a request names, one way or the other."""
+    """Find the topic of a request, by name or by id."""
     topic = topics.find_id(topic_id) if by_id and topic_id != NIL else None if by_id else topics.find(name)
     if topic is not None:
         return topic
@@ -45,7 +44,7 @@ def find_topic(topics: Topics, name: str, topic_id: uuid.UUID, *, by_id: bool) -
 
 
 def log_who_holds(broker: Broker, group_id: GroupId, api: str) -> None:
-    """Name the transactions that a deletion was refused for: the answer has no room for a text."""
+    """Log the transactions that a deletion was refused for; the response has no field for a text."""
     broker.metrics.deletions_refused.add()
     whose = ", ".join(_transaction_of(broker, found) for found in broker.groups.pending_producers(group_id))
     _log.warning(

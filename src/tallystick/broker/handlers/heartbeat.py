@@ -1,4 +1,4 @@
-"""Heartbeat: the member lives."""
+"""Heartbeat: keeps a member's session alive."""
 
 from tallystick.broker.broker import Broker
 from tallystick.broker.group.machine.commands import Heartbeat
@@ -18,5 +18,5 @@ async def handle(broker: Broker, request: HeartbeatRequest, context: RequestCont
         generation=request.generation_id,
     )
     code = code_of(await broker.groups.execute(GroupId(request.group_id), command))
-    # Sessions begin when loading ends, so a heartbeat before that is as good as one in time.
+    # Sessions start when loading ends, so a heartbeat during loading succeeds.
     return HeartbeatResponse(error_code=0 if code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS else code)

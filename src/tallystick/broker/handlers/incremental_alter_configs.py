@@ -1,4 +1,4 @@
-"""IncrementalAlterConfigs: set, delete, append to and subtract from single settings."""
+"""IncrementalAlterConfigs: sets, deletes, appends to and subtracts from single settings."""
 
 from tallystick.broker.broker import Broker
 from tallystick.broker.handlers.config_view import Alteration, Change, alter, alterations

@@ -1,4 +1,4 @@
-"""InitProducerId: a producer id, or a transactional id claimed; keeping what it left in doubt (KIP-939)."""
+"""InitProducerId: allocates a producer id, or takes over a transactional id, perhaps in doubt (KIP-939)."""
 
 from collections.abc import Awaitable
 from functools import partial
@@ -31,7 +31,7 @@ _NO_PAIR: Final = Reject(ErrorCode.INVALID_REQUEST, "a producer id without its e
 def handle(
     broker: Broker, request: InitProducerIdRequest, context: RequestContext
 ) -> InitProducerIdResponse | Awaitable[InitProducerIdResponse]:
-    """Who may, then what the pair says, then the coordinator: the order of Kafka's refusals."""
+    """Check the rights, then the producer id and epoch, then ask the coordinator: Kafka's order of errors."""
     refused = _refusal(broker, request, context)
     if refused is not None:
         return _response(context, refused)
@@ -42,7 +42,7 @@ def handle(
 
 
 async def _without_transactions(broker: Broker, context: RequestContext) -> InitProducerIdResponse:
-    """KIP-360: an idempotent producer that asks with its old pair is given a new id, as Kafka does."""
+    """Allocate a new producer id; as in Kafka, also if an idempotent producer sends its old one (KIP-360)."""
     return _response(context, Initialised(client=first_pair(await broker.new_producer_id())))
 
 
@@ -61,7 +61,10 @@ def _response(context: RequestContext, answer: Answer) -> InitProducerIdResponse
 
 
 def _refusal(broker: Broker, request: InitProducerIdRequest, context: RequestContext) -> Reject | None:
-    """What needs no coordinator. Keeping needs WRITE alone: it promises nobody that the transaction waits."""
+    """Check what needs no coordinator.
+
+    Keeping a prepared transaction needs WRITE alone, because it does not promise that the transaction waits.
+    """
     may, name = broker.authorizer, request.transactional_id
     if name is None:
         allowed = may.allows(context, Operation.IDEMPOTENT_WRITE, CLUSTER) or may.allows_any(

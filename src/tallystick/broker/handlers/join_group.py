@@ -1,4 +1,4 @@
-"""JoinGroup: to be a member; the answer comes with the next generation."""
+"""JoinGroup: joins a group; the response comes with the next generation."""
 
 from tallystick.broker.broker import Broker
 from tallystick.broker.group.machine.commands import Join, Joined, MemberIdRequired
@@ -24,7 +24,7 @@ async def handle(broker: Broker, request: JoinGroupRequest, context: RequestCont
         member_id=member_id_of(request.member_id),
         instance_id=instance_id_of(request.group_instance_id),
         client_id=context.client_id or "",
-        # As Java prints an address; tools show it so.
+        # Java's format of an address, as tools show it.
         client_host=f"/{context.client_host}",
         session_timeout_ms=request.session_timeout_ms,
         # KIP-62: version 0 has one timeout for both.
@@ -74,7 +74,7 @@ def _refused(
 ) -> JoinGroupResponse:
     return JoinGroupResponse(
         error_code=code,
-        # Null has a place on the wire from version 7 on.
+        # The field is nullable from version 7 on.
         protocol_name=None if context.api_version >= 7 else "",
         leader="",
         member_id=request.member_id if member_id is None else member_id,

@@ -1,4 +1,4 @@
-"""LeaveGroup: members go at once, without waiting for their sessions."""
+"""LeaveGroup: removes members at once, without waiting for their session timeouts."""
 
 from tallystick.broker.broker import Broker
 from tallystick.broker.group.machine.commands import Leave, LeavingMember, Left

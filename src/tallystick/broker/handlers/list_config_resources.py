@@ -1,4 +1,4 @@
-"""ListConfigResources: the topics and the broker; there are no client metrics and no group settings."""
+"""ListConfigResources: lists the topics and the broker; no client metrics or group settings exist here."""
 
 from tallystick.broker.broker import Broker
 from tallystick.broker.handlers.config_view import ResourceType
@@ -14,7 +14,7 @@ from tallystick.protocol.messages.list_config_resources import (
 def handle(
     broker: Broker, request: ListConfigResourcesRequest, context: RequestContext
 ) -> ListConfigResourcesResponse:
-    # Version 0 asks for client metrics alone (KIP-714), and there are none.
+    # Version 0 lists client metrics only (KIP-714), and there are none.
     wanted = set(request.resource_types) or set(ResourceType)
     if context.api_version == 0:
         wanted = {ResourceType.CLIENT_METRICS}

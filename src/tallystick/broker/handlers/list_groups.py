@@ -1,4 +1,4 @@
-"""ListGroups: every group, by state and type where asked."""
+"""ListGroups: lists the groups, filtered by state and type on request."""
 
 from tallystick.broker.broker import Broker
 from tallystick.broker.group.machine.queries import GROUP_TYPE, list_groups

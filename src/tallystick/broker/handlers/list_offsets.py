@@ -1,4 +1,4 @@
-"""ListOffsets: the offset of a time, of the beginning, of the end."""
+"""ListOffsets: looks up the offset of a timestamp, of the log start or of the end."""
 
 from collections.abc import Iterable
 from typing import Final
@@ -30,7 +30,7 @@ EARLIEST_LOCAL: Final = -4
 LATEST_TIERED: Final = -5
 EARLIEST_PENDING_UPLOAD: Final = -6
 
-# The version each special value came with (KIP-734, KIP-405, KIP-1005, KIP-1023).
+# The version that introduced each special timestamp (KIP-734, KIP-405, KIP-1005, KIP-1023).
 _SINCE: Final = {MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9, EARLIEST_PENDING_UPLOAD: 11}
 
 
@@ -55,7 +55,7 @@ async def handle(broker: Broker, request: ListOffsetsRequest, context: RequestCo
 
 
 async def _asked_twice(topics: Iterable[ListOffsetsTopic]) -> set[tuple[str, int]]:
-    """Partitions that a request names more than once."""
+    """Return the partitions that a request names more than once."""
     pacer, once, twice = Pacer(), set[tuple[str, int]](), set[tuple[str, int]]()
     for topic in topics:
         await pacer.step()
@@ -83,7 +83,7 @@ def _answer(
     except StorageFailure:
         return _refused(index, ErrorCode.KAFKA_STORAGE_ERROR)
     except RecordsError:
-        # Written before records were walked, or compressed: one batch must not fail the other partitions.
+        # One unreadable batch, compressed or from before records were validated, must not fail other partitions.
         return _refused(index, ErrorCode.CORRUPT_MESSAGE)
     if isinstance(found, Reject):
         return _refused(index, found.code)
@@ -97,7 +97,7 @@ def _answer(
 
 
 def _find(partition: Partition, timestamp: int, isolation: Isolation) -> tuple[int, int, int] | Reject:
-    """Offset, timestamp and leader epoch; -1 where there is none."""
+    """Return offset, timestamp and leader epoch, -1 for each that does not exist."""
     log = partition.log
     end = readable_end(isolation, log.high_watermark, log.last_stable_offset)
     match timestamp:
@@ -108,7 +108,7 @@ def _find(partition: Partition, timestamp: int, isolation: Isolation) -> tuple[i
         case -3:
             found = log.max_timestamp()
         case -5 | -6:
-            # Nothing is tiered: a 4.3 broker without remote storage knows no such offset.
+            # There is no tiered storage: a 4.3 broker without remote storage returns -1, too.
             return -1, -1, -1
         case _:
             found = log.offset_for_timestamp(TimestampMs(timestamp))

@@ -1,4 +1,4 @@
-"""ListPartitionReassignments: none, with one broker; kafka-topics asks before it describes."""
+"""ListPartitionReassignments: none with one broker; kafka-topics sends it before it describes."""
 
 from tallystick.broker.broker import Broker
 from tallystick.broker.server.request_context import RequestContext

@@ -1,4 +1,4 @@
-"""ListTransactions: what this coordinator has, by state, producer id, age and a pattern of ids (KIP-664)."""
+"""ListTransactions: lists transactions by state, producer id, duration and pattern of ids (KIP-664)."""
 
 import asyncio
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from tallystick.protocol.messages.list_transactions import (
 )
 
 NO_START: Final = -1
-# About a millisecond of work; in between the broker serves others.
+# About a millisecond of work, after which other requests get their turn.
 LISTED_PER_SLICE: Final = 512
 
 _STATES: Final = {state.label: state for state in TxnState}
@@ -32,7 +32,7 @@ Wanted = Callable[[TxnEntry], bool]
 async def handle(
     broker: Broker, request: ListTransactionsRequest, context: RequestContext
 ) -> ListTransactionsResponse:
-    """As in Kafka what the caller may not describe is left out, and not said to be."""
+    """List the matching transactions; as in Kafka, omit silently those the client may not describe."""
     entries = broker.transactions.entries()
     if isinstance(entries, Reject):
         return ListTransactionsResponse(error_code=entries.code)
@@ -53,7 +53,10 @@ async def handle(
 
 
 def _filter(request: ListTransactionsRequest, now_ms: TimestampMs) -> Wanted:
-    """All filters that were given, in one. Raises: BadPattern, and so may the filter."""
+    """Combine the filters of the request.
+
+    Raises: BadPattern; the returned filter raises it, too.
+    """
     states = {_STATES.get(name) for name in request.state_filters}
     producer_ids = set(request.producer_id_filters)
     longer_than_ms = request.duration_filter
@@ -64,7 +67,7 @@ def _filter(request: ListTransactionsRequest, now_ms: TimestampMs) -> Wanted:
         return (
             (not states or entry.state in states)
             and (not producer_ids or entry.shown.producer_id in producer_ids)
-            # KIP-994. As in Kafka an id that never had a transaction passes any duration.
+            # KIP-994: as in Kafka, an id that never had a transaction passes every duration filter.
             and (
                 longer_than_ms < 0
                 or now_ms - (NO_START if started_ms is None else started_ms) > longer_than_ms

@@ -1,10 +1,10 @@
-"""Answers that list things, made and encoded one entry at a time.
+"""Responses with long lists, built and encoded one entry at a time.
 
-An answer with a thousand topics takes long to make, and as objects it takes twenty times the memory of its
-bytes. So the handler hands over what makes an entry, each is encoded as soon as it is made, and the
-dispatcher lets others have the loop in between [SRV-3]. The bytes are those of the whole answer encoded at
-once: only the count in front of the list differs from an answer with one entry. Where a topic of the answer
-has a long list of partitions, the same is done within its entry.
+A response with a thousand topics takes long to build, and its objects take twenty times the memory of its
+bytes. So the handler returns a function that builds one entry; each entry is encoded as soon as it is built,
+and the dispatcher yields to the event loop in between [SRV-3]. The bytes are the same as if the whole
+response were encoded at once: only the count before the list differs from a response with one entry. A
+topic's long list of partitions is encoded in the same way within its entry.
 """
 
 import asyncio
@@ -20,18 +20,18 @@ from tallystick.protocol.primitives import encode_uvarint
 T = TypeVar("T")
 R = TypeVar("R")
 
-# So much is made and encoded at one go: about a millisecond.
+# The size of one slice: about a millisecond of building and encoding.
 SLICE_ENTRIES: Final = 32
 SLICE_BYTES: Final = 16 * KIB
 
 
 @frozen
 class Listed:
-    """An answer with a list in it.
+    """A response with one list.
 
-    make     the whole answer with these entries; `()` and one entry are all it is called with for a long list
-    items    what to answer, each once
-    answer   the entry for one of them; others may have changed things since the one before
+    make     the whole response with these entries; a long list calls it only with `()` and with one entry
+    items    the items to answer, each once
+    answer   the entry for an item; the broker's state may change between two calls
     """
 
     make: Callable[[tuple[Any, ...]], object]
@@ -40,17 +40,17 @@ class Listed:
 
     @property
     def is_short(self) -> bool:
-        """Whether it is worth no pause."""
+        """Whether the list is too short to need a pause."""
         return len(self.items) <= SLICE_ENTRIES
 
     def whole(self) -> object:
-        """The answer in one piece."""
+        """Build the whole response."""
         return self.make(tuple(map(self.answer, self.items)))
 
     def slices(self, version: int) -> Iterator[bytes]:
-        """The encoded answer piece by piece; others may run between two."""
+        """Yield the encoded response in slices; other requests may run between two."""
         empty = encode(self.make(()), version)
-        start = len(empty)  # where an entry begins, and the end of an answer without one
+        start = len(empty)  # where the first entry begins, or the end if there is none
         piece, entries = bytearray(), 0
         for number, item in enumerate(self.items):
             one = encode(self.make((self.answer(item),)), version)
@@ -67,12 +67,12 @@ class Listed:
 
 @frozen
 class ListedByTopic:
-    """An answer with a list of topics in it, each of them with a list of partitions.
+    """A response with a list of topics, each with a list of partitions.
 
-    make     the whole answer with these topics
-    topic    the entry for one of them, with these partitions
-    wanted   what to answer of each topic, each once
-    answer   the entry for a partition; others may have changed things since the one before
+    make     the whole response with these topics
+    topic    the entry for a topic with these partitions
+    wanted   the partitions to answer for each topic, each once
+    answer   the entry for a partition; the broker's state may change between two calls
     """
 
     make: Callable[[tuple[Any, ...]], object]
@@ -82,20 +82,20 @@ class ListedByTopic:
 
     @property
     def is_short(self) -> bool:
-        """Whether it is worth no pause."""
+        """Whether the list is too short to need a pause."""
         if len(self.wanted) > SLICE_ENTRIES:
             return False
         return sum(map(len, self.wanted.values())) <= SLICE_ENTRIES
 
     def whole(self) -> object:
-        """The answer in one piece."""
+        """Build the whole response."""
         return self.make(tuple(self._entry(key, parts) for key, parts in self.wanted.items()))
 
     def _entry(self, key: Any, parts: Iterable[Any]) -> object:
         return self.topic(key, tuple(self.answer(key, part) for part in parts))
 
     def slices(self, version: int) -> Iterator[bytes]:
-        """The encoded answer piece by piece; others may run between two."""
+        """Yield the encoded response in slices; other requests may run between two."""
         empty = encode(self.make(()), version)
         if not self.wanted:
             yield empty
@@ -121,7 +121,10 @@ class ListedByTopic:
     def _long_entry(
         self, key: Any, parts: Collection[Any], version: int, around: tuple[bytes, int]
     ) -> Iterator[bytes]:
-        """A topic of very many partitions. `around`: the answer without topics, and where they begin."""
+        """Yield the entry of a topic with very many partitions.
+
+        Args: around: the response without topics, and the position where they begin.
+        """
         left = iter(parts)
         hollow = encode(self.make((self.topic(key, ()),)), version)
         single = encode(self.make((self._entry(key, islice(left, 1)),)), version)
@@ -132,22 +135,23 @@ class ListedByTopic:
         yield _between(hollow, *around)[start - around[1] :]
 
 
-# What is made and encoded in slices where it is long.
+# A response that is built and encoded in slices if it is long.
 Sliced = Listed | ListedByTopic
 
 
 class Pacer:
-    """Gives others the loop after each `SLICE_ENTRIES` of a long request's entries.
+    """Counter that yields to the event loop after each `SLICE_ENTRIES` entries of a long request.
 
     Args:
-        at_once: so many come first without a pause, where what is pipelined must not be overtaken.
+        at_once: number of entries before the first pause, for pipelined requests, which must not be
+            overtaken.
     """
 
     def __init__(self, at_once: int = SLICE_ENTRIES) -> None:
         self._left = at_once
 
     async def step(self) -> None:
-        """Call once for each entry."""
+        """Count one entry, and yield to the event loop if it is time."""
         self._left -= 1
         if self._left <= 0:
             self._left = SLICE_ENTRIES
@@ -155,7 +159,7 @@ class Pacer:
 
 
 async def in_slices(entries: Iterable[T]) -> tuple[T, ...]:
-    """All entries, made lazily; others have the loop in between."""
+    """Collect all entries of an iterator, yielding to the event loop in between."""
     made = []
     for number, entry in enumerate(entries, 1):
         made.append(entry)
@@ -167,7 +171,7 @@ async def in_slices(entries: Iterable[T]) -> tuple[T, ...]:
 async def partitions_in_slices(
     wanted: Mapping[str, Iterable[T]], answer: Callable[[str, T], R]
 ) -> dict[str, tuple[R, ...]]:
-    """What is answered of each partition, by topic; others have the loop in between."""
+    """Answer each partition, by topic, yielding to the event loop in between."""
     found: dict[str, tuple[R, ...]] = {}
     done = 0
     for topic, partitions in wanted.items():
@@ -182,7 +186,7 @@ async def partitions_in_slices(
 
 
 def _entry_start(empty: bytes, one: bytes) -> int:
-    """Where the first entry begins: behind the count, the first thing that differs."""
+    """Return where the first entry begins: after the count, the first byte that differs."""
     at = 0
     while empty[at] == one[at]:
         at += 1
@@ -190,12 +194,12 @@ def _entry_start(empty: bytes, one: bytes) -> int:
 
 
 def _between(encoded: bytes, empty: bytes, start: int) -> bytes:
-    """The entries alone, of an answer with a few of them. `empty`: the one without."""
+    """Return the entries of an encoded response. `empty` is the response without entries."""
     return encoded[start : len(encoded) - len(empty) + start]
 
 
 def _head(one: bytes, start: int, count: int) -> bytes:
-    """What stands before the entries of an answer with `count` of them."""
+    """Return the bytes before the entries of a response with `count` of them."""
     # The count of one entry is 2 in a compact array, and 1 in a classic one.
     if one[start - 1] == 2:
         return one[: start - 1] + encode_uvarint(count + 1)

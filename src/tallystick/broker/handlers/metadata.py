@@ -1,4 +1,4 @@
-"""Metadata: brokers, topics, partitions and their leader; may create a topic that is asked for."""
+"""Metadata: brokers, topics, partitions and their leaders; may create a requested topic."""
 
 import asyncio
 import uuid
@@ -24,18 +24,18 @@ from tallystick.protocol.messages.metadata import (
 )
 from tallystick.protocol.primitives import NIL
 
-# Without an authorizer everybody may do everything: READ WRITE CREATE DELETE ALTER DESCRIBE
-# DESCRIBE_CONFIGS ALTER_CONFIGS as bits (KIP-430); for the cluster CREATE ALTER DESCRIBE CLUSTER_ACTION
-# DESCRIBE_CONFIGS ALTER_CONFIGS IDEMPOTENT_WRITE.
+# KIP-430, without an authorizer all operations, as bits. Topics: READ WRITE CREATE DELETE ALTER DESCRIBE
+# DESCRIBE_CONFIGS ALTER_CONFIGS. Cluster: CREATE ALTER DESCRIBE CLUSTER_ACTION DESCRIBE_CONFIGS
+# ALTER_CONFIGS IDEMPOTENT_WRITE.
 NOT_ASKED: Final = -(2**31)
-IDS_SINCE: Final = 12  # KIP-516: 10 and 11 have a place for ids, and may not be asked by them
+IDS_SINCE: Final = 12  # KIP-516: versions 10 and 11 have the field, but do not accept ids
 TOPIC_OPERATIONS: Final = sum(1 << bit for bit in (3, 4, 5, 6, 7, 8, 10, 11))
 CLUSTER_OPERATIONS: Final = sum(1 << bit for bit in (5, 7, 8, 9, 10, 11, 12))
 
 
 def handle(broker: Broker, request: MetadataRequest, context: RequestContext) -> Listed | Awaitable[Listed]:
-    """Answer at once unless a topic has to be made."""
-    # Version 0 has no null: an empty list asks for all topics.
+    """Answer at once unless a topic has to be created."""
+    # Version 0 has no null: an empty list stands for all topics.
     if request.topics is None or (context.api_version == 0 and not request.topics):
         every = [MetadataRequestTopic(topic_id=NIL, name=name) for name in broker.topics.names()]
         return _listed(broker, request, every)
@@ -68,7 +68,7 @@ async def _create_then_answer(
             if isinstance(made, Reject):
                 refused[name] = made
         if number % SLICE_ENTRIES == 0:
-            await asyncio.sleep(0)  # others first
+            await asyncio.sleep(0)  # yield to other connections
     return _listed(broker, request, wanted, refused)
 
 
@@ -102,7 +102,10 @@ def _find(broker: Broker, wanted: MetadataRequestTopic, request: MetadataRequest
 
 
 def _without_id(wanted: MetadataRequestTopic) -> MetadataResponseTopic:
-    """As Kafka refuses the whole request. The answer's name may not be null."""
+    """Refuse a topic by INVALID_REQUEST, with which Kafka refuses the whole request.
+
+    The response's name is not nullable, so it is "" for a topic id.
+    """
     return MetadataResponseTopic(error_code=ErrorCode.INVALID_REQUEST, name=wanted.name or "")
 
 
@@ -111,7 +114,7 @@ def _unknown(code: ErrorCode, name: str | None, topic_id: uuid.UUID) -> Metadata
 
 
 def describe(broker: Broker, topic: Topic, request: MetadataRequest) -> MetadataResponseTopic:
-    """A topic with all its partitions."""
+    """Describe a topic with all its partitions."""
     node = broker.config.node_id
     return MetadataResponseTopic(
         name=topic.name,

@@ -1,4 +1,4 @@
-"""OffsetCommit: store offsets, of members and of consumers without a group."""
+"""OffsetCommit: stores offsets of members, and of consumers without a membership."""
 
 from collections.abc import Mapping
 
@@ -22,7 +22,7 @@ TOPIC_IDS_SINCE = 10
 async def handle(
     broker: Broker, request: OffsetCommitRequest, context: RequestContext
 ) -> OffsetCommitResponse:
-    """Partitions that do not exist are refused one by one; the rest is one command."""
+    """Refuse unknown partitions one by one, and commit the others by one command."""
     commit = await Commit.of(broker.topics, request.topics, by_id=context.api_version >= TOPIC_IDS_SINCE)
     answer = None
     if commit.offsets:

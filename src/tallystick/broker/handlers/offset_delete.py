@@ -1,4 +1,7 @@
-"""OffsetDelete: forget offsets of partitions the group does not read (KIP-496), nor has open (ADR 0023)."""
+"""OffsetDelete: deletes offsets of partitions that the group is not subscribed to (KIP-496).
+
+Pending offsets of open transactions are refused (ADR 0023).
+"""
 
 from tallystick.broker.broker import Broker
 from tallystick.broker.group.machine.commands import DeleteOffsets, PerPartition

@@ -28,7 +28,7 @@ from tallystick.protocol.primitives import NIL
 
 @frozen
 class _Read:
-    """One group's part of a request. `by_id`: the answer names topics by id."""
+    """Fetch of one group's offsets. `by_id`: the response names topics by id."""
 
     broker: Broker
     group: Group | None
@@ -64,7 +64,7 @@ class _Read:
             if self.by_id and isinstance(found, ErrorCode):
                 rows = await _paced((no_offset(index, found) for index in indexes), pacer)
             else:
-                # An offset may outlive its topic's metadata by a moment, and is asked for by name.
+                # An offset may outlive its topic's metadata for a moment; it is found by name.
                 known = None if isinstance(found, ErrorCode) else found
                 name, topic_id = (known.name, known.topic_id) if known else (asked_name, None)
                 rows = await _paced((self.partition(name, topic_id, index) for index in indexes), pacer)
@@ -78,7 +78,7 @@ class _Read:
         for name, indexes in by_topic.items():
             topic = self.broker.topics.find(name)
             if topic is None and self.by_id:
-                continue  # a topic without an id has no place in the answer
+                continue  # the response cannot name a topic without an id
             topic_id = topic.topic_id if topic is not None else None
             rows = tuple(self.partition(name, topic_id, index) for index in indexes)
             yield OffsetFetchResponseTopic(name=name, topic_id=topic_id or NIL, partitions=rows)
@@ -102,7 +102,7 @@ async def handle(broker: Broker, request: OffsetFetchRequest, context: RequestCo
     group = await _group(broker, wanted, request, context, pacer)
     topics = group.topics
     if group.error_code and context.api_version < 2:
-        # Version 1 has no error for the group, so each partition gets it.
+        # Version 1 has no error code for the group, so each partition gets it.
         topics = tuple(
             OffsetFetchResponseTopic(
                 name=topic.name,
@@ -135,7 +135,7 @@ async def _group(
     pacer: Pacer,
 ) -> OffsetFetchResponseGroup:
     group_id = GroupId(wanted.group_id)
-    # A stable read sees every commit that was accepted before it (KIP-447).
+    # KIP-447: a stable read sees every commit that was accepted before it.
     stable = request.require_stable
     group = await broker.groups.settled(group_id) if stable else broker.groups.group(group_id)
     if isinstance(group, Reject):

@@ -1,4 +1,4 @@
-"""OffsetForLeaderEpoch: where an epoch ended, for a client that compares histories (KIP-320)."""
+"""OffsetForLeaderEpoch: returns the end offset of a leader epoch, for log truncation detection (KIP-320)."""
 
 from tallystick.broker.broker import Broker
 from tallystick.broker.handlers.distinct import merged

@@ -1,4 +1,4 @@
-"""What keeps an administrator from deleting records that a transaction may still commit."""
+"""Protection of open transactions from administrative deletions of their records."""
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,9 +19,9 @@ NAMED_MAX: Final = 10
 
 @frozen
 class _Open:
-    """An open transaction among whose records some are to be deleted.
+    """An open transaction that has records among those to delete.
 
-    entry  of the id that has the producer id; None: no id has it, or ids are not known yet
+    entry  of the id that owns the producer id; None: no id owns it, or the ids are not loaded yet
     """
 
     partition: Partition
@@ -31,7 +31,7 @@ class _Open:
 
     @property
     def is_ordinary(self) -> bool:
-        """Whether its client, or a timeout, may end it at any time with nothing promised to anybody else."""
+        """Whether its client or its timeout may end it at any time, without a promise to another system."""
         entry = self.entry
         if entry is None or not entry.will_end(self.writer, self.partition.topic_partition):
             return False
@@ -44,11 +44,14 @@ class _Open:
 
 
 def refuse_topic_deletion(broker: Broker, partitions: Iterable[Partition]) -> Reject | None:
-    """POLICY_VIOLATION while records go that a database may have been promised [TXN-10]. Stricter than Kafka.
+    """Refuse to delete records of a transaction that may be promised to a database [TXN-10].
 
     An ordinary transaction loses its records with the topic, and is completed without it: Kafka deletes
-    without a look, and its coordinator skips what is gone (TransactionMarkerChannelManager). What no
-    coordinator knows, perhaps because its records are lost, may be of two-phase commit. See docs/adr/0008.
+    without a check, and its coordinator skips deleted partitions (TransactionMarkerChannelManager). A
+    transaction that no coordinator knows, perhaps because the coordinator's records are lost, may be a
+    two-phase commit. Stricter than Kafka: docs/adr/0008.
+
+    Rejects with: POLICY_VIOLATION.
     """
     doomed = [(partition, Offset(partition.log.log_end_offset)) for partition in partitions]
     found = [each for partition, end in doomed for each in _open_below(broker, partition, end)]
@@ -60,11 +63,14 @@ def refuse_topic_deletion(broker: Broker, partitions: Iterable[Partition]) -> Re
 
 
 def refuse_deletion(broker: Broker, doomed: Iterable[tuple[Partition, Offset]]) -> Reject | None:
-    """POLICY_VIOLATION while an open transaction has records among those to be deleted, naming whose it is;
-    None too where `delete.open.transactions` allows it [TXN-10]. Stricter than Kafka: docs/adr/0008.
+    """Refuse to delete records of an open transaction, and name its transactional id [TXN-10].
+
+    `delete.open.transactions` allows it. Stricter than Kafka: docs/adr/0008.
 
     Args:
-        doomed: partitions, and the offset before which each is to lose its records.
+        doomed: partitions, and the offset before which the records of each are deleted.
+
+    Rejects with: POLICY_VIOLATION.
     """
     return _refusal(
         broker, [str(each) for partition, end in doomed for each in _open_below(broker, partition, end)]
@@ -82,7 +88,7 @@ def _refusal(broker: Broker, found: Sequence[str]) -> Reject | None:
         f"open transactions would lose records: {_named(found)}; commit or abort them first,"
         " or set delete.open.transactions=true"
     )
-    # DeleteRecords has no room for a text.
+    # The response of DeleteRecords has no field for a text.
     _log.warning("a deletion was refused: %s", reason)
     broker.metrics.deletions_refused.add()
     return Reject(ErrorCode.POLICY_VIOLATION, reason)

@@ -1,8 +1,8 @@
-"""Produce: append each partition's batch, and answer when all of them are as durable as promised.
+"""Produce: appends each partition's batch, and answers when all of them are as durable as promised.
 
-`acks` says when Kafka's replicas have it; one broker has no replicas, and what an answer promises is
-`flush.policy`'s: under `ack` the data is on the disk, for acks=1 too. acks=0 is not answered; a failure
-then closes the connection, which is the only way to tell such a client.
+With one broker there are no replicas to wait for: `flush.policy` decides what an answer promises. Under `ack`
+the data is on the disk, for acks=1 too. acks=0 gets no answer; a failure then closes the connection, the only
+way to report it to the client.
 
 Transactional batches may have to wait for the transaction coordinator; all others are appended before
 `handle` returns.
@@ -58,18 +58,18 @@ from tallystick.storage.validation import may_take_long, must_walk_first, walk_b
 ALL_REPLICAS: Final = -1
 ZSTD_SINCE: Final = 7  # KIP-110
 RECORD_ERRORS_SINCE: Final = 8  # KIP-467
-# How long a batch waits for the coordinator: as long as the request allows, within these bounds. Who allows
-# no time at all means other replicas, and there are none.
+# Bounds of the time that a batch waits for the coordinator, which is the request's timeout. A timeout of 0 is
+# meant for other replicas, and there are none.
 VERIFICATION_S_MIN: Final = 1.0
 VERIFICATION_S_MAX: Final = 30.0
 
-# Beyond this many partitions a request gives others their turn while it is served.
+# A request with more partitions yields to the event loop while it is served.
 PARTITIONS_AT_ONCE: Final = 256
 
-# What a request may take that the quick reader does not know and that is decoded on the loop: some 1,000
-# partitions.
+# Memory limit of a request that the quick reader does not know and that is decoded on the event loop: some
+# 1,000 partitions.
 ROOM_AT_ONCE: Final = 512 * KIB
-# More than what a partition takes that is its topic's only one.
+# Above the memory of a partition that is the only one of its topic.
 ROOM_PER_PARTITION: Final = 1 * KIB
 
 REPEATED: Final = Reject(
@@ -81,24 +81,24 @@ _Answer = list[tuple[Topic, list[Pending]]]
 
 
 def handle(broker: Broker, body: memoryview, context: RequestContext) -> Body | Awaitable[Body]:
-    """Append before returning, unless somebody must be asked first, or records take long to walk."""
+    """Append before returning, unless the coordinator must be asked or validating the records takes long."""
     try:
         request = read_produce_request(body, context.api_version, ROOM_AT_ONCE)
     except DecodeError:
-        # Unreadable, or unusual and long.
+        # Unreadable, or too large for the quick reader.
         return Alone(_decode_beside(broker, memoryview(bytes(body)), context))
     _check_count(broker, request)
     if _take_long(broker, request):
-        # Its records are views of a buffer that is about to be used again.
+        # The records are views of a buffer that is about to be reused.
         request = read_produce_request(memoryview(bytes(body)), context.api_version)
         return Alone(_serve_walked(broker, request, context, len(body)))
     return _serve(broker, request, context)
 
 
 async def _decode_beside(broker: Broker, body: memoryview, context: RequestContext) -> Body:
-    """Serve a request that takes long to decode: in a thread, one of all connections at a time [SRV-3].
+    """Serve a large request: decode it in a thread, one at a time for all connections [SRV-3].
 
-    One that names far more partitions than there may be is not decoded at all.
+    A request with far more partitions than `max.partitions` is not decoded.
     """
     room = ROOM_AT_ONCE + ROOM_PER_PARTITION * broker.config.max_partitions
     with broker.request_memory.taken(context.client_host, len(body)):
@@ -109,7 +109,7 @@ async def _decode_beside(broker: Broker, body: memoryview, context: RequestConte
 
 
 def _check_count(broker: Broker, request: ProduceCall) -> None:
-    """Close the connection of one that names more partitions than there may be."""
+    """Close the connection if the request names more partitions than can exist."""
     count = sum(len(parts) for _, parts in request.topics)
     if count > max(PARTITIONS_AT_ONCE, broker.config.max_partitions):
         raise CloseConnection(
@@ -118,7 +118,7 @@ def _check_count(broker: Broker, request: ProduceCall) -> None:
 
 
 def _take_long(broker: Broker, request: ProduceCall) -> bool:
-    """Are there batches whose records must be walked beside the loop?"""
+    """Return whether any batch must be validated in a thread."""
     for topic, parts in request.topics:
         for part in parts:
             if part.records and may_take_long(part.records) and _takes_long(broker, topic, part):
@@ -127,7 +127,7 @@ def _take_long(broker: Broker, request: ProduceCall) -> bool:
 
 
 def _takes_long(broker: Broker, topic: Topic, part: ProducePart) -> Partition | None:
-    """The partition, if the records for it take long to walk."""
+    """Return the partition if validating its records takes long."""
     partition = _partition(broker, topic, part.partition)
     if isinstance(partition, Reject):
         return None
@@ -136,7 +136,7 @@ def _takes_long(broker: Broker, topic: Topic, part: ProducePart) -> Partition | 
 
 
 async def _serve_walked(broker: Broker, request: ProduceCall, context: RequestContext, size: int) -> Body:
-    """Walk what takes long in a thread, one request of all connections at a time, then serve as ever."""
+    """Validate large batches in a thread, one request at a time for all connections, then serve it."""
     pacer, walked = Pacer(), list[tuple[Topic, list[ProducePart]]]()
     with broker.request_memory.taken(context.client_host, size):
         async with broker.decoding:
@@ -162,7 +162,7 @@ async def _walk(broker: Broker, topic: Topic, part: ProducePart) -> ProducePart:
 
 
 class Refused(bytes):
-    """In the place of records that were refused while they were walked; the reason for it."""
+    """The reason of a refusal, in the place of records that failed validation in a thread."""
 
     def __new__(cls, why: Reject) -> Self:
         made = super().__new__(cls)
@@ -175,7 +175,10 @@ class Refused(bytes):
 async def _serve_many(
     broker: Broker, request: ProduceCall, repeated: Collection[tuple[Topic, int]], context: RequestContext
 ) -> Body:
-    """Append to very many partitions; others have the loop in between, and nothing of this connection."""
+    """Append to very many partitions.
+
+    Yields to the event loop in between, but to no other request of this connection.
+    """
     answer: _Answer = []
     done = 0
     for topic, parts in request.topics:
@@ -206,7 +209,7 @@ def _serve(broker: Broker, request: ProduceCall, context: RequestContext) -> Bod
 
 
 def _copied(part: ProducePart) -> ProducePart:
-    """With records that stay when the request's buffer is used again."""
+    """Copy the records, because the request's buffer is going to be reused."""
     return part._replace(records=bytes(part.records)) if isinstance(part.records, memoryview) else part
 
 
@@ -226,7 +229,7 @@ def _append_once(
 def _settle(
     broker: Broker, request: ProduceCall, answer: _Answer, context: RequestContext
 ) -> Body | Awaitable[Body]:
-    """Have transactional batches appended, too, and answer."""
+    """Append the transactional batches, too, and answer."""
     if request.transactional_id is not None:
         batches = [p for _, pending in answer for p in pending if isinstance(p, InTransaction)]
         if batches and (waiting := append_transactional(broker, request.transactional_id, batches, context)):
@@ -235,10 +238,10 @@ def _settle(
 
 
 def _repeated(request: ProduceCall) -> Collection[tuple[Topic, int]]:
-    """Partitions that are named more than once.
+    """Return the partitions that are named more than once.
 
-    Kafka keeps the last of their batches and drops the others without a word, which a producer would take
-    for written; here none is written, and it is told so.
+    Kafka keeps the last of their batches and drops the others silently, which the producer would take for
+    written; here all of them are refused.
     """
     named = Counter((topic, part.partition) for topic, parts in request.topics for part in parts)
     return {key for key, times in named.items() if times > 1}
@@ -255,7 +258,7 @@ async def _finish_when_settled(request: ProduceCall, answer: _Answer, waiting: W
 def _finish(
     request: ProduceCall, answer: _Answer, version: int, spent_s: float = 0.0
 ) -> Body | Awaitable[Body]:
-    """Answer, now that everything is appended or refused; `spent_s` of the request's time is over."""
+    """Answer, now that everything is appended or refused; `spent_s` of the request's timeout has passed."""
     if request.acks == 0:
         _close_on_failure(answer)
         return None
@@ -278,7 +281,7 @@ async def _answer_when_durable(
 
 def _settled(pending: Pending, durable: "asyncio.Future[None]") -> Appended:
     if not durable.done():
-        # It may still become durable; the client's retry finds it as a duplicate.
+        # It may still become durable; the client's retry is then a duplicate.
         return Reject(ErrorCode.REQUEST_TIMED_OUT, "the disk took longer than the request's timeout")
     failure = durable.exception()
     if failure is None:
@@ -330,7 +333,7 @@ def _partition(broker: Broker, topic: Topic, index: int) -> Partition | Reject:
             return Reject(ErrorCode.UNKNOWN_TOPIC_ID, f"there is no topic with id {topic}")
         name = known.name
     if name in INTERNAL:
-        # Kafka takes it from `__admin_client`, past a coordinator that may be unable to read it (ADR 0015).
+        # Kafka accepts it from `__admin_client`, although the coordinator may be unable to read it (ADR 0015).
         return Reject(ErrorCode.INVALID_TOPIC_EXCEPTION, f"topic {name!r} is the broker's own")
     partition = broker.topics.partition(name, index)
     if partition is None:
@@ -341,7 +344,7 @@ def _partition(broker: Broker, topic: Topic, index: int) -> Partition | Reject:
 def _check(
     partition: Partition, request: ProduceCall, records: bytes | memoryview, version: int
 ) -> BatchHeader | Reject:
-    """The batch's header, or what is refused before the log sees it: anything but one batch of format 2."""
+    """Validate the request for one partition, and return the header of its only batch, of format 2."""
     if request.acks not in (0, 1, ALL_REPLICAS):
         return Reject(ErrorCode.INVALID_REQUIRED_ACKS, f"acks is {request.acks}, it may be -1, 0 or 1")
     if request.acks == ALL_REPLICAS and partition.min_insync_replicas > 1:
@@ -396,7 +399,7 @@ def _faults(pending: Pending) -> tuple[BatchIndexAndErrorMessage, ...]:
 
 
 def _encoded_with_faults(answer: _Answer, version: int) -> Body:
-    """The rare answer that names records (KIP-467), for the generated encoder."""
+    """Encode the rare response with record errors (KIP-467), by the generated encoder."""
     responses = []
     for topic, parts in answer:
         told = tuple(

@@ -1,4 +1,4 @@
-"""SyncGroup: wait for the leader's assignment, or bring it."""
+"""SyncGroup: stores the leader's assignment, and returns each member its own."""
 
 from tallystick.broker.broker import Broker
 from tallystick.broker.group.machine.commands import Sync, Synced
@@ -14,7 +14,7 @@ async def handle(broker: Broker, request: SyncGroupRequest, context: RequestCont
         return SyncGroupResponse(error_code=ErrorCode.INVALID_GROUP_ID, assignment=b"")
     names_protocol = request.protocol_type is not None and request.protocol_name is not None
     if context.api_version >= 5 and not names_protocol:
-        # KIP-559: from version 5 on the member says which protocol it believes in.
+        # KIP-559: from version 5 on the member sends the protocol that it expects.
         return SyncGroupResponse(error_code=ErrorCode.INCONSISTENT_GROUP_PROTOCOL, assignment=b"")
     command = Sync(
         member_id=MemberId(request.member_id),

@@ -1,8 +1,8 @@
-"""The transactional batches of a Produce request: appended at once where their transaction is open in the
-partition, else after the coordinator was asked, in the order they came.
+"""Transactional batches of a Produce request: appended at once, or after asking the coordinator.
 
-One question is asked for all partitions of a request. A coordinator that need not wait for the disk answers
-at once, and then nothing waits here either.
+A batch is appended at once if its transaction is open in the partition; all others are appended in order
+after the coordinator's answer. One command covers all partitions of a request. If the coordinator need not
+wait for the disk, it answers at once, and no batch waits.
 
 Source: KIP-890; KafkaApis.handleProduceRequest, ReplicaManager.handleProduceAppend.
 """
@@ -48,8 +48,8 @@ OUT_OF_MEMORY: Final = Reject(
     "the transaction coordinator must be asked first, and there is no memory to keep the batch meanwhile "
     "(queued.max.request.bytes)",
 )
-# What a producer does not expect of a partition leader is told in the word after which it sends the same
-# batch again, without asking for metadata first.
+# A producer does not expect these codes from a partition leader. It gets NOT_ENOUGH_REPLICAS instead, after
+# which it sends the batch again without refreshing its metadata.
 _NOT_READY: Final = frozenset(
     {
         ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
@@ -61,7 +61,7 @@ _NOT_READY: Final = frozenset(
 
 @dataclass(slots=True)
 class Pending:
-    """One partition of the answer; `durable` when it is not on the disk yet."""
+    """One partition of the response; `durable` is set while its batch is not on the disk."""
 
     index: int
     partition: Partition | None
@@ -71,9 +71,10 @@ class Pending:
 
 @dataclass(slots=True, kw_only=True)
 class InTransaction(Pending):
-    """A batch of a transaction until it is appended or refused.
+    """A transactional batch until it is appended or refused.
 
-    `records` is a view of the request, and a copy from when it must wait: the request is gone by then.
+    `records` is a view of the request, and a copy once it has to wait, because the request's buffer is
+    reused.
     """
 
     target: Partition
@@ -97,12 +98,12 @@ def unauthorized(reason: str) -> Reject:
 def append_transactional(
     broker: Broker, transactional_id: str, batches: Sequence[InTransaction], context: RequestContext
 ) -> "Waiting | None":
-    """Append, or refuse, what need not wait. Returns what must, if anything."""
+    """Append or refuse the batches that need not wait, and return those that must wait, if any."""
     refused = _refusal(broker, transactional_id, batches, context)
     implicit = context.api_version >= IMPLICIT_SINCE
     held: list[tuple[InTransaction, Verification | None]] = []
     for batch in batches:
-        # Before it may be held: what can never be appended takes no memory while others are asked.
+        # Checked first: a batch that can never be appended must not take memory while it waits.
         too_large = _too_large(batch)
         verification = refused or too_large or begin(broker, batch.target, batch.header, implicit=implicit)
         if isinstance(verification, Reject):
@@ -141,9 +142,9 @@ def _too_large(batch: InTransaction) -> Reject | None:
 def _refusal(
     broker: Broker, transactional_id: str, batches: Sequence[InTransaction], context: RequestContext
 ) -> Reject | None:
-    """Why no transactional batch of the request is taken.
+    """Return why all transactional batches of the request are refused, or None.
 
-    Kafka then refuses the batches beside them, too, which belong to no transaction; no client mixes the two.
+    Kafka then refuses the other batches, too; no client mixes transactional batches with others.
     """
     if not broker.authorizer.allows(context, Operation.WRITE, acl.transactional_id(transactional_id)):
         return unauthorized(f"no right to write as {transactional_id!r}")
@@ -157,7 +158,7 @@ def _refusal(
 
 
 class Waiting:
-    """The batches of one request that wait. Used once: `settle_now`, and if that fails `settle`."""
+    """Batches of one request that wait. Used once: `settle_now`, and if that fails `settle`."""
 
     def __init__(
         self, broker: Broker, asker: Asker, held: Sequence[tuple[InTransaction, Verification | None]]
@@ -165,7 +166,7 @@ class Waiting:
         self._broker = broker
         self._asker = asker
         self._asked = frozenset(batch.target.topic_partition for batch, guard in held if guard is not None)
-        # Where all merely wait for those ahead there is nothing to ask.
+        # No question is needed if all batches merely wait behind earlier ones.
         self._answer: asyncio.Future[Answer] | None = None
         if self._asked:
             self._answer = ask(broker, asker, producer_of(held[0][0].header), self._asked)
@@ -176,7 +177,7 @@ class Waiting:
         ]
 
     def settle_now(self) -> bool:
-        """Append if the answer is here and nobody is ahead."""
+        """Append if the coordinator has answered and no earlier batch is waiting; return whether it did."""
         answered = self._answer is None or self._answer.done()
         if not answered or not all(held.turn.has_come for held in self._held):
             return False
@@ -189,7 +190,7 @@ class Waiting:
         return True
 
     async def settle(self, limit_s: float) -> None:
-        """Append in turn when the answer comes. What is not appended within `limit_s` stays UNVERIFIED."""
+        """Append in turn when the answer arrives. A batch not appended within `limit_s` stays UNVERIFIED."""
         try:
             async with asyncio.timeout(limit_s):
                 refused = self._refused(DONE if self._answer is None else await self._answer)
@@ -202,7 +203,7 @@ class Waiting:
             self._leave()
 
     def keep(self, host: str) -> None:
-        """Copy the records out of the request, which is about to be gone, on that host's account."""
+        """Copy the records out of the request's buffer, and account their memory to that host."""
         for held in self._held:
             if isinstance(held.batch.records, memoryview):
                 held.batch.records = bytes(held.batch.records)
@@ -210,13 +211,13 @@ class Waiting:
         self._broker.request_memory.take(*self._kept)
 
     def give_up(self, refused: Reject) -> None:
-        """Refuse all of them now; the producer sends them again."""
+        """Refuse all batches now; the producer sends them again."""
         for held in self._held:
             held.batch.result = refused
         self._leave()
 
     def _leave(self) -> None:
-        """Nobody waits for this request any more."""
+        """Give up the turns and the memory of this request."""
         for held in self._held:
             held.turn.leave()
         if self._kept is not None:
@@ -229,7 +230,7 @@ class Waiting:
         return {partition: self._towards_producer(refused) for partition, refused in found.items()}
 
     def _towards_producer(self, refused: Reject) -> Reject:
-        # Older clients do not know that CONCURRENT_TRANSACTIONS can be tried again.
+        # Older clients do not know that CONCURRENT_TRANSACTIONS is retriable.
         later = refused.code in _NOT_READY or (
             refused.code is ErrorCode.CONCURRENT_TRANSACTIONS and not self._asker.implicit
         )
@@ -245,7 +246,7 @@ class Waiting:
         elif self._broker.topics.partition(name.topic, name.partition) is not batch.target:
             batch.result = Reject(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{name} was deleted meanwhile")
         else:
-            # Everything may have changed since the question: the log decides anew, with the guard [PRD-7].
+            # The state may have changed since the question: the log checks again, with the guard [PRD-7].
             _append(batch, TxnGuard(held.verification))
         held.turn.leave()
 

@@ -1,7 +1,8 @@
-"""TxnOffsetCommit: offsets that become the group's when a transaction commits (KIP-98, KIP-447).
+"""TxnOffsetCommit: offsets that become the group's when the transaction commits (KIP-98, KIP-447).
 
-The offsets are written where the group's are, and that partition is one of the transaction's: newer clients
-have it added by this request, older ones have added it by AddOffsetsToTxn, which is then looked up (KIP-890).
+The offsets are written to the group's partition of the offsets topic, which is part of the transaction: for
+newer clients this request adds it; older ones have added it by AddOffsetsToTxn, which is verified here
+(KIP-890).
 """
 
 from collections.abc import Mapping
@@ -35,7 +36,7 @@ from tallystick.protocol.messages.txn_offset_commit import (
     TxnOffsetCommitResponseTopic,
 )
 
-LOADING_SINCE: Final = 2  # KAFKA-7296: before, clients could not bear COORDINATOR_LOAD_IN_PROGRESS
+LOADING_SINCE: Final = 2  # KAFKA-7296: older clients cannot handle COORDINATOR_LOAD_IN_PROGRESS
 ABORTABLE_SINCE: Final = 4  # KIP-890
 IMPLICIT_SINCE: Final = 5  # KIP-890
 TOPIC_IDS_SINCE: Final = 6  # KIP-1319, and with it GROUP_ID_NOT_FOUND
@@ -47,7 +48,7 @@ NO_GROUP: Final = Reject(ErrorCode.INVALID_GROUP_ID, "a group id must not be emp
 async def handle(
     broker: Broker, request: TxnOffsetCommitRequest, context: RequestContext
 ) -> TxnOffsetCommitResponse:
-    """Partitions that do not exist, or may not be read, are refused one by one; the rest is one command."""
+    """Refuse unknown and unauthorized partitions one by one, and commit the others by one command."""
     version = context.api_version
     forbidden = _forbidden(broker, request, context)
     if forbidden is not None:
@@ -69,7 +70,7 @@ async def handle(
 
 
 def _forbidden(broker: Broker, request: TxnOffsetCommitRequest, context: RequestContext) -> ErrorCode | None:
-    """Who may write with the transactional id may use its producer ids."""
+    """Check the rights on transactional id and group; WRITE on the id covers its producer ids."""
     allows = broker.authorizer.allows
     if not allows(context, Operation.WRITE, transactional_id(request.transactional_id)):
         return ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
@@ -89,7 +90,7 @@ async def _commit(
         return NO_GROUP
     if request.producer_id < 0 or request.producer_epoch < 0:
         return NO_PAIR
-    # A group that cannot be kept here now must not cost its transaction a partition.
+    # Checked first: an unavailable group must not add a partition to the transaction.
     refused = await broker.groups.prepare() or broker.groups.unavailable(group_id)
     if refused is not None:
         return refused

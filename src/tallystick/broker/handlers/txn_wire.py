@@ -1,4 +1,4 @@
-"""What the handlers of the transaction APIs share: what older clients understand, and who may write."""
+"""Conversions for the transaction APIs: error codes for older clients, identities and the WRITE check."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from types import MappingProxyType
@@ -18,7 +18,7 @@ R = TypeVar("R")
 NO_PRODUCER_ID: Final = -1
 NO_PRODUCER_EPOCH: Final = -1
 
-# By API and code: the first version that knows the code, and what its predecessors are told instead.
+# By API and code: the first version that knows the code, and the code that older versions get instead.
 # Source: KIP-588 (PRODUCER_FENCED), KIP-890 (TRANSACTION_ABORTABLE); KafkaApis.handle*.
 _OLDER: Final[Mapping[int, Mapping[ErrorCode, tuple[int, ErrorCode]]]] = MappingProxyType(
     {
@@ -48,28 +48,28 @@ NO_NAME: Final = Reject(ErrorCode.INVALID_REQUEST, "a transactional id must not 
 
 
 def code_for(context: RequestContext, code: ErrorCode) -> ErrorCode:
-    """The code as the version of the request knows it."""
+    """Return the code, or its substitute if the request's version does not know it."""
     known_from, instead = _OLDER[context.api_key].get(code, (0, code))
     return code if context.api_version >= known_from else instead
 
 
 def code_of(context: RequestContext, answer: Answer) -> ErrorCode:
-    """The error code of an answer, as the version of the request knows it."""
+    """Return the error code of an answer, in terms of the request's version."""
     return code_for(context, answer.code) if isinstance(answer, Reject) else ErrorCode.NONE
 
 
 def may_write(broker: Broker, context: RequestContext, name: str) -> bool:
-    """Every step of a transaction needs WRITE on its transactional id."""
+    """Return whether the client has WRITE on the transactional id, as all steps of a transaction need."""
     return broker.authorizer.allows(context, Operation.WRITE, transactional_id(name))
 
 
 def identity_of(producer_id: int, producer_epoch: int) -> Identity:
-    """The pair a request carries; a -1 in it is no pair that anybody has, and is refused as such."""
+    """Build the producer id and epoch of a request; with a -1 no producer has them, so they are refused."""
     return Identity(ProducerId(producer_id), ProducerEpoch(producer_epoch))
 
 
 async def execute(broker: Broker, name: str, command: Command) -> Answer:
-    """Have the coordinator run a command for the transactional id a request names."""
+    """Run a command in the coordinator, for the transactional id of a request."""
     return await broker.transactions.execute(TransactionalId(name), command) if name else NO_NAME
 
 

@@ -1,4 +1,4 @@
-"""UpdateFeatures: raise or lower the finalized level of a feature; all that are asked for, or none."""
+"""UpdateFeatures: raises or lowers the finalized levels of features, all or none."""
 
 from itertools import islice
 
@@ -21,7 +21,7 @@ NOT_ALLOWED = Reject(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "Cluster authorizat
 async def handle(
     broker: Broker, request: UpdateFeaturesRequest, context: RequestContext
 ) -> UpdateFeaturesResponse:
-    """Up to version 1 an answer without an error names every feature; one with an error never does."""
+    """Update the features. Up to version 1 only a response without an error lists the features."""
     refused = await _refusal(broker, request, context)
     if refused is not None:
         return UpdateFeaturesResponse(error_code=refused.code, error_message=refused.reason)
@@ -37,14 +37,14 @@ async def _refusal(broker: Broker, request: UpdateFeaturesRequest, context: Requ
         return NOT_ALLOWED
     named = _by_name(request)
     if len(named) > len(SUPPORTED):
-        # One of them at least is refused, and with it all: what is behind it is not looked at.
+        # At least one of them is unknown, so all are refused: the rest need not be validated.
         named = dict(islice(named.items(), len(SUPPORTED) + 1))
     updates = [_update(update, context.api_version) for update in named.values()]
     return await broker.features.update(updates, validate_only=request.validate_only)
 
 
 def _by_name(request: UpdateFeaturesRequest) -> dict[str, FeatureUpdateKey]:
-    """As in the map Kafka reads the request into the last one of a feature counts.
+    """Map updates by feature; the last one of a feature counts, as in the map that Kafka builds.
 
     Source: QuorumController.updateFeatures.
     """

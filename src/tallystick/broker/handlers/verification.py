@@ -1,17 +1,17 @@
-"""Before the first batch of a transaction enters a partition, the transaction coordinator is asked.
+"""Transaction verification (KIP-890): the first batch of a transaction waits for the coordinator.
 
-A partition that opened a transaction the coordinator does not know of would never see a marker for it, and
-its last stable offset would stand still for ever (KAFKA-14402). So whoever appends the first batch
+A partition with an open transaction that the coordinator does not know would never get a marker, and its last
+stable offset would never advance (KAFKA-14402). So before the first batch of a transaction is appended:
 
-    1. takes the partition's guard, which says that a question is on its way;
-    2. asks: the newer protocol has the coordinator add the partition, the older one has it look whether the
-       client did so itself (KIP-890 parts 2 and 1);
-    3. shows the guard to the log, which takes it if nothing happened in between: a marker makes it void.
+    1. a guard of the partition is taken, which records that a question is under way;
+    2. the coordinator is asked: with the newer protocol it adds the partition, with the older one it verifies
+       that the client did so itself (KIP-890 parts 2 and 1);
+    3. the guard is passed to the log, which accepts it unless a marker in between made it void.
 
-A batch of a transaction that is open in its partition, at the same epoch, is not asked about.
+A batch whose transaction is open in its partition, at the same epoch, needs no question.
 
-Batches of one producer enter a partition in the order they came in: a `Turn` is a batch's place behind
-those that still wait for their answer.
+Batches of one producer are appended to a partition in the order of their arrival: a `Turn` is a batch's place
+behind those that still wait for their answer.
 
 Source: KIP-890; AddPartitionsToTxnManager, ReplicaManager.handleProduceAppend.
 """
@@ -36,7 +36,7 @@ _FOR_GOOD: Final = frozenset({ErrorCode.INVALID_PRODUCER_ID_MAPPING, ErrorCode.I
 
 @frozen(kw_only=True)
 class Asker:
-    """Who writes, and what their version of the protocol has room for.
+    """The writer, and the capabilities of its protocol version.
 
     implicit         the partition is added on the client's behalf: Produce 12+, TxnOffsetCommit 5+
     knows_abortable  the client understands TRANSACTION_ABORTABLE: Produce 11+, TxnOffsetCommit 4+
@@ -48,7 +48,7 @@ class Asker:
 
 
 class Turn:
-    """A batch's place in its partition, behind earlier ones of the same producer."""
+    """Place of a batch in its partition, behind earlier ones of the same producer."""
 
     __slots__ = ("_ahead", "_left", "_line", "_producer_id")
 
@@ -64,12 +64,12 @@ class Turn:
         return self._ahead is None or self._ahead.done()
 
     async def come(self) -> None:
-        """Wait until everyone ahead has left."""
+        """Wait until all batches ahead have left."""
         if self._ahead is not None:
             await asyncio.wait((self._ahead,))
 
     def leave(self) -> None:
-        """The batch is in the log, or will not be: whoever is behind may go, after all who are ahead."""
+        """Let the next batch go, once all batches ahead have left: this one is appended or refused."""
         if self._ahead is not None and not self._ahead.done():
             self._ahead.add_done_callback(lambda _: self._step_out())
         else:
@@ -85,10 +85,12 @@ class Turn:
 def begin(
     broker: Broker, partition: Partition, header: BatchHeader, *, implicit: bool
 ) -> Verification | Reject | None:
-    """The guard to ask with; None where nothing needs to be asked: the transaction is open here, or the
-    client is an older one and `transaction.partition.verification.enable` is off.
+    """Return the guard to ask with, or None if no question is needed.
 
-    Rejects with INVALID_PRODUCER_EPOCH.
+    None is needed if the transaction is open here, or if the client is an older one and
+    `transaction.partition.verification.enable` is off.
+
+    Rejects with: INVALID_PRODUCER_EPOCH.
     """
     if implicit or partition.log.config.verification_required:
         verification = partition.begin_verification(header, supports_epoch_bump=implicit)
@@ -98,12 +100,13 @@ def begin(
 
 
 def refuse_replaced(broker: Broker, header: BatchHeader) -> Reject | None:
-    """A transaction that was kept takes no more data from its writer [TXN-13].
+    """Refuse data of the previous writer of a kept transaction [TXN-13].
 
     KIP-939 fences the old incarnation of a client at the coordinator alone: partitions that have its
-    transaction open go on taking its batches, which are then committed although they were written after the
-    client prepared. One process is both here, so the partition can know (docs/adr/0018). Asked at the last
-    moment: what waited may have been replaced meanwhile.
+    transaction open go on accepting its batches, which are then committed although they were written after
+    the client prepared. Coordinator and partition are one process here, so the partition can know
+    (docs/adr/0018). Called immediately before the append: the writer of a waiting batch may have been
+    replaced meanwhile.
     """
     entry = broker.transactions.find_writer(ProducerId(header.producer_id))
     if entry is None or not entry.is_kept or entry.shown.epoch != header.producer_epoch:
@@ -115,11 +118,11 @@ def refuse_replaced(broker: Broker, header: BatchHeader) -> Reject | None:
 
 
 def refuse_borrowed(broker: Broker, header: BatchHeader) -> Reject | None:
-    """A batch outside of transactions, under a producer id that the coordinator gave to a transactional id.
+    """Refuse a batch outside of transactions whose producer id belongs to a transactional id.
 
-    No client of that id sends one: without a transaction it refuses to write. Kafka takes it, and whoever
-    guesses the number fences the owner from the partition. Here the comparison after a crash would conclude
-    more from it, that a decision was lost (`txn/machine/consistency.py`).
+    No client of that id sends one: it refuses to write without a transaction. Kafka accepts it, so a client
+        that guesses the number fences the owner from the partition. Here the consistency check after a crash
+        would even conclude that a decision was lost (`txn/machine/consistency.py`).
     """
     entry = broker.transactions.find_writer(ProducerId(header.producer_id))
     if entry is None:
@@ -133,10 +136,10 @@ def refuse_borrowed(broker: Broker, header: BatchHeader) -> Reject | None:
 def ask(
     broker: Broker, asker: Asker, identity: Identity, partitions: frozenset[TopicPartition]
 ) -> asyncio.Future[Answer]:
-    """Have the coordinator add the partitions to the transaction, or say whether it includes them.
+    """Ask the coordinator to add the partitions to the transaction, or to verify that it includes them.
 
-    One command for all of them, which is one append at most. The coordinator answers in bounded time, and
-    at once where it need not wait for the disk; `refusals` reads the answer.
+    One command, and at most one append, for all of them. The coordinator answers in bounded time, and at once
+    if it need not wait for the disk; `refusals` reads the answer.
     """
     command = AddImplicitly if asker.implicit else VerifyPartitions
     return broker.transactions.submit(
@@ -147,9 +150,10 @@ def ask(
 def refusals(
     answer: Answer, asker: Asker, partitions: frozenset[TopicPartition]
 ) -> Mapping[TopicPartition, Reject]:
-    """The partitions refused, with codes as producers know them: INVALID_PRODUCER_EPOCH,
-    INVALID_PRODUCER_ID_MAPPING, INVALID_TXN_STATE, TRANSACTION_ABORTABLE, CONCURRENT_TRANSACTIONS, and
-    those of a coordinator that is not ready.
+    """Return the refused partitions, with the codes that producers know.
+
+    These are INVALID_PRODUCER_EPOCH, INVALID_PRODUCER_ID_MAPPING, INVALID_TXN_STATE, TRANSACTION_ABORTABLE,
+    CONCURRENT_TRANSACTIONS, and the codes of a coordinator that is not ready.
     """
     if isinstance(answer, Reject):
         return dict.fromkeys(partitions, _translated(answer, asker))
@@ -162,8 +166,13 @@ def refusals(
 
 
 def _translated(refused: Reject, asker: Asker) -> Reject:
-    """Source: AddPartitionsToTxnHandler. A fenced producer hears INVALID_PRODUCER_EPOCH from partition
-    leaders, after which it may abort and go on (KAFKA-10687)."""
+    """Translate a refusal for the producer.
+
+    A fenced producer gets INVALID_PRODUCER_EPOCH from partition leaders, after which it may abort and
+    continue (KAFKA-10687).
+
+    Source: AddPartitionsToTxnHandler.
+    """
     match refused.code:
         case ErrorCode.PRODUCER_FENCED:
             return Reject(ErrorCode.INVALID_PRODUCER_EPOCH, refused.reason)
@@ -206,15 +215,15 @@ async def open_transaction(
 def drop_refused(
     partition: Partition, header: BatchHeader, verification: Verification | None, refused: Reject
 ) -> None:
-    """Keep no guard for a pair that the coordinator will never let in: anybody may make up any number.
+    """Drop the guard if the coordinator will never accept this producer id and epoch.
 
-    Of others it is kept: the lowest sequence asked for must not be overtaken, however often it is refused
-    for now.
+    Otherwise any client could fill the memory with invented ids. After other refusals the guard stays: a
+    later batch must not overtake the lowest sequence that was asked for, however often it is refused for now.
     """
     if verification is not None and refused.code in _FOR_GOOD:
         partition.log.producer_state.drop_verification(header.producer_id, verification)
 
 
 def producer_of(header: BatchHeader) -> Identity:
-    """Who signed a transactional batch."""
+    """Return the producer id and epoch of a transactional batch."""
     return Identity(ProducerId(header.producer_id), ProducerEpoch(header.producer_epoch))

@@ -1,13 +1,14 @@
-"""WriteTxnMarkers, from outside: an administrator ends a transaction in single partitions.
+"""WriteTxnMarkers: an administrator ends a transaction in single partitions.
 
-This broker's own coordinator writes its markers without the network. What arrives here comes from
-`kafka-transactions.sh abort` and its like, past the coordinator. Two things keep that from doing harm:
+This broker's own coordinator writes its markers without the network. Requests come from
+`kafka-transactions.sh abort` and similar tools, without the coordinator. Two rules keep them from doing harm:
 
-* a marker must not contradict what the coordinator has decided, and nothing but a decision commits;
-* an ABORT into a transaction that is open is noted with the coordinator, as a heuristic decision.
+* a marker must not contradict the coordinator's decision, and only a decision commits;
+* an ABORT into an open transaction is recorded by the coordinator, as a heuristic decision.
 
-With the private tag `txn_start_offsets` a marker is for the one transaction that begins there, of exactly
-that epoch (KIP-664); no coordinator epoch is compared then, and -1 says that no coordinator sent it.
+With the private tag `txn_start_offsets` a marker applies only to the transaction that begins at that offset,
+of exactly that epoch (KIP-664); the coordinator epoch is then not compared, and -1 means that no coordinator
+sent it.
 
 Source: KafkaApis.handleWriteTxnMarkersRequest; KIP-664 "Aborting Transactions"; docs/adr/0020.
 """
@@ -43,13 +44,13 @@ from tallystick.storage.log import AppendOrigin, AppendResult, TxnGuard
 
 _log = logging.getLogger("tallystick.transactions")
 
-# Kafka's request.timeout.ms, which bounds the same wait there.
+# Kafka's default of request.timeout.ms, which limits the same wait.
 DURABLE_S_MAX: Final = 30.0
 
-# So many are written before others have the loop, and share a sync.
+# Number of markers that are written together and share a sync.
 MARKERS_AT_ONCE: Final = 256
 
-# A coordinator that is not ready is told of as a leader that is not: what senders of markers expect.
+# Reported as NOT_LEADER_OR_FOLLOWER, which senders of markers expect and retry.
 _NOT_READY: Final = frozenset(
     {
         ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
@@ -76,7 +77,7 @@ _Asked = tuple[int, TopicPartition]
 async def handle(
     broker: Broker, request: WriteTxnMarkersRequest, context: RequestContext
 ) -> WriteTxnMarkersResponse:
-    # A marker that is named twice is written once; what contradicts itself is kept, to be refused.
+    # A repeated marker is written once; contradicting ones are kept, to be refused.
     pacer = Pacer()
     named: dict[tuple[_Asked, _Wanted | ErrorCode], None] = {}
     for marker in request.markers:
@@ -89,7 +90,7 @@ async def handle(
         code = ErrorCode.CLUSTER_AUTHORIZATION_FAILED
         return await _response([(asked, code) for asked, _ in wanted])
     if isinstance(broker.transactions.entries(), Reject):
-        # What has been decided is not known yet; Kafka's tools try again after this one.
+        # Decisions are still being loaded; Kafka's tools retry after this code.
         return await _response([(asked, ErrorCode.NOT_LEADER_OR_FOLLOWER) for asked, _ in wanted])
     codes: list[ErrorCode] = []
     for first in range(0, len(wanted), MARKERS_AT_ONCE):
@@ -100,7 +101,7 @@ async def handle(
 async def _write_together(
     broker: Broker, some: Sequence[tuple[_Asked, _Wanted | ErrorCode]]
 ) -> list[ErrorCode]:
-    """Write some markers, so that they share a sync; others have the loop in between."""
+    """Write markers that share a sync, yielding to the event loop in between."""
     pacer, running = Pacer(), list[asyncio.Task[ErrorCode] | ErrorCode]()
     for _, one in some:
         await pacer.step()
@@ -177,7 +178,7 @@ async def _write(broker: Broker, wanted: _Wanted) -> ErrorCode:
 
 
 def _contradicts(entry: TxnEntry, wanted: _Wanted) -> bool:
-    """Would the marker give one partition another outcome than the coordinator has decided on [TXN-11]?"""
+    """Return whether the marker contradicts the coordinator's decision in a partition [TXN-11]."""
     match entry.phase:
         case Ongoing(partitions=partitions):
             return wanted.outcome is Outcome.COMMIT and wanted.partition in partitions
@@ -190,8 +191,10 @@ def _contradicts(entry: TxnEntry, wanted: _Wanted) -> bool:
 async def _append(
     broker: Broker, partition: Partition, wanted: _Wanted, entry: TxnEntry | None
 ) -> AppendResult | Reject:
-    """Write the marker and have it noted. Nothing is decided between the two: the note is handed in before
-    anybody else is heard, or after a decision that was on its way, which the coordinator then knows as torn.
+    """Append the marker and have the coordinator record it.
+
+    No decision is made between the two: the record is submitted before any other command, or after a decision
+        under way, which the coordinator then knows as torn.
     """
     batch = encode_marker(wanted.marker, wanted.identity, timestamp_ms=broker.clock.now_ms())
     synced: asyncio.Future[None] | None = None
@@ -221,7 +224,7 @@ def _note(
 
 
 async def _response(results: list[tuple[_Asked, ErrorCode]]) -> WriteTxnMarkersResponse:
-    """As Kafka's: one result for each producer id, whatever number of markers it had."""
+    """Build the response as Kafka does: one result for each producer id, however many markers it had."""
     pacer = Pacer()
     by_producer: dict[int, dict[str, dict[int, ErrorCode]]] = {}
     for (producer_id, partition), code in results:
