@@ -2,7 +2,7 @@
 
     from tallystick import Consumer, PreparedTxnState, Producer, TopicPartition, errors
 
-The names here are imported when they are first used; `tallystick.aio` has the same clients under asyncio.
+The names are imported on first use; `tallystick.aio` has the same clients for asyncio.
 """
 
 from typing import TYPE_CHECKING

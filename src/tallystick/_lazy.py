@@ -1,4 +1,4 @@
-"""The only place that imports late: what a command needs and the broker must not load, names on first use."""
+"""Late imports, here only: libraries that a command needs and the broker must not load, and lazy names."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -6,7 +6,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Final
 
-# What brings a library that only some of the names and commands here need: pyproject.toml.
+# The extra of pyproject.toml that installs each optional library.
 _EXTRAS: Final = {
     "confluent_kafka": "demo",
     "django": "django",
@@ -23,9 +23,9 @@ _EXTRAS: Final = {
 
 
 class MissingLibrary(ImportError):
-    """What was asked for needs a library that is not installed; the text says how to get it.
+    """An optional library is not installed; the text says how to install it.
 
-    An ImportError, and no TallystickError, since it comes from an import.
+    An ImportError and not a TallystickError, because an import raises it.
     """
 
     def __init__(self, library: str, extra: str) -> None:
@@ -37,7 +37,10 @@ class MissingLibrary(ImportError):
 
 
 def load(name: str) -> ModuleType:
-    """Import a module now. Raises: MissingLibrary."""
+    """Import a module now.
+
+    Raises: MissingLibrary.
+    """
     try:
         return import_module(name)
     except ModuleNotFoundError as exc:
@@ -48,10 +51,10 @@ def load(name: str) -> ModuleType:
 
 
 def attributes(module: str, names: Mapping[str, str]) -> Callable[[str], object]:
-    """A module's `__getattr__` (PEP 562) that imports what a name stands for when it is first asked for.
+    """Return a `__getattr__` for a module (PEP 562) that imports each public name on first use.
 
     Args:
-        names: each public name, and where it is: `package.module:attribute`, or `package.module` itself.
+        names: each public name and its place: `package.module:attribute`, or `package.module` itself.
     """
 
     def find(name: str) -> object:

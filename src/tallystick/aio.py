@@ -1,4 +1,4 @@
-"""The same clients under asyncio, on the caller's own loop. Methods have the same names; some are awaited."""
+"""The clients for asyncio, on the caller's event loop: same methods, some of which are awaited."""
 
 from tallystick.admin.aio import Admin
 from tallystick.client.aio.consumer import Consumer

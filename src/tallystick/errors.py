@@ -1,11 +1,11 @@
-"""Everything a client raises, in one place; `tallystick.client.errors` says what each means.
+"""All errors of the clients in one place; `tallystick.client.errors` documents each.
 
     try:
         producer.commit_transaction()
     except errors.AbortRequired:
         producer.abort_transaction()
 
-All are TallystickErrors and survive pickling. `effect` says what may have happened in the cluster.
+All are TallystickErrors and can be pickled. `effect` says what may have happened in the cluster.
 """
 
 from tallystick.client.consumer.errors import CommitRefused, PositionUnknown, RecordUnreadable, WokenUp

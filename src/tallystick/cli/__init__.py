@@ -1,1 +1,1 @@
-"""."""
+"""The command line: `tallystick` and its subcommands."""

@@ -1,4 +1,4 @@
-"""`tallystick acls`: rights on topics, groups and transactional ids, as `kafka-acls.sh`."""
+"""`tallystick acls`: ACLs of topics, groups and transactional ids, like `kafka-acls.sh`."""
 
 import sys
 from collections.abc import Sequence
@@ -55,7 +55,7 @@ def list_(
     pattern: Pattern = "match",
     principal: Principal = None,
 ) -> None:
-    """Rules; without options all of them."""
+    """List rules; without options all of them."""
     at: Target = context.obj
     resources = _resources(topic, group, transactional_id, cluster)
     wanted = [
@@ -131,9 +131,9 @@ def delete(
     pattern: Pattern = "literal",
     yes: Yes = False,
 ) -> None:
-    """Take rules back, those that agree with everything given.
+    """Delete the rules that match all given options.
 
-    They are shown first, on stderr; on stdout those that were deleted.
+    They are shown first, on stderr; the deleted ones are printed on stdout.
     """
     at: Target = context.obj
     resources = _resources(topic, group, transactional_id, cluster)
@@ -177,7 +177,7 @@ def _resources(
 
 
 def _named(cls: type[E], text: str) -> E:
-    """Kafka's spelling, TwoPhaseCommit, or the schema's, two_phase_commit."""
+    """Find a member by Kafka's spelling, TwoPhaseCommit, or the schema's, two_phase_commit."""
     folded = {each.name.replace("_", ""): each for each in cls}
     found = folded.get(text.upper().replace("_", "").replace("-", ""))
     if found is None:
@@ -202,5 +202,5 @@ def _row(acl: Acl) -> Row:
 
 
 def main(words: Sequence[str]) -> int:
-    """Run `tallystick acls WORDS`; the exit code."""
+    """Run `tallystick acls WORDS` and return its exit code."""
     return run(app, "acls", words)

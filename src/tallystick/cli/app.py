@@ -1,4 +1,4 @@
-"""Commands by name, for `--help`: each has a parser of its own, which is loaded when it is used."""
+"""List of the commands, for `--help`: each has its own parser, which is loaded on use."""
 
 from typing import Annotated
 
@@ -21,7 +21,7 @@ def tallystick(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """A Kafka transaction and another system's transaction commit together, or not at all."""
+    """Commit a Kafka transaction and another system's transaction together, or not at all."""
 
 
 @app.command(add_help_option=False)
@@ -46,17 +46,17 @@ def run() -> None:
 
 @app.command(add_help_option=False)
 def demo() -> None:
-    """336,776 flights through a pipeline whose parts are killed."""
+    """Run 336,776 flights through a pipeline whose parts are killed."""
 
 
 @app.command(add_help_option=False)
 def transactions() -> None:
-    """See transactions, find what hangs, decide and end them."""
+    """List transactions, find hanging ones, decide and end them."""
 
 
 @app.command(add_help_option=False)
 def topics() -> None:
-    """List, describe, create, grow, cut and delete topics."""
+    """List, describe, create, grow, truncate and delete topics."""
 
 
 @app.command(add_help_option=False)
@@ -71,7 +71,7 @@ def configs() -> None:
 
 @app.command(add_help_option=False)
 def acls() -> None:
-    """List, grant and take back rights, TwoPhaseCommit among them."""
+    """List, grant and revoke rights, TwoPhaseCommit among them."""
 
 
 @app.command(add_help_option=False)
@@ -80,7 +80,7 @@ def features() -> None:
 
 
 def main(words: list[str]) -> int:
-    """Run a command; the exit code."""
+    """Run a command and return its exit code."""
     try:
         app(words, prog_name="tallystick")
     except SystemExit as done:

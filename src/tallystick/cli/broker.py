@@ -1,4 +1,4 @@
-"""`tallystick broker`: a broker as a server."""
+"""`tallystick broker`: the broker as a server process."""
 
 import argparse
 import logging
@@ -15,7 +15,10 @@ _log = logging.getLogger("tallystick.broker")
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run until SIGTERM or SIGINT; the exit code: 0, 1 for a failed start or disk, 2 for bad settings."""
+    """Run until SIGTERM or SIGINT, and return the exit code.
+
+    The code is 0, or 1 for a failed start or disk, or 2 for invalid settings.
+    """
     options = _parser().parse_args(arguments)
     logging.basicConfig(
         level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -44,7 +47,7 @@ def _announce(service: Service) -> None:
 
 
 def _given(options: argparse.Namespace) -> dict[str, str]:
-    """Settings by name: those of the file, then `-o`, then the options with names of their own."""
+    """Merge the settings by name: those of the file, then `-o`, then the options with their own names."""
     given: dict[str, str] = {}
     problems = []
     if options.config is not None:

@@ -1,9 +1,9 @@
-"""What every command that talks to a cluster has: where it is, how to print, and how it ends.
+"""Base of all commands that talk to a cluster: connection options, output and exit codes.
 
 Exit codes, so that scripts can tell (docs/adr/0030):
 
-    0  done; for find-hanging also: nothing hangs, and everything was asked
-    1  it failed: the line on stderr says what may have happened
+    0  done; for find-hanging also: nothing hangs, and every broker and partition was asked
+    1  failed: the line on stderr says what may have happened
     2  wrong usage or settings; nothing was sent
     3  find-hanging: something hangs, or partition and coordinator contradict each other
     4  the answer is incomplete: stderr says which brokers or partitions could not be asked
@@ -31,7 +31,7 @@ from tallystick.kernel.value import frozen
 
 
 class Exit(IntEnum):
-    """How a command ended."""
+    """Exit code of a command."""
 
     DONE = 0
     FAILED = 1
@@ -45,7 +45,7 @@ class Exit(IntEnum):
 
 @frozen
 class Target:
-    """The cluster, and how to print."""
+    """A cluster, and the output format."""
 
     config: Mapping[str, object]
     output: Output
@@ -63,7 +63,7 @@ BOOTSTRAP: Final = typer.Option(
 COMMAND_CONFIG: Final = typer.Option("--command-config", metavar="FILE", help="Settings of the client.")
 OPTIONS: Final = ("--bootstrap-server", "--bootstrap-servers", "--command-config", "--output", "--timeout-ms")
 
-# Typer tells only of a command's own.
+# Typer's help lists only a command's own options.
 _SHARED: Final = (
     "And: --bootstrap-server HOST:PORT, --command-config FILE, --output table|json, --timeout-ms MS."
 )
@@ -78,7 +78,7 @@ def target(
         int | None, typer.Option("--timeout-ms", metavar="MS", help="Instead of default.api.timeout.ms.")
     ] = None,
 ) -> None:
-    """The options before (or after) every subcommand."""
+    """Read the options that may stand before (or after) every subcommand."""
     config = connection(bootstrap_server, command_config)
     if timeout_ms is not None:
         config["default.api.timeout.ms"] = timeout_ms
@@ -87,14 +87,17 @@ def target(
 
 
 def commands(about: str) -> typer.Typer:
-    """A command with subcommands, all of which have the options of `target`."""
+    """Create a command with subcommands, all of which have the options of `target`."""
     app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, callback=target)
     app.info.help = about
     return app
 
 
 def connection(bootstrap_server: str | None, command_config: Path | None) -> dict[str, object]:
-    """What a client is told of the cluster. Raises: BadConfig."""
+    """Build the client's configuration of the cluster.
+
+    Raises: BadConfig.
+    """
     config: dict[str, object] = {"client.id": "tallystick-cli"}
     if command_config is not None:
         try:
@@ -107,13 +110,13 @@ def connection(bootstrap_server: str | None, command_config: Path | None) -> dic
 
 
 def settings_of(role: str, config: Mapping[str, object]) -> dict[str, object]:
-    """Without the settings of other roles only: one file may be for all of them."""
+    """Drop the settings that only other roles have: one file may serve all of them."""
     others = {name for other in ROLE_SETTINGS.values() for name in other} - ROLE_SETTINGS[role].keys()
     return {name: value for name, value in config.items() if name not in others or name in CLIENT_SETTINGS}
 
 
 def run(app: typer.Typer, name: str, words: Sequence[str]) -> int:
-    """Run a command of `app`; its exit code. What goes wrong is one line on stderr."""
+    """Run a command of `app` and return its exit code. An error is one line on stderr."""
     if app.info.callback is target:
         for each in app.registered_commands:
             each.epilog = _SHARED
@@ -130,13 +133,16 @@ def run(app: typer.Typer, name: str, words: Sequence[str]) -> int:
         return complain(exc.what(), Exit.NOTHING_OPEN)
     except TallystickError as exc:
         return complain(str(exc), Exit.FAILED)
-    except OSError as exc:  # of stdin and stdout: those of a connection are a client's errors
+    except OSError as exc:  # of stdin and stdout: errors of a connection are ClientErrors
         return complain(str(exc), Exit.FAILED)
     return Exit.DONE
 
 
 def _shared_first(words: Sequence[str]) -> list[str]:
-    """Kafka's tools want the shared options before the subcommand; people write them anywhere."""
+    """Move the shared options to the front, before the subcommand, where Typer expects them.
+
+    Users write them anywhere.
+    """
     shared, others = [], []
     rest = iter(words)
     for word in rest:
@@ -151,20 +157,20 @@ def _shared_first(words: Sequence[str]) -> list[str]:
 
 
 def complain(text: str, code: Exit) -> Exit:
-    """One line on stderr."""
+    """Print one line on stderr, and return the exit code."""
     print(f"tallystick: {text}", file=sys.stderr)
     return code
 
 
 def incomplete(failures: Mapping[str, ClientError]) -> Exit:
-    """Say what failed; how the command ends [ADM-2]."""
+    """Print the failures, and return the exit code [ADM-2]."""
     for what, failure in failures.items():
         complain(f"{what}: {failure.what()}", Exit.INCOMPLETE)
     return Exit.INCOMPLETE if failures else Exit.DONE
 
 
 def confirm(question: str, *, yes: bool, ask: Callable[[str], bool] = typer.confirm) -> None:
-    """Go on only if somebody says so. Without a terminal nobody can: then `--yes` is needed."""
+    """Continue only after a confirmation. Without a terminal `--yes` is needed."""
     if yes:
         return
     if not sys.stdin.isatty():

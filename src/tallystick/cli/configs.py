@@ -1,4 +1,4 @@
-"""`tallystick configs`: settings of topics, brokers and groups, as `kafka-configs.sh`."""
+"""`tallystick configs`: settings of topics, brokers and groups, like `kafka-configs.sh`."""
 
 from collections.abc import Sequence
 from typing import Annotated, Final
@@ -26,7 +26,7 @@ def describe(
     entity_name: EntityName,
     all_: Annotated[bool, typer.Option("--all", help="Also what has its default.")] = False,
 ) -> None:
-    """Settings in force; without --all those that were set for it."""
+    """Show the settings in force; without --all only those that are not defaults."""
     at: Target = context.obj
     resource = _resource(entity_type, entity_name)
     with at.admin() as admin:
@@ -53,7 +53,7 @@ def alter(
     add: Annotated[list[str] | None, typer.Option("--add-config", help="NAME=VALUE; repeatable.")] = None,
     remove: Annotated[list[str] | None, typer.Option("--delete-config", help="NAME; repeatable.")] = None,
 ) -> None:
-    """Set single settings, or take them back."""
+    """Set or reset single settings."""
     at: Target = context.obj
     changes: dict[str, str | None] = {**named_values(add or (), "--add-config")}
     changes |= dict.fromkeys(remove or ())
@@ -71,5 +71,5 @@ def _resource(kind: str, name: str) -> ConfigResource:
 
 
 def main(words: Sequence[str]) -> int:
-    """Run `tallystick configs WORDS`; the exit code."""
+    """Run `tallystick configs WORDS` and return its exit code."""
     return run(app, "configs", words)

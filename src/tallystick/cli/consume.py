@@ -1,4 +1,4 @@
-"""`tallystick consume`: topics as lines, as `kafka-console-consumer.sh`."""
+"""`tallystick consume`: prints the records of topics as lines, like `kafka-console-consumer.sh`."""
 
 import sys
 from collections.abc import Sequence
@@ -41,14 +41,14 @@ _PROPERTIES: Final = ", ".join(name.replace("_", ".") for name in LineWriter.__a
 
 
 class Isolation(StrEnum):
-    """Which records are read."""
+    """Isolation level of the consumer."""
 
     UNCOMMITTED = "read_uncommitted"
     COMMITTED = "read_committed"
 
 
 class Shape(StrEnum):
-    """What a line is."""
+    """Format of a line."""
 
     TEXT = "text"
     JSON = "json"
@@ -106,7 +106,7 @@ def consume(
     show: Showing = None,
     setting: Settings = None,
 ) -> None:  # fmt: skip
-    """Print the records of topics, new ones unless told otherwise, until Ctrl-C.
+    """Print the records of topics until Ctrl-C, by default from the end on.
 
     Exit code 4 when --timeout-ms ended it before --max-messages.
     """
@@ -192,7 +192,7 @@ def _read(reading: _Reading, form: Prints) -> Exit:
 
 
 def _begin(consumer: Consumer, reading: _Reading, written: Written) -> None:
-    """A topic that is none is an error, and not a wait for somebody to make it."""
+    """Subscribe or assign; an unknown topic is an error, instead of a wait for its creation."""
     config = reading.config
     with Admin(settings_of("admin", config)) as admin:
         partitions = partitions_of(admin, reading.topics, reading.partitions)
@@ -207,5 +207,5 @@ def _begin(consumer: Consumer, reading: _Reading, written: Written) -> None:
 
 
 def main(words: Sequence[str]) -> int:
-    """Run `tallystick consume WORDS`; the exit code."""
+    """Run `tallystick consume WORDS` and return its exit code."""
     return run(app, "consume", words)

@@ -1,4 +1,4 @@
-"""`tallystick demo`: 336,776 flights through a pipeline while its parts are killed; then, what came of them.
+"""`tallystick demo`: 336,776 flights through a pipeline while its parts are killed, and the verdict.
 
 Exit code 0 only if an independent reader finds each row exactly once.
 """
@@ -36,7 +36,7 @@ def demo(
         Path | None, typer.Option(help="Keep all files there; otherwise they are removed after a success.")
     ] = None,
 ) -> None:
-    """Show that nothing is lost and nothing is there twice, whatever is killed."""
+    """Show that no row is lost or duplicated, whatever is killed."""
     console = Console(highlight=False)
     possible = crashes_on(master)
     for each in crash or ():
@@ -94,7 +94,7 @@ def _further(folder: Path, kept: bool) -> str:
 
 @contextmanager
 def _folder(chosen: Path | None) -> Iterator[Path]:
-    """The folder asked for, or a temporary one that stays only if the demo fails."""
+    """Provide the chosen folder, or a temporary one that is kept only if the demo fails."""
     if chosen is None:
         made = Path(tempfile.mkdtemp(prefix="tallystick-demo-"))
         yield made
@@ -105,7 +105,7 @@ def _folder(chosen: Path | None) -> Iterator[Path]:
 
 
 def main(words: list[str]) -> int:
-    """Run the command; the exit code."""
+    """Run the command and return its exit code."""
     try:
         return run(app, "demo", words)
     except KeyboardInterrupt:

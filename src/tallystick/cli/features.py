@@ -1,4 +1,4 @@
-"""`tallystick features`: finalized levels, as `kafka-features.sh`."""
+"""`tallystick features`: finalized feature levels, like `kafka-features.sh`."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated
@@ -18,7 +18,7 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Only ask whether it cou
 
 @app.command()
 def describe(context: typer.Context) -> None:
-    """Levels that all brokers have agreed on."""
+    """Show the finalized levels."""
     at: Target = context.obj
     with at.admin() as admin:
         levels = admin.describe_features()
@@ -42,7 +42,7 @@ def downgrade(
     dry_run: DryRun = False,
     unsafe: Annotated[bool, typer.Option("--unsafe", help="Even if something is lost.")] = False,
 ) -> None:
-    """Lower levels, all of them or none. Level 0 takes a feature back."""
+    """Lower levels, all of them or none. Level 0 removes a feature."""
     at: Target = context.obj
     levels = _levels(feature)
     with at.admin() as admin:
@@ -64,5 +64,5 @@ def _show(at: Target, levels: Mapping[str, int]) -> None:
 
 
 def main(words: Sequence[str]) -> int:
-    """Run `tallystick features WORDS`; the exit code."""
+    """Run `tallystick features WORDS` and return its exit code."""
     return run(app, "features", words)

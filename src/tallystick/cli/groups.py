@@ -1,4 +1,4 @@
-"""`tallystick groups`: who reads what, and how far behind; as `kafka-consumer-groups.sh`."""
+"""`tallystick groups`: consumer groups, their members, offsets and lag, like `kafka-consumer-groups.sh`."""
 
 from collections.abc import Sequence
 from typing import Annotated, Final
@@ -31,7 +31,7 @@ def list_(
     context: typer.Context,
     state: Annotated[list[str] | None, typer.Option(help="Only in this state; repeatable.")] = None,
 ) -> None:
-    """All groups, by coordinator."""
+    """List the groups, by coordinator."""
     at: Target = context.obj
     with at.admin() as admin:
         answers = admin.list_groups(states=state or ())
@@ -52,7 +52,7 @@ def list_(
 
 @app.command()
 def describe(context: typer.Context, group: Group) -> None:
-    """How far a group is behind, and who reads."""
+    """Show a group's members, offsets and lag."""
     at: Target = context.obj
     with at.admin() as admin:
         found = admin.describe_groups([group]).one(group)
@@ -109,9 +109,9 @@ def reset_offsets(
     execute: Annotated[bool, typer.Option("--execute", help="Do it; without, it is only shown.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show it: the default.")] = False,
 ) -> None:
-    """Show where a group would go on; --execute commits it.
+    """Show the offsets a group would get; --execute commits them.
 
-    The group must have no members. An offset that moves loses its metadata, as with Kafka's tool.
+    The group must have no members. An offset that changes loses its metadata, as with Kafka's tool.
     """
     targets: list[Start | ShiftBy] = [
         *([FROM_BEGINNING] if to_earliest else []),
@@ -158,7 +158,7 @@ def delete_offsets(
     topic: Annotated[list[str], TOPICS],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
-    """Forget committed offsets of topics that it does not read."""
+    """Delete committed offsets of topics without a subscription."""
     at: Target = context.obj
     with at.admin() as admin:
         partitions = _partitions(admin, group, topic)
@@ -168,7 +168,7 @@ def delete_offsets(
 
 
 def _partitions(admin: Admin, group: str, topics: list[str] | None) -> tuple[TopicPartition, ...]:
-    """Of the topics named, or of all that the group has committed offsets in."""
+    """Return the partitions of the named topics, or all in which the group has committed offsets."""
     if topics is None:
         return tuple(sorted(admin.list_group_offsets(group)))
     wanted = partitions_in(topics, "--topic").items()
@@ -176,5 +176,5 @@ def _partitions(admin: Admin, group: str, topics: list[str] | None) -> tuple[Top
 
 
 def main(words: Sequence[str]) -> int:
-    """Run `tallystick groups WORDS`; the exit code."""
+    """Run `tallystick groups WORDS` and return its exit code."""
     return run(app, "groups", words)

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: how a command that reads or writes for long is ended."""
+"""Ctrl-C and SIGTERM in commands that run for long."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """SIGTERM ends the body as Ctrl-C does, with KeyboardInterrupt."""
+    """End the body on SIGTERM as on Ctrl-C, by KeyboardInterrupt."""
     former = {number: signal.signal(number, _interrupt) for number in _SIGNALS}
     try:
         yield
@@ -23,7 +23,7 @@ def interruptible() -> Iterator[None]:
 
 
 def hold() -> None:
-    """Nothing interrupts the rest of an `interruptible` body, all of whose waits have limits [CLI-2]."""
+    """Ignore interrupts in the rest of an `interruptible` body, all of whose waits have limits [CLI-2]."""
     for number in _SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
@@ -33,5 +33,5 @@ def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def stop_printing() -> None:
-    """Our output goes nowhere any more: let the interpreter not fail when it flushes at its exit."""
+    """Redirect stdout, which is broken, to the null device, so that the flush at exit does not fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,7 +1,7 @@
 """The `tallystick` command.
 
-`tallystick broker` goes straight to its own parser: a broker is up in the time that importing the terminal
-libraries of the other commands would take.
+`tallystick broker` has its own parser here: a broker starts in less time than importing the terminal
+libraries of the other commands takes.
 """
 
 import sys
@@ -26,12 +26,12 @@ OWN: Final = {
 }
 
 
-# Exit.USAGE, without loading what it is beside.
+# Exit.USAGE, without loading its module.
 _USAGE: Final = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; the exit code."""
+    """Run the command and return its exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words[:1] == ["broker"]:
         return broker.main(words[1:])

@@ -1,4 +1,4 @@
-"""`--mode`: what a prepared transaction is to rest on, on the command line."""
+"""`--mode`: the guarantee that a prepared transaction may rest on, on the command line."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated
@@ -19,7 +19,7 @@ ModeName = Annotated[
 
 
 def with_modes(config: Mapping[str, object], modes: Sequence[Mode], prepares: bool) -> dict[str, object]:
-    """The producer's settings with the modes asked for; with 2pc where something is prepared and none is."""
+    """Add the chosen modes to the producer's settings; without any, a prepared transaction uses 2pc."""
     if modes:
         names = [name for name in MODES if Mode(name) in modes]
         two_phase = {"transaction.two.phase.commit.enable": "true" if "2pc" in names else "false"}

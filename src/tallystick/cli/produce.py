@@ -1,7 +1,7 @@
-"""`tallystick produce`: lines into a topic, as `kafka-console-producer.sh`; or all as one transaction.
+"""`tallystick produce`: sends lines to a topic, like `kafka-console-producer.sh`, or as one transaction.
 
-With --prepare-only the transaction is left in doubt and its state is printed: KIP-939 by hand, whose other
-half is `tallystick transactions complete`.
+With --prepare-only the transaction is left in doubt and its state is printed: KIP-939 by hand, completed by
+`tallystick transactions complete`.
 """
 
 import sys
@@ -37,14 +37,14 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
 class Format(StrEnum):
-    """What a line is."""
+    """Format of a line."""
 
     STRING = "string"
     JSON = "json"
 
 
 class Compression(StrEnum):
-    """How batches are packed."""
+    """Compression of batches."""
 
     NONE = "none"
     GZIP = "gzip"
@@ -121,9 +121,9 @@ def produce(
 ) -> None:  # fmt: skip
     """Send the lines of stdin as records to TOPIC.
 
-    With --transactional-id it is all of them or none: Ctrl-C, a line that is no record and a record that is
-    not written abort. Such a transaction must end within transaction.timeout.ms (--config), also while
-    somebody types, except in mode 2pc.
+    With --transactional-id all of them are committed, or none: Ctrl-C, an invalid line and a record that
+    cannot be written abort. Such a transaction must end within transaction.timeout.ms (--config), also while
+    lines are typed, except in mode 2pc.
     """
     if (topic is None) == (topic_option is None):
         raise typer.BadParameter("give TOPIC, once")
@@ -177,7 +177,7 @@ def _limits(timeout_ms: int | None) -> dict[str, object]:
 
 
 def _lines() -> Iterator[bytes]:
-    """Of stdin, without their ends; with a prompt for somebody who types."""
+    """Yield the lines of stdin without their ends, with a prompt on a terminal."""
     typing = sys.stdin.isatty()
     while True:
         if typing:
@@ -223,7 +223,7 @@ def _send_as_one(transaction: _Transaction, to: Destination, form: Reads) -> Exi
 
 
 def _hand_over(producer: Producer, name: str, state: PreparedTxnState, count: int) -> Exit:
-    """Tell the state; if it cannot be told, nobody could ever commit."""
+    """Print the state; if that fails, abort, because the transaction could never be committed."""
     try:
         print(state, flush=True)
     except OSError as exc:
@@ -252,5 +252,5 @@ def _failures(feed: Feed) -> Exit:
 
 
 def main(words: Sequence[str]) -> int:
-    """Run `tallystick produce WORDS`; the exit code."""
+    """Run `tallystick produce WORDS` and return its exit code."""
     return run(app, "produce", words)

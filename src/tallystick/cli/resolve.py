@@ -1,6 +1,6 @@
-"""`tallystick transactions resolve`: learn what was decided, and finish it in Kafka.
+"""`tallystick transactions resolve`: looks up decisions, and completes their transactions in Kafka.
 
-What writers decided is in their database (`--store`). What a Spark query decided (`--prefix`) is in Kafka, or
+Decisions of writers are in their database (`--store`). Those of a Spark query (`--prefix`) are in Kafka, or
 in the database of its tables (`--prefix` and `--store`).
 """
 
@@ -68,7 +68,7 @@ def resolve_command(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show both halves; change nothing.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
-    """Finish what the writers of a database, or a Spark query, have left open; who is alive is fenced."""
+    """Finish what the writers of a database, or a Spark query, left open; live ones are fenced."""
     at: Target = context.obj
     config = with_modes(settings_of("producer", at.config), mode or (), prepares=True)
     if prefix is not None:
@@ -93,14 +93,14 @@ def resolve_command(
 def _ids_of(store: Store[Any]) -> list[str]:
     try:
         return list(store.transactional_ids())
-    except Exception as exc:  # of the database's driver, and of no one class
+    except Exception as exc:  # of the database's driver, with no common class
         raise typer.Exit(complain(f"--store: {told_of(exc)}", Exit.FAILED)) from exc
 
 
 def _resolve_query(
     at: Target, config: Mapping[str, object], prefix: str, store: str | None, *, retire: bool, dry_run: bool
 ) -> Exit:
-    # Which ids are of two-phase commit follows from the modes.
+    # The modes decide which ids use two-phase commit.
     client = {name: str(value) for name, value in config.items() if name not in _OF_ONE_ID}
     found: Standing = _query_resolver(store)(prefix, client, dry_run=dry_run, retire=retire)
     decision = found.decision
@@ -121,7 +121,7 @@ def _resolve_query(
 
 
 def _query_resolver(store: str | None) -> "Callable[..., Standing]":
-    """What knows the query's decisions: those in Kafka, or those in a database."""
+    """Return the function that finds the query's decisions, in Kafka or in a database."""
     if store is None:
         return cast("Callable[..., Standing]", _lazy.load("tallystick.spark.sink.recovery").resolve)
     resolve_rows = _lazy.load("tallystick.spark.sink.database_context").resolve_rows

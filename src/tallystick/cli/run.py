@@ -1,7 +1,7 @@
-"""`tallystick run PIPELINE.toml`: start a pipeline, show how it gets on, stop it cleanly.
+"""`tallystick run PIPELINE.toml`: starts a pipeline, shows its progress, and stops it cleanly.
 
 Exit codes, beyond those of every command: 1 a query failed (stderr says what happened, what is safe and what
-to do), 2 the file is wrong, 0 also after SIGINT or SIGTERM, since stopping is what was asked for.
+to do), 2 the file is invalid, 0 also after SIGINT or SIGTERM, which ask for a clean stop.
 """
 
 import json
@@ -64,7 +64,7 @@ def pipeline(
         Path | None, typer.Option(help="Where Spark's log goes; tallystick.log in the checkpoint's folder.")
     ] = None,
 ) -> None:
-    """Run a pipeline until it is stopped, or to the end of what is there; docs/pipeline.md has the file."""
+    """Run a pipeline until it is stopped, or with --once to its present end; see docs/pipeline.md."""
     made = Pipeline.from_file(file)
     if explained:
         _print(_explained(made.definition), output)
@@ -74,7 +74,7 @@ def pipeline(
     with interruptible(), _spark_says_to(log), ExitStack() as stack:
         started = made.start(once, on_new=on_new_checkpoint, on_new_prefix=on_new_prefix)
         stack.callback(started.stop)
-        # Now, since Spark puts a handler of its own in place when it starts.
+        # Only now, because Spark installs its own handler when it starts.
         for number in _SIGNALS:
             signal.signal(number, lambda *_: stopped.set())
         print(_title(started), file=sys.stderr)
@@ -111,7 +111,7 @@ def _print(sections: Sequence[Section], output: Output) -> None:
 
 @dataclass
 class _Shown:
-    """The newest of each output, for the display."""
+    """Latest progress of each output, for the display."""
 
     progress: dict[str, Progress] = field(default_factory=dict)
     decided: dict[str, Decided] = field(default_factory=dict)
@@ -142,7 +142,7 @@ class _Shown:
 
 
 def _follow(started: Running, output: Output, stopped: Event) -> None:
-    """Show each batch, until the queries end, one fails, or somebody wants them stopped."""
+    """Show each batch, until the queries end, one fails, or a stop is requested."""
     outputs = started.definition.outputs
     watches = {each.name: started.watch(each) for each in outputs}
     shown, names = _Shown(), [each.name for each in outputs]
@@ -167,7 +167,7 @@ def _follow(started: Running, output: Output, stopped: Event) -> None:
 
 
 def _line(progress: Progress, decided: Decided | None) -> dict[str, object]:
-    """A batch for programs; what was decided is null when the cluster did not say."""
+    """Build the JSON object of a batch; the decision is null if the cluster did not report it."""
     return {
         "output": progress.output,
         "batch": progress.batch,
@@ -189,7 +189,7 @@ def _title(started: Running) -> str:
 
 
 def _failed(started: Running, log: Path) -> bool:
-    """Did a query fail? Then say so, in sentences."""
+    """Return whether a query failed, and explain it on stderr."""
     found = started.failed
     if found is None:
         return False
@@ -214,9 +214,9 @@ def _log_of(definition: Definition) -> Path:
 
 @contextmanager
 def _spark_says_to(log: Path) -> Iterator[None]:
-    """What Spark's Java and its workers print, and what Python logs, is in `log` and not on the terminal.
+    """Redirect the output of Spark's Java and its workers, and Python's logs, to `log`.
 
-    They inherit standard error, so it is the file meanwhile, and `sys.stderr` alone is the terminal.
+    They inherit standard error, so it is the file for the time being, and only `sys.stderr` is the terminal.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as file:
@@ -239,8 +239,8 @@ def _spark_says_to(log: Path) -> Iterator[None]:
 
 
 def main(words: list[str]) -> int:
-    """Run the command; the exit code."""
+    """Run the command and return its exit code."""
     try:
         return run(app, "run", words)
-    except KeyboardInterrupt:  # while it started; what was started is stopped
+    except KeyboardInterrupt:  # during the start; the parts already started are stopped
         return complain("interrupted", Exit.INTERRUPTED)

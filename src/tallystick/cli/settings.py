@@ -1,4 +1,4 @@
-"""NAME=VALUE and points in time on the command line."""
+"""Parsers of NAME=VALUE, TOPIC:PARTITIONS and points in time on the command line."""
 
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
@@ -11,7 +11,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def named_values(texts: Iterable[str], option: str, *, strip: bool = True) -> dict[str, str]:
-    """Values by name, the last of each; `strip`: blanks around a value say nothing.
+    """Parse values by name, the last of each; `strip` removes blanks around a value.
 
     Raises: BadParameter, which names every text that is not NAME=VALUE.
     """
@@ -20,7 +20,10 @@ def named_values(texts: Iterable[str], option: str, *, strip: bool = True) -> di
 
 
 def named_pairs(texts: Iterable[str], option: str) -> tuple[tuple[str, str], ...]:
-    """Names and values as they were given. Raises: as `named_values`."""
+    """Parse names and values as given.
+
+    Raises: as `named_values`.
+    """
     parts = [(text, *text.partition("=")) for text in texts]
     wrong = [text for text, name, equals, _ in parts if not name or not equals]
     if wrong:
@@ -29,7 +32,7 @@ def named_pairs(texts: Iterable[str], option: str) -> tuple[tuple[str, str], ...
 
 
 def partitions_in(texts: Iterable[str], option: str) -> dict[str, tuple[int, ...]]:
-    """TOPIC, or TOPIC:0,1, as Kafka's tools have it; no numbers stand for all of them."""
+    """Parse TOPIC, or TOPIC:0,1, as in Kafka's tools; no numbers stand for all partitions."""
     found: dict[str, tuple[int, ...]] = {}
     for text in texts:
         topic, colon, numbers = text.partition(":")
@@ -41,7 +44,7 @@ def partitions_in(texts: Iterable[str], option: str) -> dict[str, tuple[int, ...
 
 
 def time_ms(text: str, option: str) -> int:
-    """Milliseconds since 1970 of a number of them, or of an ISO 8601 time; UTC unless it says otherwise."""
+    """Parse milliseconds since 1970, or an ISO 8601 time, by default in UTC."""
     if text.isascii() and text.isdecimal() and len(text) <= _DIGITS_MAX:
         return int(text)
     try:

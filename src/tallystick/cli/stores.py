@@ -1,9 +1,9 @@
-"""The store that `--store URL` names. Nothing is made: a mistyped URL must not become an empty database.
+"""Stores by URL, for `--store`. Nothing is created: a mistyped URL must not become an empty database.
 
 postgresql+psycopg://me@host/shop   SQLAlchemy's URL; Django's rows are in the same table
 rocksdb:///var/lib/shop             the folder of a database, which no process may have open
 zookeeper://one:2181,two:2181/shop  hosts, and the root of the client; before them user:password@ for
-                                    digest authentication, behind them ?path= where the store has its own
+                                    digest authentication, after them ?path= if the store has its own
 """
 
 import logging
@@ -19,18 +19,20 @@ from tallystick.dualwrite.stores.base import Store
 from tallystick.kernel.settings import BadConfig
 
 CONNECT_S: Final = 15.0
-"""As kazoo's own, for a first connection."""
+"""Timeout of the first connection; kazoo's default."""
 
-# kazoo tells of each attempt to connect; what came of them is the one line that matters.
+# kazoo logs each attempt to connect; only the final error matters here.
 _ATTEMPTS: Final = logging.getLogger("tallystick.cli.zookeeper")
 _ATTEMPTS.addHandler(logging.NullHandler())
 
 
 @contextmanager
 def open_store(url: str, schema: str | None = None, allowed: Collection[str] = ()) -> Iterator[Store[Any]]:
-    """Args: allowed: as `allow_unsafe_durability` of SqlStore.
+    """Open the store of a URL.
 
-    Raises: BadConfig for a URL that is none, or lacks its library; BadStore where none can be opened.
+    Args: allowed: as `allow_unsafe_durability` of SqlStore.
+
+    Raises: BadConfig for an invalid URL or a missing library; BadStore if the store cannot be opened.
     """
     opener = {"rocksdb": _rocksdb, "zookeeper": _zookeeper}.get(url.partition(":")[0])
     if opener is None:
@@ -48,7 +50,7 @@ def _sql(url: str, schema: str | None, allowed: Collection[str]) -> Iterator[Sto
     create_engine = _lazy.load("sqlalchemy").create_engine
     try:
         engine = create_engine(url)
-    except Exception as exc:  # SQLAlchemy's, or of the driver that the URL names, which may have a password
+    except Exception as exc:  # of SQLAlchemy or the driver; its text may contain the URL's password
         told = " ".join(str(exc).replace(url, "the URL").split())
         raise BadConfig(f"--store: {type(exc).__name__}: {told}") from exc
     try:
@@ -76,7 +78,7 @@ def _rocksdb(url: SplitResult) -> Iterator[Store[Any]]:
         raise BadStore(f"--store: {folder} is no RocksDB database")
     try:
         database = open_database(str(folder))
-    except Exception as exc:  # rocksdict has no classes of its own for these
+    except Exception as exc:  # rocksdict has no classes for these
         if any(told in str(exc) for told in ("While lock file", "lock hold by")):
             raise BadStore(
                 f"--store: a process that is alive has {folder} open, and RocksDB lets in one: it finishes "
@@ -102,7 +104,7 @@ def _zookeeper(url: SplitResult) -> Iterator[Store[Any]]:
         raise BadConfig(f"--store: zookeeper://: {exc}") from exc
     try:
         client.start(CONNECT_S)
-    except Exception as exc:  # of kazoo's handler, which is the client's choice
+    except Exception as exc:  # of kazoo's handler, which the client chooses
         client.close()
         raise BadStore(f"--store: no ZooKeeper of {hosts} answers: {type(exc).__name__}: {exc}") from exc
     try:

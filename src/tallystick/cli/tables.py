@@ -1,4 +1,4 @@
-"""What commands print: a table for people, JSON for programs. Both have the same columns."""
+"""Output of commands: a table for people, JSON for programs, with the same columns."""
 
 import json
 import re
@@ -14,27 +14,27 @@ from rich.text import Text
 
 Row = Mapping[str, object]
 
-# A pipe has no width: nothing is to be cut there.
+# A pipe has no width, so nothing is truncated.
 _UNBOUNDED: Final = 1_000_000
-# Where the name of a column may be broken.
+# Positions at which a column's name may be wrapped.
 _CAPITAL: Final = re.compile(r"(?<=[a-z])(?=[A-Z(])")
 
 
 class Output(StrEnum):
-    """For whom."""
+    """Output format."""
 
     TABLE = "table"
     JSON = "json"
 
 
 def show(columns: Sequence[str], rows: Sequence[Row], output: Output, to: TextIO | None = None) -> None:
-    """Print rows, on stdout by default. A row may have more than the columns: only JSON shows it."""
+    """Print rows, on stdout by default. Values beyond the columns are printed in JSON only."""
     to = to or sys.stdout
     if output is Output.JSON:
         print(json.dumps(rows, indent=2, default=_as_json), file=to)
         return
     console = Console(file=to, width=None if to.isatty() else _UNBOUNDED, highlight=False)
-    # Not markup: a transactional id may hold brackets.
+    # Not as markup: a transactional id may contain brackets.
     cells = [[Text(_as_text(row.get(column)), overflow="fold") for column in columns] for row in rows]
     for heads in (columns, [_CAPITAL.sub("\n", column) for column in columns]):
         table = _table(*heads)
@@ -55,7 +55,7 @@ def _table(*heads: str) -> Table:
 
 
 def _upright(columns: Sequence[str], cells: Sequence[Text]) -> Table:
-    """A row that is wider than the terminal: a line for each column, as `psql` does."""
+    """Print a row that is wider than the terminal with a line for each column, as `psql` does."""
     table = _table("", "")
     table.show_header = False
     for column, cell in zip(columns, cells, strict=True):

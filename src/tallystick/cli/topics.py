@@ -1,4 +1,4 @@
-"""`tallystick topics`: what Kafka's `kafka-topics.sh` does, on any Kafka cluster."""
+"""`tallystick topics`: topics of any Kafka cluster, like `kafka-topics.sh`."""
 
 from collections.abc import Sequence
 from typing import Annotated, Final
@@ -24,7 +24,7 @@ def list_(
     context: typer.Context,
     internal: Annotated[bool, typer.Option("--internal", help="Kafka's own, too.")] = False,
 ) -> None:
-    """All topics."""
+    """List all topics."""
     at: Target = context.obj
     with at.admin() as admin:
         topics = admin.list_topics(internal=internal)
@@ -42,7 +42,7 @@ def list_(
 
 @app.command()
 def describe(context: typer.Context, topic: Names) -> None:
-    """Partitions, their leaders and replicas."""
+    """Show partitions, their leaders and replicas."""
     at: Target = context.obj
     with at.admin() as admin:
         answers = admin.describe_topics(topic)
@@ -93,7 +93,7 @@ def create(
 def alter(
     context: typer.Context, topic: Names, partitions: Annotated[int, typer.Option(min=1, help="In all.")]
 ) -> None:
-    """Raise topics to a number of partitions."""
+    """Raise the number of partitions of topics."""
     at: Target = context.obj
     with at.admin() as admin:
         answers = admin.create_partitions(dict.fromkeys(topic, partitions))
@@ -106,7 +106,7 @@ def delete(
     topic: Names,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
-    """Delete topics and all that is in them."""
+    """Delete topics and all their records."""
     at: Target = context.obj
     confirm(f"Delete {', '.join(topic)} and every record in it?", yes=yes)
     with at.admin() as admin:
@@ -141,5 +141,5 @@ def delete_records(
 
 
 def main(words: Sequence[str]) -> int:
-    """Run `tallystick topics WORDS`; the exit code."""
+    """Run `tallystick topics WORDS` and return its exit code."""
     return run(app, "topics", words)

@@ -1,4 +1,4 @@
-"""`tallystick transactions`: what is open in a cluster, what hangs, and how to end it (KIP-664, KIP-939).
+"""`tallystick transactions`: open and hanging transactions, and how to end them (KIP-664, KIP-939).
 
 Subcommands, options and columns are those of Kafka's `kafka-transactions.sh`, with the spellings of the KIPs
 as aliases, and more: see docs/adr/0030. Works on any Kafka cluster.
@@ -87,7 +87,7 @@ def list_(
     state: Annotated[list[str] | None, typer.Option(help="Only in this state; repeatable.")] = None,
     producer_id: Annotated[list[int] | None, typer.Option(help="Only of this producer; repeatable.")] = None,
 ) -> None:  # fmt: skip
-    """Transactional ids and the state they are in."""
+    """List transactional ids and their states."""
     at: Target = context.obj
     with at.admin() as admin:
         answers = admin.list_transactions(
@@ -118,9 +118,9 @@ def describe(
         list[str], typer.Option("--transactional-id", "--transactionalId", help="Repeatable.")
     ],
 ) -> None:
-    """What the coordinator knows of a transactional id.
+    """Show a transactional id as its coordinator knows it.
 
-    On tallystick's broker also what was forced on it.
+    On tallystick's broker also its forced outcomes.
     """
     at: Target = context.obj
     with at.admin() as admin:
@@ -142,7 +142,7 @@ def describe(
 def describe_producers(
     context: typer.Context, topic: Topic, partition: Partition, broker: Broker = None
 ) -> None:
-    """Producers of a partition, and what they have open."""
+    """Show a partition's producers and open transactions."""
     at: Target = context.obj
     where = TopicPartition(topic, partition)
     with at.admin() as admin:
@@ -172,9 +172,9 @@ def find_hanging(
         int, typer.Option("--max-transaction-timeout", min=0, help="Minutes a transaction may be open.")
     ] = 15,
 ) -> None:
-    """Transactions open for too long, and who will end them.
+    """Find transactions open for too long.
 
-    Exit code 3 if one hangs: nobody will.
+    Exit code 3 if one hangs, which means that nothing will end it.
     """
     if partition is not None and topic is None:
         raise typer.BadParameter("--partition needs --topic")
@@ -209,7 +209,8 @@ def abort(
 ) -> None:
     """End one transaction, in one partition, if it hangs.
 
-    It is ended past its coordinator. Anything else is refused without --force.
+    The marker does not come from its coordinator. Anything but a hanging transaction is refused without
+    --force.
     """
     given = (producer_id, producer_epoch, coordinator_epoch)
     if (start_offset is None) == (None in given) or (start_offset is not None and given != (None,) * 3):
@@ -252,9 +253,9 @@ def force_terminate(
     force: Force = False,
     audit_log: AuditLog = None,
 ) -> None:
-    """Abort what is open under a transactional id.
+    """Abort a transactional id's open transaction.
 
-    Everywhere, and fence its producer (KIP-939). What is prepared is refused without --force.
+    In all partitions, and fence its producer (KIP-939). A prepared transaction is refused without --force.
     """
     at: Target = context.obj
     with _audited(audit_log), at.admin() as admin:
@@ -291,9 +292,9 @@ def complete(
 ) -> None:
     """Decide a prepared transaction by its stored STATE.
 
-    It is committed if STATE names exactly that, and aborted otherwise (KIP-939).
+    It is committed if STATE names exactly that transaction, and aborted otherwise (KIP-939).
 
-    Exit code 6 when nothing is open and nothing tells how it ended, 1 when it was aborted before.
+    Exit code 6 when nothing is open and its outcome is unknown, 1 when it was aborted before.
     """
     at: Target = context.obj
     try:
@@ -326,7 +327,7 @@ app.command("resolve", short_help="Finish what the writers of a database left op
 
 
 def main(words: Sequence[str]) -> int:
-    """Run `tallystick transactions WORDS`; the exit code."""
+    """Run `tallystick transactions WORDS` and return its exit code."""
     return run(app, "transactions", words)
 
 
@@ -419,7 +420,7 @@ def _pair(producer_id: int, epoch: int) -> Identity:
 
 @contextmanager
 def _audited(path: Path | None) -> Iterator[None]:
-    """The audit lines go to stderr, and to a file if there is one."""
+    """Write the audit lines to stderr, and to a file if there is one."""
     log = logging.getLogger("tallystick.audit")
     handlers: list[logging.Handler] = [logging.StreamHandler()]
     if path is not None:

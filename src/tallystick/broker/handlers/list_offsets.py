@@ -83,7 +83,7 @@ def _answer(
     except StorageFailure:
         return _refused(index, ErrorCode.KAFKA_STORAGE_ERROR)
     except RecordsError:
-        # One unreadable batch, compressed or from before records were validated, must not fail other partitions.
+        # An unreadable batch (compressed, or older than validation on append) must not fail other partitions.
         return _refused(index, ErrorCode.CORRUPT_MESSAGE)
     if isinstance(found, Reject):
         return _refused(index, found.code)

@@ -333,7 +333,7 @@ def _partition(broker: Broker, topic: Topic, index: int) -> Partition | Reject:
             return Reject(ErrorCode.UNKNOWN_TOPIC_ID, f"there is no topic with id {topic}")
         name = known.name
     if name in INTERNAL:
-        # Kafka accepts it from `__admin_client`, although the coordinator may be unable to read it (ADR 0015).
+        # Kafka accepts it from `__admin_client`, even if the coordinator then cannot read it (ADR 0015).
         return Reject(ErrorCode.INVALID_TOPIC_EXCEPTION, f"topic {name!r} is the broker's own")
     partition = broker.topics.partition(name, index)
     if partition is None:

@@ -74,7 +74,10 @@ async def execute(broker: Broker, name: str, command: Command) -> Answer:
 
 
 def answered(broker: Broker, name: str, command: Command, respond: Callable[[Answer], R]) -> R | Awaitable[R]:
-    """As `execute`, and what `respond` makes of it: at once, without a task, if nothing is waited for."""
+    """Run a command as `execute` does and convert its answer.
+
+    At once, without a task, unless the coordinator has to wait.
+    """
     if not name:
         return respond(NO_NAME)
     answer = broker.transactions.submit(TransactionalId(name), command)

@@ -190,9 +190,10 @@ async def open_transaction(
     implicit: bool,
     knows_abortable: bool = True,
 ) -> TxnGuard | Reject:
-    """See to it that a batch may open its transaction in one partition; what to append it with.
+    """Make sure that a batch may open its transaction in one partition, and return the guard for the append.
 
     Args: as in `Asker`.
+
     Rejects with: as `refusals`.
     """
     asker = Asker(transactional_id=transactional_id, implicit=implicit, knows_abortable=knows_abortable)
