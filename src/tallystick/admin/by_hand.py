@@ -12,8 +12,8 @@ plan comes from DescribeTransactions alone [ADM-4]:
     nothing open                        one of long ago    UNKNOWN
     come less far than the state        any                BEHIND: the cluster lost what it acknowledged
 
-Only the first two send a request, and then the client compares the state with the coordinator's answer once
-more.
+Only the first two send a request; the client then compares the state once more, with the transaction that
+InitProducerId kept.
 
 Source: KIP-939 "Recovery recipe"; `client.transactions.modes` for the conclusions from the producer id and
     epoch.
@@ -67,7 +67,7 @@ _OF_VERDICTS: Final = {
 
 @frozen(kw_only=True)
 class Decision:
-    """What happens to a transactional id, by the state that the other system has stored."""
+    """A transactional id, the state that the other system has stored, and the resulting outcome."""
 
     state: PreparedTxnState
     found: TransactionDescription

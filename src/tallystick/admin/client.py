@@ -177,7 +177,7 @@ class Admin:
         """Look up the first record at or after a time (in ms), by partition; None if there is none.
 
         Instead of a time: topics.EARLIEST, LATEST (the end; of committed records with `read_committed`) or
-            MAX_TIMESTAMP.
+        MAX_TIMESTAMP.
         """
         return self._run(self._admin.list_offsets(times_ms, read_committed=read_committed), "list_offsets")
 

@@ -5,7 +5,7 @@ from tallystick.kernel.errors import Remedy
 
 
 class BrokerDown(ClientError):
-    """A broker that the cluster lists refuses connections; the other brokers were asked without it."""
+    """A broker that the cluster lists could not be connected to; the other brokers were asked without it."""
 
     def __init__(self, broker: str, why: str) -> None:
         super().__init__(broker, why)

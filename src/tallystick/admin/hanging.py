@@ -4,7 +4,7 @@ A transaction is open in partitions and known to a coordinator; it *hangs* where
 second is not. Two listings of coordinators (ListTransactions, DescribeTransactions) are compared with one of
 partitions (DescribeProducers):
 
-    what the coordinators say of the producer id                      finding          verdict
+    coordinators' view of the producer id                             finding          verdict
     no coordinator knows the id                                       NOBODYS          hangs
     the same, while some coordinator did not answer                   UNSEEN           cannot tell
     the transactional id was forgotten between the two listings       FORGOTTEN        hangs
@@ -28,7 +28,7 @@ the transaction's start. A partition's last timestamp, which the producer choose
 transaction without a coordinator is old enough to be reported.
 
 OLDER is not harmless: the next marker of that producer would end it with another transaction's outcome. AHEAD
-    is impossible unless a coordinator lost acknowledged state: its markers will be refused.
+is impossible unless a coordinator lost acknowledged state: its markers will be refused.
 
 Source: KIP-664 "Finding Hanging Transactions", "if the epoch does not match or the partition is not included
     in the current transaction"; Kafka TransactionsCommand.FindHangingTransactionsCommand.
@@ -68,9 +68,7 @@ class Verdict(Enum):
     SLOW = "slow"
     ENDING = "ending"
     OPEN = "open"
-    CONTRADICTION = (
-        "contradiction"  # partition and coordinator cannot both be right: investigate before ending it
-    )
+    CONTRADICTION = "contradiction"  # the views cannot both be right: investigate before ending it
     UNKNOWN = "unknown"
 
 

@@ -187,7 +187,7 @@ class Asker:
                     if not _worth_repeating(each, failed_before):
                         del left[key]
                 else:
-                    # None is a valid answer here: `told` has the key.
+                    # None is a valid answer here, because `told` contains the key.
                     found[key] = cast(V, each)
                     failures.pop(key, None)
                     del left[key]

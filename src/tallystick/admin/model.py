@@ -50,7 +50,7 @@ class TransactionDescription:
     timeout_ms: int | None  # None: two-phase commit, which never times out
     started_ms: int | None
     partitions: frozenset[TopicPartition]  # without a marker yet
-    superseded: Identity | None = None  # the writer's previous id and epoch; tallystick's broker only
+    superseded: Identity | None = None  # the owner's previous id and epoch; tallystick's broker only
     forced_outcomes: tuple[ForcedOutcome, ...] = ()
 
     @property

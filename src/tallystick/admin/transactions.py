@@ -78,7 +78,7 @@ class AbortPlan:
     """The transaction that an abort would end, before a marker is sent.
 
     `guarded`: the leader itself checks that it is still this transaction. `coordinator_epoch`: the epoch to
-        send to a broker that does not check.
+    send to a broker that does not check.
     """
 
     case: Case
@@ -125,7 +125,7 @@ class Transactions:
         deadline = self._cluster.deadline("default.api.timeout.ms", self._timeout_ms)
         return Asker(self._cluster, deadline)
 
-    # -------------------------------------------------------------------------- what is there
+    # ------------------------------------------------------------------------ list and describe
 
     async def list(
         self,

@@ -46,7 +46,7 @@ def run() -> None:
 
 @app.command(add_help_option=False)
 def demo() -> None:
-    """Run 336,776 flights through a pipeline whose parts are killed."""
+    """Run 336,776 flights through a pipeline and kill its parts."""
 
 
 @app.command(add_help_option=False)

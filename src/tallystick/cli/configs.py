@@ -26,7 +26,7 @@ def describe(
     entity_name: EntityName,
     all_: Annotated[bool, typer.Option("--all", help="Also what has its default.")] = False,
 ) -> None:
-    """Show the settings in force; without --all only those that are not defaults."""
+    """Show the settings in force; without --all no defaults."""
     at: Target = context.obj
     resource = _resource(entity_type, entity_name)
     with at.admin() as admin:

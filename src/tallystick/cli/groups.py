@@ -109,7 +109,7 @@ def reset_offsets(
     execute: Annotated[bool, typer.Option("--execute", help="Do it; without, it is only shown.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show it: the default.")] = False,
 ) -> None:
-    """Show the offsets a group would get; --execute commits them.
+    """Show the new offsets of a group; --execute commits them.
 
     The group must have no members. An offset that changes loses its metadata, as with Kafka's tool.
     """
@@ -158,7 +158,7 @@ def delete_offsets(
     topic: Annotated[list[str], TOPICS],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
-    """Delete committed offsets of topics without a subscription."""
+    """Delete a group's offsets of topics it does not read."""
     at: Target = context.obj
     with at.admin() as admin:
         partitions = _partitions(admin, group, topic)

@@ -55,7 +55,7 @@ def _table(*heads: str) -> Table:
 
 
 def _upright(columns: Sequence[str], cells: Sequence[Text]) -> Table:
-    """Print a row that is wider than the terminal with a line for each column, as `psql` does."""
+    """Lay out a row that is wider than the terminal: a line for each column, as `psql` does."""
     table = _table("", "")
     table.show_header = False
     for column, cell in zip(columns, cells, strict=True):

@@ -1,4 +1,7 @@
-"""AddOffsetsToTxn: adds the group whose offsets a transaction commits; not sent by TV2 clients (KIP-890)."""
+"""AddOffsetsToTxn: adds the group whose offsets a transaction commits.
+
+Clients with transaction version 2 do not send it (KIP-890).
+"""
 
 from tallystick.broker.broker import Broker
 from tallystick.broker.handlers.txn_wire import NOT_ALLOWED, code_of, execute, identity_of, may_write

@@ -1,4 +1,4 @@
-"""AlterConfigs: replaces all settings of a resource. Deprecated by Kafka for IncrementalAlterConfigs."""
+"""AlterConfigs: replaces all settings of a resource (KIP-133). Deprecated for IncrementalAlterConfigs."""
 
 from tallystick.broker.broker import Broker
 from tallystick.broker.handlers.config_view import Alteration, Change, Operation, alter, alterations

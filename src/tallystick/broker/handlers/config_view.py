@@ -261,13 +261,13 @@ async def _alter(broker: Broker, asked: Alteration, *, replace: bool, validate_o
                     ErrorCode.INVALID_REQUEST, f"settings of resource type {kind} cannot be altered here"
                 )
     except BadConfig as exc:
-        # In Kafka the controller validates topics and groups, and the broker itself, with different codes.
+        # In Kafka the controller validates settings of topics and groups, a broker its own; the codes differ.
         code = ErrorCode.INVALID_REQUEST if kind == ResourceType.BROKER else ErrorCode.INVALID_CONFIG
         return Reject(code, str(exc))
 
 
 def _malformed(kind: int, name: str, changes: Sequence[Change]) -> str | None:
-    """Return what is wrong with the form of a request, or None.
+    """Return the error in the form of a request, or None.
 
     Source: ConfigAdminManager.preprocess; ControllerApis.
     """

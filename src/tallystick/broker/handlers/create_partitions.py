@@ -1,4 +1,4 @@
-"""CreatePartitions: grows a topic to a total number of partitions."""
+"""CreatePartitions: grows a topic to a total number of partitions (KIP-195)."""
 
 from collections import Counter
 

@@ -1,4 +1,7 @@
-"""DeleteRecords: advances the log start offset, but not past what an open transaction may still commit."""
+"""DeleteRecords: advances the log start offset (KIP-107), but not into an open transaction.
+
+The records of an open transaction may still be committed.
+"""
 
 from typing import Final
 
@@ -42,6 +45,7 @@ def _delete(broker: Broker, topic: str, wanted: DeleteRecordsPartition) -> Delet
         return _refused(index, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     if topic in INTERNAL:
         return _refused(index, ErrorCode.INVALID_TOPIC_EXCEPTION)
+    # As in Kafka's Partition.deleteRecordsOnLeader: only topics with the delete policy lose records.
     if "delete" not in broker.topics.config_of(known).cleanup_policy:
         return _refused(index, ErrorCode.POLICY_VIOLATION)
     log = partition.log

@@ -1,4 +1,4 @@
-"""DeleteTopics: deletes topics by name, or from version 6 on by id."""
+"""DeleteTopics: deletes topics by name, or from version 6 on by id (KIP-516)."""
 
 from collections.abc import Sequence
 from itertools import chain
@@ -64,6 +64,7 @@ async def _delete(broker: Broker, wanted: DeleteTopicState) -> DeletableTopicRes
 
 
 async def _refusal(broker: Broker, name: str) -> Reject | None:
+    # KIP-322: the error code of a broker that does not delete topics.
     if not broker.config.delete_topic_enable:
         return Reject(ErrorCode.TOPIC_DELETION_DISABLED, "delete.topic.enable is false")
     if name in INTERNAL:

@@ -1,4 +1,4 @@
-"""DescribeCluster: the cluster's one broker."""
+"""DescribeCluster: the cluster's one broker (KIP-700)."""
 
 from tallystick.broker.broker import Broker
 from tallystick.broker.handlers.metadata import CLUSTER_OPERATIONS, NOT_ASKED

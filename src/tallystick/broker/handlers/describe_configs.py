@@ -1,4 +1,4 @@
-"""DescribeConfigs: settings of topics and of the broker, with their sources."""
+"""DescribeConfigs: settings of topics and of the broker, with their sources (KIP-133, KIP-226)."""
 
 from collections.abc import Iterable
 

@@ -1,4 +1,4 @@
-"""DescribeLogDirs: sizes of the partitions in the data directory."""
+"""DescribeLogDirs: sizes of the partitions, and of the volume of the data directory (KIP-113, KIP-827)."""
 
 from collections.abc import Collection, Mapping
 

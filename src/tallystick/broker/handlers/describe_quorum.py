@@ -1,4 +1,4 @@
-"""DescribeQuorum: the broker is its own controller, and the only voter.
+"""DescribeQuorum: the broker is its own controller, and the only voter (KIP-595).
 
 Topics and settings are in SQLite and not in a metadata log, so offsets and epoch are 0.
 """

@@ -1,4 +1,4 @@
-"""ElectLeaders: every partition is led by its only replica, so no election is ever needed."""
+"""ElectLeaders: every partition is led by its only replica, so no election is ever needed (KIP-460)."""
 
 from typing import Final
 

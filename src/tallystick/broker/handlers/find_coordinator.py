@@ -32,7 +32,7 @@ _NOT_ALLOWED: Final = {
 async def handle(
     broker: Broker, request: FindCoordinatorRequest, context: RequestContext
 ) -> FindCoordinatorResponse | Listed:
-    batched = context.api_version >= 4
+    batched = context.api_version >= 4  # KIP-699
     keys = distinct(request.coordinator_keys) if batched else (request.key,)
     pacer, refusals = Pacer(), dict[str, Reject | None]()
     for key in keys:

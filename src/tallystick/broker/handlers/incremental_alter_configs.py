@@ -1,4 +1,4 @@
-"""IncrementalAlterConfigs: sets, deletes, appends to and subtracts from single settings."""
+"""IncrementalAlterConfigs: sets, deletes, appends to and subtracts from single settings (KIP-339)."""
 
 from tallystick.broker.broker import Broker
 from tallystick.broker.handlers.config_view import Alteration, Change, alter, alterations

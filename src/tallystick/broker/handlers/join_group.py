@@ -31,7 +31,9 @@ async def handle(broker: Broker, request: JoinGroupRequest, context: RequestCont
         rebalance_timeout_ms=request.session_timeout_ms if version == 0 else request.rebalance_timeout_ms,
         protocol_type=request.protocol_type,
         protocols=await in_slices(ProtocolChoice(offer.name, offer.metadata) for offer in request.protocols),
+        # KIP-394: from version 4 on a new member gets its id first, and joins again with it.
         requires_known_member_id=version >= 4,
+        # KIP-814: a static leader that rejoins learns that its group needs no new assignment.
         supports_skip_assignment=version >= 9,
         reason=request.reason,
         ticket=broker.groups.new_ticket(),

@@ -17,7 +17,7 @@ from tallystick.protocol.messages.leave_group import (
 async def handle(broker: Broker, request: LeaveGroupRequest, context: RequestContext) -> LeaveGroupResponse:
     if not request.group_id:
         return LeaveGroupResponse(error_code=ErrorCode.INVALID_GROUP_ID)
-    single = context.api_version < 3
+    single = context.api_version < 3  # KIP-345: from version 3 on several members leave in one request
     leaving = (
         (LeavingMember(member_id=MemberId(request.member_id)),)
         if single

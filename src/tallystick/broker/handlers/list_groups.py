@@ -1,4 +1,4 @@
-"""ListGroups: lists the groups, filtered by state and type on request."""
+"""ListGroups: lists the groups, filtered by state (KIP-518) and type (KIP-848) on request."""
 
 from tallystick.broker.broker import Broker
 from tallystick.broker.group.machine.queries import GROUP_TYPE, list_groups

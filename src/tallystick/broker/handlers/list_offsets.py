@@ -42,6 +42,7 @@ async def handle(broker: Broker, request: ListOffsetsRequest, context: RequestCo
     )
 
     def answer(name: str, wanted: ListOffsetsPartition) -> ListOffsetsPartitionResponse:
+        # As in Kafka, a partition that is named twice gets an error instead of two answers.
         if (name, wanted.partition_index) in twice:
             return _refused(wanted.partition_index, ErrorCode.INVALID_REQUEST)
         return _answer(broker, name, wanted, isolation, context.api_version)

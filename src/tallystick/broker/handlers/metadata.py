@@ -47,6 +47,7 @@ def handle(broker: Broker, request: MetadataRequest, context: RequestContext) ->
         for topic in wanted
         if topic.topic_id == NIL and broker.topics.find(topic.name or "") is None
     ]
+    # Requests before version 4 cannot forbid it.
     may_create = request.allow_auto_topic_creation or context.api_version < 4
     if missing and may_create and broker.config.auto_create_topics_enable:
         return _create_then_answer(broker, request, wanted)

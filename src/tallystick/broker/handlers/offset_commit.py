@@ -16,7 +16,7 @@ from tallystick.protocol.messages.offset_commit import (
     OffsetCommitResponseTopic,
 )
 
-TOPIC_IDS_SINCE = 10
+TOPIC_IDS_SINCE = 10  # KIP-848
 
 
 async def handle(

@@ -1,4 +1,4 @@
-"""OffsetFetch: committed offsets of one group or, from version 8 on, of several."""
+"""OffsetFetch: committed offsets of one group or, from version 8 on, of several (KIP-709)."""
 
 from collections.abc import Iterable
 from uuid import UUID

@@ -53,6 +53,7 @@ def _by_name(request: UpdateFeaturesRequest) -> dict[str, FeatureUpdateKey]:
 
 def _update(update: FeatureUpdateKey, version: int) -> FeatureUpdate:
     kind: UpgradeType | None
+    # KIP-778: version 1 replaced allow_downgrade by the upgrade type.
     if version == 0:
         kind = UpgradeType.SAFE_DOWNGRADE if update.allow_downgrade else UpgradeType.UPGRADE
     else:

@@ -87,7 +87,7 @@ def begin(
 ) -> Verification | Reject | None:
     """Return the guard to ask with, or None if no question is needed.
 
-    None is needed if the transaction is open here, or if the client is an older one and
+    No question is needed if the transaction is open here, or if the client is an older one and
     `transaction.partition.verification.enable` is off.
 
     Rejects with: INVALID_PRODUCER_EPOCH.
@@ -121,8 +121,8 @@ def refuse_borrowed(broker: Broker, header: BatchHeader) -> Reject | None:
     """Refuse a batch outside of transactions whose producer id belongs to a transactional id.
 
     No client of that id sends one: it refuses to write without a transaction. Kafka accepts it, so a client
-        that guesses the number fences the owner from the partition. Here the consistency check after a crash
-        would even conclude that a decision was lost (`txn/machine/consistency.py`).
+    that guesses the number fences the owner from the partition. Here the consistency check after a crash
+    would even conclude that a decision was lost (`txn/machine/consistency.py`).
     """
     entry = broker.transactions.find_writer(ProducerId(header.producer_id))
     if entry is None:

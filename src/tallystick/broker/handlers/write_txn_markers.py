@@ -194,7 +194,7 @@ async def _append(
     """Append the marker and have the coordinator record it.
 
     No decision is made between the two: the record is submitted before any other command, or after a decision
-        under way, which the coordinator then knows as torn.
+    under way, which the coordinator then knows as torn.
     """
     batch = encode_marker(wanted.marker, wanted.identity, timestamp_ms=broker.clock.now_ms())
     synced: asyncio.Future[None] | None = None
