@@ -1,5 +1,5 @@
-"""Records out: accumulated by partition, batched, numbered, sent, and their outcome delivered.
+"""The producer: records are batched by partition, numbered, sent, and their outcomes delivered.
 
-`engine` is the shell and `sender` its loop; batches, sequence numbers and partitioning are pure. A
-transaction is known here as the protocol in `txn_context` alone: nothing imports `client.transactions`.
+`engine` is the shell and `sender` its send loop; batches, sequence numbers and partitioning are pure. The
+package knows a transaction only as the protocols in `txn_context`: it never imports `client.transactions`.
 """

@@ -1,19 +1,19 @@
-"""Records on their way from `send` to a request, by partition.
+"""Record accumulator: buffers records by partition between `send` and a Produce request.
 
-`append` runs in the caller's thread, once for every record, and takes no lock: a lock costs as much as all
-the rest. Several threads may call it, and the engine takes batches away meanwhile:
+`append` runs in the caller's thread, once per record, and takes no lock: a lock costs as much as all
+the rest. Several threads may call it while the engine takes batches away:
 
     1. A record draws a ticket from its batch's counter and is stored under it. Both are single operations
-       of the interpreter, so no two records have one ticket and none is lost.
-    2. Whoever seals a batch first marks it sealed and then copies what is stored. Whoever stores a record
-       looks at the mark after storing. So a record stored too late to be copied is always noticed by the
-       thread that stored it, which then puts it into the batch that is open now [CLI-24].
+       of the interpreter, so no two records share a ticket and none is lost.
+    2. The thread that seals a batch first marks it sealed and then copies what is stored. The thread that
+       stores a record checks the mark after storing. So a record stored too late to be copied is always
+       noticed by the thread that stored it, which then puts it into the batch that is open now [CLI-24].
     3. The records of a batch are ordered by ticket. A thread's own records are in the order it sent them.
 
-Sizes are counted without a lock, too: two threads at once may lose a count. A batch may therefore come out
-somewhat above `batch.size`, and is divided before it is sent if it is above `max.request.size`.
+Sizes are counted without a lock, too: two threads at once may lose a count. A batch may therefore slightly
+exceed `batch.size`, and is divided before it is sent if it exceeds `max.request.size`.
 
-Sealing, opening and everything else is done once a batch, under a lock.
+Sealing, opening and everything else happens once per batch, under a lock.
 
 Source: Kafka RecordAccumulator; KIP-794.
 """
@@ -37,11 +37,11 @@ from tallystick.protocol.records import HEADER_SIZE, Headers
 _new: Final = object.__new__
 
 Parts = list[tuple[Outcome, Sequence[int]]]
-"""The outcomes of batches, and the places their records had in what was given."""
+"""Outcomes of batches, each with the places of its records in the caller's input."""
 
 
 class NotNow(Exception):
-    """The record was not taken: the topic is not known yet, or the memory is full. `full` says which."""
+    """The record was not taken: the topic is not known yet, or (`full`) the memory is full."""
 
     def __init__(self, topic: str, full: bool) -> None:
         super().__init__(topic, full)
@@ -50,7 +50,7 @@ class NotNow(Exception):
 
 @frozen(kw_only=True)
 class Limits:
-    """What a producer may gather."""
+    """Limits on what a producer buffers."""
 
     batch_bytes: int
     linger_ms: int
@@ -60,12 +60,12 @@ class Limits:
 
 @frozen(kw_only=True)
 class Ambient:
-    """What this module is given instead of asking the system.
+    """Clock, noise, lock and wake-up, passed in instead of taken from the system.
 
     now      seconds since the epoch, for the records' timestamps
-    noise    0 to 1 exclusive, drawn anew at every call
-    lock     for what is done once a batch
-    wake     called when the engine has something to do; from any thread
+    noise    between 0 and 1, both exclusive, drawn anew at every call
+    lock     for operations that happen once per batch
+    wake     called from any thread when the engine has something to do
     """
 
     now: Callable[[], float]
@@ -76,10 +76,10 @@ class Ambient:
 
 
 class Batch:
-    """Records for one partition: first open, then sealed, then on their way.
+    """Records for one partition: first open, then sealed, then in flight.
 
-    left        bytes that still fit, estimated
-    stamps      (ticket, timestamp) of records whose millisecond is another than that of the one before
+    left        estimated bytes that still fit
+    stamps      (ticket, timestamp) of records whose millisecond differs from that of the record before
     rows        the records, once sealed
     payload     the packed record section, once it was sent
     doubtful    an attempt to send it may have had an effect
@@ -135,12 +135,12 @@ class Batch:
         self.doubtful = False
 
     def holds(self, ticket: int) -> bool:
-        """Is the record among those that were sealed?"""
+        """Tell whether the record is among those that were sealed."""
         places = self.outcome.places
         return ticket < self.count if places is None else ticket in places
 
     def seal(self, room: int) -> None:
-        """Close it for senders and put its records in columns, by ticket. Under the lock."""
+        """Close the batch for senders and put its records in columns, by ticket. Under the lock."""
         self.sealed = True  # before anything is copied [CLI-24]
         order = list(self.values)
         values = list(self.values.values())[: len(order)]
@@ -158,12 +158,12 @@ class Batch:
         self.fill(rows, HEADER_SIZE + room - self.left)
 
     def fill(self, rows: Rows, size: int) -> None:
-        """Give it its records, all at once."""
+        """Set all records of the batch at once."""
         self.sealed, self.rows, self.count, self.size = True, rows, rows.count, size
         self.outcome.runs = rows.runs
 
     def _runs(self, order: list[int]) -> list[Run]:
-        """Timestamps by place, a run of equal ones each."""
+        """Return the timestamps by place, as runs of equal ones."""
         stamps = sorted(self.stamps)
         starts = {bisect_left(order, ticket): ms for ticket, ms in stamps}
         # A record may be stored before another thread notes the millisecond that both are in.
@@ -178,7 +178,7 @@ class Batch:
 
 
 class PartitionQueue:
-    """What waits for one partition: full batches in order, then the open one."""
+    """Batches that wait for one partition: full ones in order, then the open one."""
 
     __slots__ = ("open", "sealed", "topic", "tp")
 
@@ -193,12 +193,12 @@ class PartitionQueue:
         return not self.sealed and self.open.opened_ms < 0
 
     def due_ms(self, linger_ms: int) -> int:
-        """When something of it should be sent; only of a queue that is not empty."""
+        """Return when the first batch should be sent. The queue must not be empty."""
         return self.sealed[0].opened_ms if self.sealed else self.open.opened_ms + linger_ms
 
 
 class TopicQueues:
-    """The queues of one topic, and the partition its unkeyed records stick to."""
+    """Queues of one topic, and the partition its unkeyed records stick to."""
 
     __slots__ = ("candidates", "name", "partitions", "stuck", "stuck_bytes")
 
@@ -211,7 +211,7 @@ class TopicQueues:
 
 
 class Accumulator:
-    """All records that were sent and not yet taken by the engine.
+    """All records that were accepted and not yet taken by the engine.
 
     `append` and `extend` may be called by any thread, the rest by the engine alone.
     """
@@ -225,15 +225,16 @@ class Accumulator:
         self._now = ambient.now
         self._room = max(min(limits.batch_bytes, limits.record_bytes_max) - HEADER_SIZE, 0)
         self._topics: dict[str, TopicQueues] = {}
-        # The batch that an unkeyed record of a topic goes to: the one look-up of the common case.
+        # The open batch for a topic's unkeyed records: the only look-up of the common case.
         self._sticky: dict[str, Batch] = {}
         self._closed: Callable[[], Exception] | None = None
 
     # -------------------------------------------------------------------- in any thread
 
     def append_value(self, topic: str, value: bytes | None) -> Delivery | None:
-        """Take a record that is nothing but a value, if its batch is open and has room; else `append` does.
+        """Take a record that has only a value, if its batch is open and has room; else return None.
 
+        The caller then uses `append`.
         Cost: about 0.3 us.
         """
         batch = self._sticky.get(topic)
@@ -246,7 +247,7 @@ class Accumulator:
                 batch.values[ticket] = value
                 batch.left = left
                 if not batch.sealed or self._kept(batch, ticket):
-                    # Half the time of a call of the class, and this is a sixth of the whole.
+                    # Takes half the time of calling the class, which would be a sixth of this method.
                     delivery = _new(Delivery)
                     delivery.outcome, delivery.ticket = batch.outcome, ticket
                     return delivery
@@ -265,7 +266,7 @@ class Accumulator:
     ) -> Delivery:
         """Take one record.
 
-        Raises: NotNow when the caller has to wait first; TooLarge; TypeError; what the gate says.
+        Raises: NotNow when the caller has to wait first; TooLarge; TypeError; the gate's error.
         Cost: about 0.3 us.
         """
         value, key, headers = _bytes(value), _bytes(key), tuple(headers)
@@ -276,15 +277,16 @@ class Accumulator:
         return Delivery(batch.outcome, ticket)
 
     def extend(self, topic: str, rows: Rows, partition: int | None) -> Parts:
-        """Take many records at once: the outcomes of the batches they went into, and which went there.
+        """Take many records at once; return the outcomes of their batches, with the places of their records.
 
-        Records without key stay together, in batches of one partition each; keyed ones keep their order
+        Records without a key stay together, in batches of one partition each; keyed records keep their order
         within a partition.
 
         Args:
-            partition: of all of them; None to choose by their keys.
+            partition: for all of them; None to choose by their keys.
         Raises: as `append`; then none is taken.
-        Cost: 0.01 us an Arrow record without key, 0.1 one with; several times that without the extension.
+        Cost: 0.01 us per Arrow record without a key, 0.1 us with one; several times that without the
+            extension.
         """
         queues = self._queues(topic)
         if self.buffered >= self.limits.buffer_bytes:
@@ -368,14 +370,14 @@ class Accumulator:
             raise self._closed()
 
     def _stamp(self, batch: Batch, ticket: int, now: float) -> None:
-        """Another millisecond. The first of a batch opens it."""
+        """Note a new millisecond for a batch. The first of a batch opens it."""
         if batch.opened_ms < 0 and not batch.sealed:
             if self.buffered >= self.limits.buffer_bytes:
                 raise NotNow(batch.tp.topic, full=True)
             self._check_gate()
             batch.opened_ms = self._ambient.monotonic_ms()
             partitions = self._topics[batch.tp.topic].partitions
-            if batch.tp.partition < len(partitions):  # else it was cut off, and the batch sealed before that
+            if batch.tp.partition < len(partitions):  # else the partition was cut, after the batch was sealed
                 self.active[partitions[batch.tp.partition]] = None
             self._ambient.wake()
         ms = int(now * 1000)
@@ -383,7 +385,7 @@ class Accumulator:
         batch.stamp_start, batch.stamp_end = ms / 1000, (ms + 1) / 1000
 
     def _kept(self, batch: Batch, ticket: int) -> bool:
-        """Was a record that was stored about when its batch was sealed among the sealed ones? [CLI-24]"""
+        """Tell whether a record stored while its batch was being sealed is among the sealed ones [CLI-24]."""
         with self._lock:
             return batch.holds(ticket)
 
@@ -409,9 +411,9 @@ class Accumulator:
             self._stick(queue.topic)
 
     def _close_queue(self, queue: PartitionQueue) -> None:
-        """Seal what is open, and leave a batch that takes nothing to a sender that has the queue in hand.
+        """Seal the open batch and leave a sealed one in its place for senders that still hold the queue.
 
-        Order: the mark first [CLI-24]. A record that is stored before it has opened its batch, which is seen.
+        Order: the mark first [CLI-24]. A record stored before the mark has opened its batch, so it is seen.
         """
         batch = queue.open
         batch.sealed = True
@@ -442,7 +444,7 @@ class Accumulator:
         self.active[queue] = None
 
     def _stick(self, queues: TopicQueues) -> None:
-        """Where unkeyed records go from now on: elsewhere after about a batch's worth (KIP-794)."""
+        """Choose the partition for unkeyed records, another one after about a batch's worth of bytes (KIP-794)."""
         if queues.stuck_bytes * 2 >= self.limits.batch_bytes and queues.candidates:
             queued = [len(queues.partitions[p].sealed) for p in queues.candidates]
             queues.stuck = next_partition(queues.candidates, queued, self._ambient.noise())
@@ -453,7 +455,7 @@ class Accumulator:
     # --------------------------------------------------------------------- by the engine
 
     def learn(self, topic: str, partitions: int, led: Sequence[int]) -> None:
-        """A topic has so many partitions; those in `led` have a leader."""
+        """Set the number of a topic's partitions, and which have a leader (`led`)."""
         with self._lock:
             queues = self._topics.setdefault(topic, TopicQueues(topic))
             for partition in range(len(queues.partitions), partitions):
@@ -467,9 +469,9 @@ class Accumulator:
             self._stick(queues)
 
     def cut(self, topic: str, partitions: int) -> list[Batch]:
-        """Drop the queues of a topic that was made again with so few partitions; return what waited in them.
+        """Drop the queues of partitions that a recreated topic no longer has; return their waiting batches.
 
-        A sender that has one of them in hand sees that its batch is sealed, and chooses again [CLI-24].
+        A sender that still holds one of them sees that its batch is sealed, and chooses again [CLI-24].
         """
         waiting: list[Batch] = []
         with self._lock:
@@ -490,7 +492,7 @@ class Accumulator:
         return waiting
 
     def forget(self, topic: str) -> None:
-        """Nobody writes to it, and nothing of it waits."""
+        """Drop an idle topic for which no record waits."""
         with self._lock:
             queues = self._topics.get(topic)
             if queues is not None and all(queue.empty for queue in queues.partitions):
@@ -505,12 +507,12 @@ class Accumulator:
         return tuple(self._topics)
 
     def waiting(self) -> list[Outcome]:
-        """The outcomes of all sealed batches."""
+        """Return the outcomes of all sealed batches."""
         with self._lock:
             return [batch.outcome for queue in list(self.active) for batch in queue.sealed]
 
     def take(self, queue: PartitionQueue, now_ms: int, *, linger: bool = True) -> Batch | None:
-        """The next batch of a queue if it is full, has waited for linger.ms, or must not wait."""
+        """Return the next batch of a queue if it is full, has waited for linger.ms, or must not wait."""
         with self._lock:
             if not queue.sealed:
                 ripe = queue.open.opened_ms + self.limits.linger_ms <= now_ms
@@ -519,42 +521,42 @@ class Accumulator:
             return queue.sealed.popleft() if queue.sealed else None
 
     def settle_active(self, queue: PartitionQueue) -> None:
-        """Take a queue off the list of those with records if it has none."""
+        """Remove a queue without records from the list of active ones."""
         self.active.pop(queue, None)
-        if not queue.empty:  # looked at after taking it off: a sender puts it back on before storing
+        if not queue.empty:  # checked after the removal: a sender adds the queue again before it stores
             self.active[queue] = None
 
     def seal_all(self) -> None:
-        """Nothing waits for linger.ms any longer."""
+        """Seal all open batches without waiting for linger.ms."""
         with self._lock:
             for queue in list(self.active):
                 if queue.open.opened_ms >= 0:
                     self._seal_open(queue)
 
     def put_back(self, queue: PartitionQueue, batches: Iterable[Batch]) -> None:
-        """The parts of a batch that was divided, before everything else of its partition."""
+        """Put the pieces of a divided batch before everything else of their partition."""
         with self._lock:
             for batch in reversed(list(batches)):
                 queue.sealed.appendleft(batch)
             self.active[queue] = None
 
     def release(self, size: int) -> None:
-        """The bytes of a batch that has its final answer are free again."""
+        """Free the bytes of a batch that has its final answer."""
         with self._lock:
             self.buffered -= size
 
     def close_gate(self, why: Callable[[], Exception]) -> None:
-        """Refuse records from now on, with what `why` makes [CLI-25].
+        """Refuse records from now on, with the error that `why` makes [CLI-25].
 
-        Whatever was taken before is in a sealed batch afterwards; a sender that is halfway through sees that
-        its batch was sealed, and comes back to the gate.
+        Records taken before are in sealed batches afterwards; a sender that is halfway through sees that its
+        batch was sealed, and comes back to the gate.
         """
         with self._lock:
             self._closed = why
             self._sticky.clear()
             for queues in self._topics.values():
                 for queue in queues.partitions:
-                    # Also one that is not open yet: a sender may be about to open it, past the gate.
+                    # Even a batch without records: a sender past the gate may be about to open it.
                     self._seal_open(queue)
 
     def open_gate(self) -> None:
@@ -565,7 +567,7 @@ class Accumulator:
                 self._stick(queues)
 
     def drain(self) -> list[Batch]:
-        """Everything that waits, for one who will not send it."""
+        """Remove and return all waiting batches; they will not be sent."""
         drained: list[Batch] = []
         with self._lock:
             for queue in list(self.active):
@@ -581,7 +583,7 @@ class Accumulator:
 
 
 def too_large(topic: str, partition: int | None, size: int, limit: int) -> ClientError:
-    """The refusal of a record that no request could carry. Nothing was sent."""
+    """Return the error for a record that no request can carry. Nothing was sent."""
     where = topic if partition is None else TopicPartition(topic, partition)
     text = f"a record of up to {size} bytes, above max.request.size = {limit}"
     return refused("Produce", where, ErrorCode.MESSAGE_TOO_LARGE, text)
@@ -602,7 +604,7 @@ def _bytes(content: object) -> bytes | None:
 
 
 def all_bytes(contents: Sequence[bytes | None]) -> list[bytes | None]:
-    """The same as a list of bytes. Raises TypeError for anything else."""
+    """Return the contents as a list of bytes. Raise TypeError for anything else."""
     if set(map(type, contents)) <= {bytes, type(None)}:
         return list(contents)
     return [_bytes(content) for content in contents]

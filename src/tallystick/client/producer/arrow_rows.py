@@ -1,4 +1,4 @@
-"""Records from Arrow arrays: no record becomes an object. Pure.
+"""Records from Arrow arrays, without an object per record. Pure.
 
 The codec's extension writes a section from the arrays' buffers. Without it numpy lays it out and Arrow joins:
 
@@ -6,9 +6,9 @@ The codec's extension writes a section from the arrays' buffers. Without it nump
 
 The first and third piece of a record are varints. numpy computes those of all records at once and scatters
 their bytes into one buffer; Arrow's kernel then concatenates element by element. The data buffer of its
-result is the section. Either way it is the bytes that `encode_records` makes [CLI-26].
+result is the section. Either way the bytes equal those of `encode_records` [CLI-26].
 
-numpy and pyarrow are loaded when somebody brings an Arrow array, and not before.
+numpy and pyarrow are loaded on the first use of an Arrow array, not before.
 
 Source: docs/adr/0005.
 """
@@ -30,14 +30,14 @@ from tallystick.client.producer.batches import (
 )
 from tallystick.protocol.records import Headers, native
 
-# Where a varint gets another byte; a record's size is below 2^31.
+# Values at which a varint becomes one byte longer; a record's size is below 2^31.
 _STEPS: Final = (1 << 7, 1 << 14, 1 << 21, 1 << 28)
 _NULL: Final = 1  # zigzag of -1
 _INT16_MAX: Final = 2**15 - 1
 
 
 class Array(Protocol):
-    """The little of an Arrow array that is used here. It may be chunked."""
+    """Subset of an Arrow array's methods that is used here. The array may be chunked."""
 
     type: object
     offset: int
@@ -52,7 +52,7 @@ class Array(Protocol):
 
 
 class Numbers(Protocol):
-    """The little of a numpy array of int64 that is used here."""
+    """Subset of the methods of a numpy array of int64 that is used here."""
 
     def __len__(self) -> int: ...
     def __add__(self, other: object) -> "Numbers": ...
@@ -69,7 +69,7 @@ class Numbers(Protocol):
 
 
 class ArrowRows:
-    """Records as one or two arrays of `large_binary`, and what else there is of them in lists."""
+    """Records as one or two arrays of `large_binary`, with timestamps and headers in lists."""
 
     __slots__ = ("_keys", "_values", "headers", "runs")
 
@@ -90,7 +90,10 @@ class ArrowRows:
         runs: Sequence[Run],
         headers: Sequence[Headers] | None = None,
     ) -> "ArrowRows":
-        """Arrays of any binary or string type, chunked or not. Raises: TypeError for other types."""
+        """Make rows of arrays of any binary or string type, chunked or not.
+
+        Raises: TypeError for other types.
+        """
         return cls(_plain(values), None if keys is None else _plain(keys), runs, headers)
 
     @property
@@ -133,7 +136,7 @@ class ArrowRows:
         return Columns(values=self._values.to_pylist(), keys=keys, headers=self.headers, runs=self.runs)
 
     def _joined(self) -> bytes:
-        """Of records without headers, all with one timestamp."""
+        """Return the section of records without headers, all with one timestamp."""
         np, pc = _lazy.load("numpy"), _lazy.load("pyarrow.compute")
         offsets = np.arange(self.count, dtype=np.int64)
         values = _Column(self._values)
@@ -153,7 +156,7 @@ class ArrowRows:
         zero = one * 0
         key_width = one if self._keys is None else _width(key_size)
         attributes = time = no_headers = (zero, one)
-        # A head begins with the end of the record before: the number of its headers.
+        # A head begins with the last byte of the record before: its number of headers.
         head = [no_headers, (size, _width(size)), attributes, time, (places, _width(places))]
         joined = pc.binary_join_element_wise(
             _varints([*head, (key_size, key_width), *heads]), *columns, _nothing()
@@ -191,25 +194,25 @@ class ArrowRows:
 
 
 def is_arrow(column: object) -> bool:
-    """Is it an array of pyarrow's?"""
+    """Tell whether the column is a pyarrow array."""
     return type(column).__module__.partition(".")[0] == "pyarrow"
 
 
 def _buffers(array: Array) -> native.Texts:
-    """An array of `large_binary`, as the extension takes it."""
+    """Return the buffers of a `large_binary` array in the form the extension takes."""
     validity, offsets, data = array.buffers()
     return validity, offsets, data, array.offset
 
 
 def _sizes(array: Array) -> Numbers:
-    """The sizes of its texts; 0 for null."""
+    """Return the sizes of the array's values; 0 for null."""
     np, pc = _lazy.load("numpy"), _lazy.load("pyarrow.compute")
     lengths = pc.fill_null(pc.binary_length(array), 0)
     return cast(Numbers, lengths.to_numpy(zero_copy_only=False).astype(np.int64))
 
 
 class _Column:
-    """Sizes of an array's texts (0 for null), as zigzag numbers (-1 for null), and how long those are."""
+    """Sizes of an array's values (0 for null), as zigzag numbers (-1 for null), and their varints' widths."""
 
     __slots__ = ("sizes", "texts", "width", "zigzag")
 
@@ -246,7 +249,7 @@ def _nothing() -> object:
 
 
 def _width(numbers: Numbers) -> Numbers:
-    """How many bytes the varint of each takes."""
+    """Return how many bytes the varint of each number takes."""
     width = (numbers >= _STEPS[0]) + (numbers >= _STEPS[1]) * 1
     for step in _STEPS[2:]:
         width = width + (numbers >= step)
@@ -254,7 +257,7 @@ def _width(numbers: Numbers) -> Numbers:
 
 
 def _varints(fields: list[tuple[Numbers, Numbers]]) -> Array:
-    """For each record the varints of its fields, one after the other; a field is numbers and their widths."""
+    """Return each record's varints, one field after the other; a field is numbers and their widths."""
     np, pa = _lazy.load("numpy"), _lazy.load("pyarrow")
     n = len(fields[0][0])
     ends = np.zeros(n + 1, dtype=np.int64)

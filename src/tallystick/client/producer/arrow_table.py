@@ -1,13 +1,13 @@
-"""An Arrow batch whose rows say where they go, divided by topic and partition. Pure.
+"""Arrow batches and tables divided into rows by topic and partition. Pure.
 
-    value       binary or string; the one column that must be there
+    value       binary or string; the only required column
     key         binary or string, may be null
-    topic       string; needed unless one topic is given for all
+    topic       string; required unless one topic is given for all
     partition   integer; null where the key decides
     timestamp   timestamp of any unit, or int64 milliseconds since the epoch; null for now
     headers     list of struct (key: string, value: binary), may be null
 
-Other columns are not looked at. The names and types are those of Spark's Kafka sink, which has no timestamp.
+Other columns are ignored. The names and types are those of Spark's Kafka sink, which has no timestamp.
 
 Source: Spark's Kafka guide, "Writing Data to Kafka"; KafkaWriter.validateQuery.
 """
@@ -34,10 +34,12 @@ class Share(NamedTuple):
 
 
 def shares(batch: "RecordBatch | Table", topic: str | None, now_ms: int) -> list[Share]:
-    """The rows of `batch` by where they go, each share in their order; none for a batch without rows.
+    """Divide the rows of `batch` by topic and partition; each share keeps their order.
+
+    A batch without rows has no shares.
 
     Args:
-        topic: for all rows, whatever their column says.
+        topic: for all rows, overriding their column.
     Raises: ValueError, TypeError: a column is missing, has another type, or a row has no topic.
     Cost: 0.1 us a row where topics or partitions differ; headers and changing timestamps cost 1 us.
     """
@@ -71,7 +73,7 @@ def _divided(rows: ArrowRows, topics: Sequence[str], of_row: Any, partitions: An
 
 
 def _column(batch: "RecordBatch | Table", name: str) -> Any:
-    """The column in one piece; None where there is none."""
+    """Return the column in one piece; None where there is none."""
     if name not in batch.schema.names:
         return None
     column = batch.column(name)
@@ -79,7 +81,7 @@ def _column(batch: "RecordBatch | Table", name: str) -> Any:
 
 
 def _topics(column: Any, topic: str | None, count: int) -> tuple[list[str], Any]:
-    """Names of topics, and which of them each row has."""
+    """Return the names of the topics, and the index of each row's topic in them."""
     np, pa = _lazy.load("numpy"), _lazy.load("pyarrow")
     if topic is not None:
         return [topic], np.zeros(count, dtype=np.int64)
@@ -92,7 +94,7 @@ def _topics(column: Any, topic: str | None, count: int) -> tuple[list[str], Any]
 
 
 def _partitions(column: Any) -> Any:
-    """The partition of each row, -1 for none; None where no row has one."""
+    """Return the partition of each row, -1 for none; None where no row has one."""
     np, pc = _lazy.load("numpy"), _lazy.load("pyarrow.compute")
     if column is None or column.null_count == len(column):
         return None

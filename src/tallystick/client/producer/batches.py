@@ -1,16 +1,16 @@
-"""Record sections from columns: all values of a batch, all keys, runs of equal timestamps. Pure.
+"""Record sections built from columns: all values of a batch, all keys, runs of equal timestamps. Pure.
 
 `records.encode_batch` works record by record. Here a section is the concatenation of columns, and each column
-is filled by one call: for records without key and headers that is
+is filled by one call. For records without key and headers the columns are
 
     size, attributes and time | offset, no key | value's size | value | no headers, and the next record
 
-where the second column is a slice of a table, and the first and third are one constant, if all values have
-one size, or looked up by size. That is four pointers a record and no bytecode. Whatever is different goes
-through `encode_records`. Where the codec's extension is, it does all of it. The result is the same bytes
-[CLI-26].
+where the second column is a slice of a table. If all values have one size, the first and third are one
+constant; otherwise they are looked up by size. That is four pointers per record and no bytecode. Everything
+else goes through `encode_records`. The codec's extension, where there is one, does all of it. The result is
+the same bytes [CLI-26].
 
-From Arrow arrays: `arrow_rows.py`.
+For Arrow arrays see `arrow_rows.py`.
 
 Source: the format is in protocol/records/record.py; docs/adr/0005.
 """
@@ -34,10 +34,10 @@ from tallystick.protocol.records.section import seal
 RECORD_OVERHEAD: Final = 21
 HEADER_OVERHEAD: Final = 10
 
-# Values up to this size, and offsets, have their varints in tables.
+# Varints of value sizes and offsets below this come from tables.
 _TABLE: Final = 8192
 _SIZES_MAX: Final = _TABLE - RECORD_OVERHEAD
-# A column is worth filling for this many records.
+# Fewest records for which filling a column pays.
 _RUN_MIN: Final = 8
 
 Run = tuple[int, int]
@@ -45,41 +45,41 @@ Run = tuple[int, int]
 
 
 class Rows(Protocol):
-    """The records of one batch, in whatever form they came."""
+    """Records of one batch, in whatever form they came."""
 
     @property
     def count(self) -> int: ...
     @property
     def runs(self) -> Sequence[Run]: ...
     def section(self) -> bytes:
-        """The record section, uncompressed."""
+        """Return the record section, uncompressed."""
         ...
 
     def upto(self) -> Sequence[int]:
-        """The most bytes that all records before each place take, and all of them together."""
+        """Return the upper bound in bytes of all records before each place, and of all records."""
         ...
 
     def part(self, begin: int, end: int) -> "Rows":
-        """The records from one place up to another."""
+        """Return the records from `begin` up to `end`."""
         ...
 
     @property
     def keyed(self) -> bool:
-        """Has any a key?"""
+        """Whether any record has a key."""
         ...
 
     def by_partition(self, partitions: int) -> "Mapping[int | None, Sequence[int]]":
-        """The places of the records of each partition; under None those without a key."""
+        """Return the places of the records by partition; under None those without a key."""
         ...
 
     def pick(self, places: Sequence[int], *, keyed: bool) -> "Rows":
-        """The records at these places, with their keys or without."""
+        """Return the records at these places, with or without their keys."""
         ...
 
 
 @frozen(kw_only=True)
 class Columns:
-    """Records as lists of equal length; `keys` or `headers` None where no record has any."""
+    """Records as lists of equal length; `keys` or `headers` is None where no record has any."""
 
     values: Sequence[bytes | None]
     keys: Sequence[bytes | None] | None = None
@@ -108,7 +108,7 @@ class Columns:
         return native.codec.encode(self.count, list(self.runs), list(self.values), keys, tails)
 
     def records(self) -> Iterator[Record]:
-        """The records one by one, offsets from 0."""
+        """Return the records one by one, with offsets from 0."""
         n = self.count
         keys = self.keys if self.keys is not None else (None,) * n
         headers = self.headers if self.headers is not None else ((),) * n
@@ -148,7 +148,7 @@ class Columns:
 
 
 def tails_of(headers: Sequence[Headers]) -> list[bytes | None]:
-    """How each record ends: its headers, encoded. Equal ones, which follow each other, only once."""
+    """Return each record's encoded headers. Consecutive identical headers are encoded once."""
     tails: list[bytes | None] = []
     before, tail = headers[0], encode_headers(headers[0])
     for own in headers:
@@ -159,31 +159,31 @@ def tails_of(headers: Sequence[Headers]) -> list[bytes | None]:
 
 
 def headers_size(headers: Headers) -> int:
-    """The most bytes that headers take."""
+    """Return the most bytes that the headers take."""
     return sum(HEADER_OVERHEAD + len(name.encode()) + len(content or b"") for name, content in headers)
 
 
 def time_at(runs: Sequence[Run], place: int) -> int:
-    """The timestamp of one record."""
+    """Return the timestamp of one record."""
     return runs[bisect_right(runs, place, key=_begin) - 1][1]
 
 
 def part_of_runs(runs: Sequence[Run], begin: int, end: int) -> list[Run]:
-    """The runs of the records from `begin` up to `end`."""
+    """Return the runs of the records from `begin` up to `end`."""
     first = bisect_right(runs, begin, key=_begin) - 1
     last = bisect_right(runs, end - 1, key=_begin)
     return [(max(at - begin, 0), ms) for at, ms in runs[first:last]]
 
 
 def picked_runs(runs: Sequence[Run], places: Sequence[int]) -> list[Run]:
-    """The runs of the records at these places."""
+    """Return the runs of the records at these places."""
     if len(runs) == 1:
         return list(runs)
     return runs_of([time_at(runs, place) for place in places])
 
 
 def runs_of(times: Sequence[int]) -> list[Run]:
-    """Runs of equal timestamps, of one for each record."""
+    """Return the runs of equal timestamps, given one for each record."""
     before = chain((None,), times)
     return [(place, ms) for place, (ms, last) in enumerate(zip(times, before, strict=False)) if ms != last]
 
@@ -199,7 +199,7 @@ def _times(runs: Sequence[Run], count: int) -> Iterator[int]:
 
 
 def cut(rows: Rows, room: int) -> Iterator[tuple[Rows, int]]:
-    """Parts of at most `room` bytes, at least one record each, and their sizes."""
+    """Yield parts of at most `room` bytes, at least one record each, with their sizes."""
     upto = rows.upto()
     begin, n = 0, rows.count
     while begin < n:
@@ -209,7 +209,7 @@ def cut(rows: Rows, room: int) -> Iterator[tuple[Rows, int]]:
 
 
 def by_partition(keys: Sequence[bytes | None], partitions: int) -> dict[int | None, Sequence[int]]:
-    """The places of the records of each partition; under None those that have no key."""
+    """Return the places of the records by partition; under None those without a key."""
     places: dict[int | None, list[int]] = {}
     codec = native.codec
     hashed = None if codec is None else codec.partitions(len(keys), list(keys), partitions)
@@ -226,7 +226,7 @@ def by_partition(keys: Sequence[bytes | None], partitions: int) -> dict[int | No
 
 
 def _values_alone(values: Sequence[bytes], runs: Sequence[Run]) -> bytes | None:
-    """The section of records without key and headers; None where it is not worth it."""
+    """Return the section of records without key and headers; None where columns do not pay."""
     n = len(values)
     base = runs[0][1]
     if len(runs) * _RUN_MIN > n + _RUN_MIN or not 0 <= max(runs, key=_ms)[1] - base < _TABLE:
@@ -249,7 +249,7 @@ def _values_alone(values: Sequence[bytes], runs: Sequence[Run]) -> bytes | None:
         parts[4 * begin : 4 * end : 4] = (
             [head[longest]] * (end - begin) if same else map(head.__getitem__, sizes[begin:end])
         )
-    # A head begins with the byte that ends the record before: the number of its headers, none.
+    # A head begins with the last byte of the record before: its number of headers, 0.
     parts[0] = parts[0][1:]
     parts.append(b"\0")
     return b"".join(parts)
@@ -260,19 +260,19 @@ def _ms(run: Run) -> int:
 
 
 def _stretches(runs: Sequence[Run], count: int) -> Iterator[tuple[int, int, int]]:
-    """Places from, up to, and timestamp, of records whose varints have one length each."""
+    """Yield begin, end and timestamp of stretches of records whose varints have the same length."""
     bounds = [at for at in _OFFSET_STEPS if at < count]
     starts = sorted({at for at, _ in runs}.union(bounds))
     for begin, end in zip(starts, [*starts[1:], count], strict=True):
         yield begin, end, time_at(runs, begin)
 
 
-# Where the varint of an offset gets another byte.
+# Offsets at which the varint becomes one byte longer.
 _OFFSET_STEPS: Final = (64, 8192, 1 << 20, 1 << 27)
 
 
 def offsets_table(count: int) -> list[bytes]:
-    """For each place its varint and "no key", for `count` places or more."""
+    """Return, for `count` places or more, the offset's varint followed by "no key"."""
     if len(_OFFSETS) < count:
         _OFFSETS.extend(encode_zigzag(n) + b"\x01" for n in range(len(_OFFSETS), count))
     return _OFFSETS
@@ -287,7 +287,7 @@ def _heads(delta: int, offset_bytes: int) -> "_Heads":
 
 
 class _Heads(dict[int, bytes]):
-    """By the size of the value: the end of the record before, this one's size, attributes, time."""
+    """Heads by the size of the value: the end of the record before, this record's size, attributes, time."""
 
     def __init__(self, when: bytes, offset_bytes: int) -> None:
         super().__init__()
@@ -310,7 +310,7 @@ def _value_sizes() -> tuple[bytes, ...]:
 
 @frozen(kw_only=True)
 class Signature:
-    """Who writes a batch: with which number it begins, and whether in a transaction."""
+    """Producer id and epoch of a batch, its first sequence number, and whether it is transactional."""
 
     identity: Identity | None = None
     base_sequence: int = -1
@@ -318,7 +318,7 @@ class Signature:
 
 
 def sealed(rows: Rows, payload: bytes, codec: Codec, signature: Signature) -> bytes:
-    """A whole batch: header, CRC, and the packed section that is given."""
+    """Return a whole batch: header, CRC, and the packed section that is given."""
     who = signature.identity
     times = [ms for _, ms in rows.runs]
     return seal(

@@ -1,4 +1,4 @@
-"""What became of a record: the value `send` returns, and where it looks.
+"""Delivery futures: the value that `send` returns, and the outcome it refers to.
 
 A batch of records has one `Outcome`. A `Delivery` is the outcome and a place in it, so that ten thousand
 records are acknowledged by one assignment. It has the methods of `concurrent.futures.Future`, and can be
@@ -30,10 +30,11 @@ _WAIT_MAX_S: Final = threading.TIMEOUT_MAX
 
 @frozen
 class RecordMetadata:
-    """Where a record is.
+    """Topic, partition, offset and timestamp of a written record.
 
-    offset         None when the broker did not say: acks=0, or a repetition of records it has had for long
-    timestamp_ms   the record's own, or the broker's where the topic wants its own clock
+    offset         None when the broker did not report it: acks=0, or a duplicate of records written long
+    before
+    timestamp_ms   the record's own, or the broker's where the topic uses log append time
     """
 
     topic: str
@@ -44,9 +45,9 @@ class RecordMetadata:
 
 @frozen
 class BatchMetadata:
-    """Where the records of one `send_batch` are: a part for each batch they went in, in order.
+    """Partitions and offsets of the records of one `send_batch`: a part for each of their batches, in order.
 
-    first_offset is of the first record of the part, the others follow it; None as in RecordMetadata.
+    first_offset is that of the part's first record, the others follow it; None as in RecordMetadata.
     """
 
     topic: str
@@ -64,10 +65,10 @@ class BatchPart:
 
 
 class Outcome:
-    """What became of one batch; settled once, by the engine, and read by anyone [CLI-20].
+    """Result of one batch; settled once, by the engine, and read from any thread [CLI-20].
 
-    No lock: a watcher is put in first and the outcome looked at after; the engine settles first and takes
-    watchers out after. Whoever takes one out calls it.
+    No lock: a watcher is added first and the outcome checked after; the engine settles first and removes
+    watchers after. The thread that removes a watcher calls it.
     """
 
     __slots__ = (
@@ -91,17 +92,17 @@ class Outcome:
         self.base_offset: int | None = None
         self.runs: Sequence[Run] = ()
         self.log_append_time_ms: int | None = None
-        # Where records stand when it is not in the order of their tickets.
+        # Place of each ticket, if the records are not in the order of their tickets.
         self.places: dict[int, int] | None = None
-        # The outcomes of the pieces it was divided into, and where in it each begins.
+        # The pieces this batch was divided into: where each begins, and its outcome.
         self.parts: list[tuple[int, Outcome]] = []
         self._watchers: deque[tuple[DeliveryCallback, int]] = deque()
         self._process = this_process()
 
     def watch(self, callback: DeliveryCallback, ticket: int) -> None:
-        """Call back when settled; at once, in this thread, if it is.
+        """Call `callback` when settled; at once, in this thread, if it is settled already.
 
-        Raises: IllegalState where it will never be: in a child that was forked off before [CLI-61].
+        Raises: IllegalState in a forked child, where the outcome is never settled [CLI-61].
         """
         if self._process is not this_process() and not self.settled:
             raise forked("waiting for a record's delivery")
@@ -110,13 +111,13 @@ class Outcome:
             self._tell()
 
     def settle(self, error: ClientError | None = None) -> None:
-        """Say what happened; the fields beside `error` are set before."""
+        """Settle the outcome and call the watchers; the fields beside `error` are set before."""
         self.error = error
         self.settled = True
         self._tell()
 
     def divide(self, begins: Sequence[int]) -> "list[Outcome]":
-        """Outcomes of pieces that begin at these places; this one is settled when all of them are."""
+        """Return outcomes for pieces that begin at these places; this one is settled when all of them are."""
         pieces = [Outcome(self.topic, self.partition) for _ in begins]
         self.parts = list(zip(begins, pieces, strict=True))
         left = len(pieces)
@@ -132,7 +133,7 @@ class Outcome:
         return pieces
 
     def metadata(self, ticket: int) -> RecordMetadata:
-        """Where a record is, when settled. Raises what it failed with."""
+        """Return where a record is, once settled. Raise the error it failed with."""
         return self._at(ticket if self.places is None else self.places[ticket])
 
     def _at(self, place: int) -> RecordMetadata:
@@ -167,12 +168,12 @@ def _call(callback: DeliveryCallback, delivery: "Delivery") -> None:
     try:
         callback(delivery)
     except Exception:
-        # A callback's mistake is its author's to see, and must not stop the records of others.
+        # An error in a callback is logged and must not affect other records.
         _log.exception("a delivery callback failed: %r", delivery)
 
 
 class Delivery:
-    """The future of one record: `result()` waits, `await` does so in an event loop."""
+    """Future of one record: `result()` waits, `await` does so in an event loop."""
 
     __slots__ = ("outcome", "ticket")
 
@@ -180,25 +181,25 @@ class Delivery:
         self.outcome, self.ticket = outcome, ticket
 
     def done(self) -> bool:
-        """Is it known what became of the record?"""
+        """Tell whether the record has been written or has failed."""
         return self.outcome.settled
 
     def cancelled(self) -> bool:
-        """Never: a record that was accepted is sent, or fails for a reason."""
+        """Return False: an accepted record is sent, or fails with an error."""
         return False
 
     def result(self, timeout: float | None = None) -> RecordMetadata:
-        """Where the record is; waits `timeout` seconds for it, or as long as it takes.
+        """Return where the record is; wait for it up to `timeout` seconds, without limit by default.
 
-        It takes no longer than delivery.timeout.ms, which ends every batch.
-        Raises: what the record failed with; TimedOut when `timeout` is over first: the record goes on, and
-            may still be written.
+        The wait takes no longer than delivery.timeout.ms, which ends every batch.
+        Raises: the error the record failed with; TimedOut when `timeout` is over first: the record stays in
+            flight and may still be written.
         """
         self._wait(timeout)
         return self.outcome.metadata(self.ticket)
 
     def exception(self, timeout: float | None = None) -> ClientError | None:
-        """What the record failed with, None if it did not; waits like `result`."""
+        """Return the error the record failed with, or None; wait like `result`."""
         self._wait(timeout)
         try:
             self.outcome.metadata(self.ticket)
@@ -214,10 +215,10 @@ class Delivery:
         self.outcome.watch(lambda _: waiting.release(), self.ticket)
         if not waiting.acquire(timeout=-1 if timeout is None else min(timeout, _WAIT_MAX_S)):
             late = TimedOut("timeout", int((timeout or 0) * 1000), "waiting for a record's delivery")
-            raise late.after(Effect.UNKNOWN)  # it goes on, and may be written already
+            raise late.after(Effect.UNKNOWN)  # still in flight, and possibly written already
 
     def add_done_callback(self, callback: Callable[[Self], object]) -> None:
-        """Call back with this delivery when it is done, in the engine's thread; at once if it is."""
+        """Call `callback` with this delivery when it is done, in the engine's thread; at once if it is."""
         self.outcome.watch(lambda _: callback(self), self.ticket)
 
     def __await__(self) -> Generator[object, None, RecordMetadata]:
@@ -238,7 +239,7 @@ class Delivery:
 
 
 class BatchDelivery:
-    """The future of many records that were sent in one call."""
+    """Future of many records that were sent in one call."""
 
     __slots__ = ("_pieces", "_rows", "topic")
 
@@ -248,13 +249,13 @@ class BatchDelivery:
         self._rows = [rows for _, rows in parts]
 
     def done(self) -> bool:
-        """Is it known of all records what became of them?"""
+        """Tell whether every record has been written or has failed."""
         return all(piece.done() for piece in self._pieces)
 
     def result(self, timeout: float | None = None) -> BatchMetadata:
-        """Where the records are; waits `timeout` seconds for all of them together.
+        """Return where the records are; wait up to `timeout` seconds for all of them together.
 
-        Raises: what the first part that failed failed with; TimedOut.
+        Raises: the error of the first part that failed; TimedOut.
         """
         until = None if timeout is None else monotonic() + timeout
         for piece in self._pieces:

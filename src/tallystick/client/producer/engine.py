@@ -1,15 +1,15 @@
-"""The producer's engine: records in from any thread, outcomes out.
+"""The producer's engine: takes records from any thread and delivers their outcomes.
 
     engine = ProducerEngine(cluster, config)        on the loop
     engine.append("orders", b"...")                 in any thread; NotNow: `await engine.admitted(...)` first
     await engine.flush(deadline)
     await engine.close(deadline)
 
-`_pump` does whatever can be done now and sets a timer for what will be due later. It runs when a sender
-opened or filled a batch, when an answer or metadata came, and when the timer rings. What is sent, and what an
-answer means, is in `sender.py`.
+`_pump` does whatever can be done now and sets a timer for what is due later. It runs when a caller opens or
+fills a batch, when a response or new metadata arrives, and when the timer fires. `sender.py` decides what is
+sent and what a response means.
 
-Everything here that waits has a limit with a name [CLI-2].
+Every wait in this module has a named limit [CLI-2].
 """
 
 import asyncio
@@ -37,14 +37,16 @@ from tallystick.protocol.primitives import NIL
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# Senders that wait for memory go on when so much of it is free: one by one they would hinder the engine.
+# Callers that wait for memory are woken together, once this share is free: waking them singly slows the
+# engine.
 _ROOM_SHARE: Final = 0.5
 
 
 class ProducerEngine:
-    """One producer's records on their way. Made, used and closed on one loop, but for `append` and `extend`.
+    """One producer's records between `append` and their outcomes.
 
-    The cluster is its owner's to close, after this.
+    Made, used and closed on one loop, except for `append` and `extend`. The owner of the cluster closes it,
+    after this engine.
     """
 
     def __init__(
@@ -90,7 +92,7 @@ class ProducerEngine:
         )
 
     def use(self, txn: TxnContext) -> None:
-        """Send in transactions: `append` and `extend` ask `txn` first. Before the first record."""
+        """Send in transactions: `append` and `extend` ask `txn` first. Called before the first record."""
         self._dispatcher.signer = InTransactions(txn, self.wake)
         self.append_value = _after(self._sendable(txn), self.accumulator.append_value)
         self.append = _after(self._sendable(txn), self.accumulator.append)
@@ -110,7 +112,7 @@ class ProducerEngine:
     # -------------------------------------------------------------------- in any thread
 
     def wake(self) -> None:
-        """There is something to do. Cheap when the engine knows."""
+        """Schedule the pump. Cheap when it is already scheduled."""
         if not self._woken:
             self._woken = True
             try:
@@ -124,9 +126,9 @@ class ProducerEngine:
     # ----------------------------------------------------------------------- on the loop
 
     async def admitted(self, topic: str, deadline: Deadline) -> None:
-        """Wait until `append` can take a record for `topic`: its partitions are known, there is memory.
+        """Wait until `append` can take a record for `topic`: its partitions are known and there is memory.
 
-        Raises: TimedOut (max.block.ms); UnknownTopic and others that asking again does not mend; Closed.
+        Raises: TimedOut (max.block.ms); UnknownTopic and other errors that a retry does not mend; Closed.
         """
         started_ns = time.monotonic_ns()
         measures = self._dispatcher.measures
@@ -142,10 +144,10 @@ class ProducerEngine:
         raise Closed("the producer was closed")
 
     async def flush(self, deadline: Deadline | None = None) -> None:
-        """Wait until every record that was taken before has its outcome; send them now.
+        """Send all records taken so far at once, and wait until each has its outcome.
 
-        What became of them their deliveries say. Without a deadline, delivery.timeout.ms ends it.
-        Raises: TimedOut, and the records stay under way.
+        The deliveries carry the outcomes. Without a deadline, delivery.timeout.ms ends the wait.
+        Raises: TimedOut; the records then stay in flight.
         """
         started_ns = time.monotonic_ns()
         if deadline is None:
@@ -162,16 +164,16 @@ class ProducerEngine:
         self._dispatcher.measures.flush_ns += time.monotonic_ns() - started_ns
 
     async def discard(self, why: ClientError) -> None:
-        """Before an abort: fail what is not under way, and wait for the answers to what is."""
+        """Fail the records not in flight, and wait for the answers to the others. Precedes an abort."""
         self._dispatcher.abandon(why)
         await self.flush()
 
     def restart_sequences(self) -> None:
-        """The identity is another one: every partition begins at 0."""
+        """Begin every partition at sequence 0: the producer id or epoch has changed."""
         self._dispatcher.restart_sequences()
 
     def close_gate(self, why: Callable[[], Exception]) -> None:
-        """Refuse further records with what `why` makes [CLI-25]; those taken before go on."""
+        """Refuse further records with the error that `why` makes [CLI-25]; earlier records are still sent."""
         self.accumulator.close_gate(why)
 
     def open_gate(self) -> None:
@@ -198,7 +200,7 @@ class ProducerEngine:
                 self._dispatcher.signer.close()
 
     def metrics(self) -> dict[str, float]:
-        """By Kafka's names, those of the network included."""
+        """Return the metrics by Kafka's names, those of the network included."""
         limits = self.accumulator.limits
         return {
             **self._cluster.metrics(),
@@ -212,7 +214,7 @@ class ProducerEngine:
     # -------------------------------------------------------------------------- the pump
 
     def _changed(self) -> None:
-        """Something was answered or settled: look again, once, when this turn of the loop is over."""
+        """Schedule the pump once, at the end of this turn of the loop: something was answered or settled."""
         if not self._woken:
             self._woken = True
             self._loop.call_soon(self._pump)
@@ -251,7 +253,7 @@ class ProducerEngine:
         self._learn_of(await self._cluster.topic(topic))
 
     def _learn_all(self) -> None:
-        """The image changed: partitions may be more, leaders others, a topic another one by its name."""
+        """Apply a new metadata image: more partitions, other leaders, or a recreated topic."""
         self._image = self._cluster.image
         for topic in self.accumulator.topics:
             info = self._image.topics.get(topic)
@@ -259,7 +261,7 @@ class ProducerEngine:
                 self._learn_of(info)
 
     def _learn_of(self, info: TopicInfo) -> None:
-        """Fewer partitions of the same topic are old news: only another one by its name can have them."""
+        """Apply one topic's metadata; fewer partitions are stale news unless the topic id has changed."""
         before = self._ids.get(info.name, NIL)
         self._ids[info.name] = info.id
         if before != info.id or info.id == NIL:
@@ -268,7 +270,7 @@ class ProducerEngine:
         self.accumulator.learn(info.name, len(info.partitions), led)
 
     def _want_metadata(self, topic: str) -> None:
-        """A leader is unknown, or is none any longer."""
+        """Ask for fresh metadata: a leader is unknown, or is no longer the leader."""
         self._stale[topic] = None
         if self._refresh is None and not self._closed:
             self._refresh = self._loop.create_task(self._refresh_soon())
@@ -278,7 +280,7 @@ class ProducerEngine:
             topics, self._stale = list(self._stale), {}
             await self._cluster.refresh(topics)
         except ClientError:
-            pass  # it is wanted again as long as a leader is missing
+            pass  # requested again as long as a leader is missing
         finally:
             await asyncio.sleep(self._config.client.retry_backoff_ms / 1000)
             self._refresh = None

@@ -1,11 +1,11 @@
-"""Who signs the batches of a producer, and when they may go out: what a Dispatcher asks.
+"""Producer ids and epochs for the batches of a producer, and when batches may be sent.
 
-    Unsigned         no idempotence: nobody
-    OwnIdentity      an id of this producer's own, from InitProducerId without a transactional id; it moves to
-                     the next epoch by itself when a partition has lost count (KIP-360)
+    Unsigned         no idempotence: no producer id
+    OwnIdentity      a producer id from InitProducerId without a transactional id; the producer bumps its
+                     epoch by itself when a partition has lost count of its sequence (KIP-360)
     InTransactions   whatever the transaction says, see `txn_context`
 
-All of it runs on the engine's loop, and none of it waits: when an answer of it changes, it calls `wake`.
+Everything runs on the engine's loop and nothing waits: when an answer changes, the signer calls `wake`.
 """
 
 import asyncio
@@ -19,42 +19,42 @@ from tallystick.client.producer.txn_context import TxnContext
 from tallystick.kernel.ids import INT32_MAX, Identity, ProducerEpoch, ProducerId, TopicPartition
 from tallystick.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 
-# From Produce 12 on, a write adds its partition to the transaction by itself (KIP-890).
+# KIP-890: from version 12 on, Produce adds its partition to the transaction implicitly.
 _PRODUCE_BEFORE_IMPLICIT: Final = 11
 _VERSION_OF_IMPLICIT: Final = 2
 
 
 class Signer(Protocol):
-    """What a Dispatcher asks before it sends."""
+    """Questions a Dispatcher asks before it sends."""
 
     @property
     def transactional_id(self) -> str | None:
-        """Named in every Produce request; None: no transactions."""
+        """Transactional id for every Produce request; None without transactions."""
 
     @property
     def ready(self) -> bool:
-        """May new batches go out?"""
+        """Whether new batches may be sent."""
 
     @property
     def identity(self) -> Identity | None:
-        """While ready: who signs new batches. Another one begins to number from 0."""
+        """Producer id and epoch for new batches, while ready. Another one restarts sequence numbers at 0."""
 
     @property
     def produce_version_max(self) -> int | None:
-        """None: whatever both sides have."""
+        """Highest Produce version allowed; None for whatever both sides support."""
 
     def refusal(self) -> ClientError | None:
-        """Why nothing that was never sent will ever be, if that is so."""
+        """Return the error if batches that were never sent can never be sent; else None."""
 
     def admits(self, at: TopicPartition) -> bool:
-        """Right before a batch is taken: may it be sent there? If not, `wake` comes when it may."""
+        """Tell whether a batch for this partition may be sent now; if not, `wake` is called when it may."""
 
     def failed(self, at: TopicPartition, error: ClientError) -> None:
-        """A batch failed for good, and its records with it."""
+        """Note that a batch, with its records, failed for good."""
 
 
 class Unsigned:
-    """No idempotence."""
+    """A producer without idempotence."""
 
     transactional_id: str | None = None
     produce_version_max: int | None = None
@@ -74,11 +74,11 @@ class Unsigned:
         return True
 
     def failed(self, at: TopicPartition, error: ClientError) -> None:
-        """Its delivery says so; nothing else depends on it."""
+        """Do nothing: the delivery carries the error, and nothing else depends on it."""
 
 
 class OwnIdentity(Unsigned):
-    """The identity of an idempotent producer without transactions."""
+    """Producer id and epoch of an idempotent producer without transactions."""
 
     def __init__(self, cluster: Cluster, wake: Callable[[], None]) -> None:
         self._cluster, self._wake = cluster, wake
@@ -88,7 +88,7 @@ class OwnIdentity(Unsigned):
 
     @property
     def ready(self) -> bool:
-        """Asks for an identity if there is none."""
+        """Whether there is a producer id; requests one if there is none."""
         if self._identity is None and self._asking is None and self._error is None:
             self._asking = asyncio.get_running_loop().create_task(self._ask())
         return self._identity is not None
@@ -101,7 +101,7 @@ class OwnIdentity(Unsigned):
         return self._error
 
     def bump(self) -> Identity | None:
-        """The next epoch; None when epochs are used up, and another id is asked for."""
+        """Move to the next epoch and return it; None if epochs are used up, and another id is requested."""
         if self._identity is not None:
             self._identity = bumped(self._identity)
         return self._identity if self.ready else None
@@ -111,7 +111,7 @@ class OwnIdentity(Unsigned):
             self._asking.cancel()
 
     async def _ask(self) -> None:
-        """Until it succeeds: the batches that wait for it have limits of their own."""
+        """Request a producer id until it succeeds: the batches that wait for it have their own limits."""
         cluster = self._cluster
 
         async def attempt() -> InitProducerIdResponse:
@@ -172,14 +172,14 @@ class InTransactions:
         self._context.batch_failed(at, error)
 
     async def _enlist(self) -> None:
-        """Partitions in one request as far as they are wanted by now."""
+        """Add all partitions wanted by now to the transaction in one request; repeat until none is left."""
         wanted: set[TopicPartition] = set()
         try:
             while self._wanted:
                 wanted, self._wanted = self._wanted, set()
                 await self._context.enlist(wanted)
         except ClientError as exc:
-            # The transaction has failed, and what waits for it fails with `refusal`.
+            # The transaction has failed; batches that wait for it fail with `refusal`.
             self._wanted.clear()
             if self._context.is_sending:
                 self._context.batch_failed(next(iter(wanted)), exc)

@@ -1,8 +1,8 @@
-"""What a producer did so far, by Kafka's names. Plain counters: pure."""
+"""Counters of a producer, by Kafka's metric names. Pure."""
 
 
 class Totals:
-    """Sum, number and maximum of something."""
+    """Sum, count and maximum of a series of values."""
 
     __slots__ = ("count", "max", "sum")
 
@@ -21,7 +21,7 @@ class Totals:
 
 
 class ProducerMeasures:
-    """Counters of one producer, written by its engine alone, read by anyone.
+    """Counters of one producer, written by its engine alone, readable from any thread.
 
     Averages are since the start; Kafka's are over its last two windows of 30 s.
     """
@@ -51,7 +51,7 @@ class ProducerMeasures:
         self.compression, self.block_ms = Totals(), Totals()
 
     def as_metrics(self) -> dict[str, float]:
-        """By the names of Kafka's `producer-metrics`."""
+        """Return the counters by the names of Kafka's `producer-metrics`."""
         return {
             "record-send-total": self.sent,
             "record-error-total": self.errors,

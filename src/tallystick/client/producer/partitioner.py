@@ -1,8 +1,8 @@
-"""Which partition a record goes to. Pure.
+"""Partitioner: chooses the partition of a record. Pure.
 
-    keyed records   murmur2 of the key, so that equal keys share a partition with every other Kafka client
+    keyed records   murmur2 of the key, so that equal keys share a partition across all Kafka clients
     the others      stick to one partition for about `batch.size` bytes, then to another (KIP-480, KIP-794):
-                    a batch is full sooner when its topic fills one at a time
+                    a batch fills sooner when its topic fills one at a time
 
 The next partition is drawn with weights: the longer its queue, the less likely it is, so that a slow broker
 gets less (KIP-794, adaptive partitioning).
@@ -24,13 +24,13 @@ _M: Final = 0x5BD1E995
 _MASK: Final = 0xFFFFFFFF
 _POSITIVE: Final = 0x7FFFFFFF
 
-# Keys come again: to look one up costs a tenth of hashing 16 bytes.
+# Keys recur: a look-up costs a tenth of hashing 16 bytes.
 _KEYS_REMEMBERED: Final = 1 << 16
 _LONG_KEY: Final = 256
 
 
 def murmur2(data: bytes) -> int:
-    """Kafka's 32-bit murmur2 of a key, as an unsigned number (Java shows it signed).
+    """Return Kafka's 32-bit murmur2 of a key as an unsigned number (Java shows it signed).
 
     Cost: about 0.2 us per four bytes.
     """
@@ -54,7 +54,7 @@ _hash_of_short: Final = lru_cache(_KEYS_REMEMBERED)(murmur2)
 
 
 def partition_of(key: bytes, partitions: int) -> int:
-    """The partition of a keyed record, the same in every client of Kafka."""
+    """Return the partition of a keyed record, the same in every Kafka client."""
     if native.codec is not None:
         return native.codec.partition_of(key, partitions)
     h = _hash_of_short(key) if len(key) <= _LONG_KEY else murmur2(key)
@@ -62,13 +62,14 @@ def partition_of(key: bytes, partitions: int) -> int:
 
 
 def next_partition(candidates: Sequence[int], queued: Sequence[int], noise: float) -> int:
-    """The partition to stick to next.
+    """Return the partition to stick to next.
 
     Source: KIP-794; BuiltInPartitioner.updatePartitionLoadStats: a weight is the longest queue + 1 - its own.
+
     Args:
         candidates: partitions with a leader, or all when none has; never empty.
-        queued: batches that wait for each of them.
-        noise: 0 to 1 exclusive, drawn by the caller.
+        queued: number of batches that wait for each of them.
+        noise: between 0 and 1, both exclusive, drawn by the caller.
     """
     longest = max(queued) + 1
     upto = list(accumulate(longest - waiting for waiting in queued))

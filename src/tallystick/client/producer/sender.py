@@ -1,12 +1,12 @@
-"""From batches to Produce requests, and from answers to outcomes.
+"""Send loop of the producer: batches become Produce requests, and responses become outcomes.
 
 Order. A partition's batches are signed, sent and sent again in one order [CLI-21]; see `in_flight.py`. A
-partition moves to another broker only when nothing of it is under way at the old one.
+partition moves to another broker only when nothing of it is in flight at the old one.
 
-Limits. Every batch has its outcome within delivery.timeout.ms of its first record [CLI-27]. One that is under
-way then fails as "it may have happened"; what its answer says later matters to its lane alone.
+Limits. Every batch has its outcome within delivery.timeout.ms of its first record [CLI-27]. A batch that is
+in flight then fails with an unknown effect; a later response to it matters to its lane only.
 
-Effects. The error of a batch says the worst of all its attempts [CLI-1].
+Effects. The error of a batch reports the worst effect of all its attempts [CLI-1].
 
 Sources: KIP-91 (delivery.timeout.ms), KIP-98, KIP-219 (throttling), KIP-360, KIP-951; Kafka Sender.
 """
@@ -41,7 +41,7 @@ from tallystick.protocol.messages.produce import (
 from tallystick.protocol.primitives import NIL
 from tallystick.protocol.records import HEADER_SIZE, Codec, compress
 
-# From 13 on topics go by id (KIP-516), which a cluster of Kafka 2 does not give.
+# KIP-516: Produce 13 and later name topics by id, which a Kafka 2 cluster does not provide.
 _BY_NAME_MAX: Final = 12
 
 _OF_SEQUENCE: Final = frozenset(
@@ -55,13 +55,13 @@ _TOO_LARGE: Final = frozenset({ErrorCode.MESSAGE_TOO_LARGE, ErrorCode.RECORD_LIS
 
 
 class Slot:
-    """One partition as the dispatcher sees it.
+    """Send state of one partition.
 
-    node            where its batches in flight are
-    not_before_ms   when the next attempt may be made
-    failures        attempts in a row that failed
-    last            what the last of them failed with
-    gone            why nothing is sent there again: the topic was made again without this partition
+    node            broker that has its batches in flight
+    not_before_ms   earliest time of the next attempt
+    failures        consecutive failed attempts
+    last            error of the last failed attempt
+    gone            why nothing is sent there again: the topic was recreated without this partition
     """
 
     __slots__ = ("failures", "gone", "lane", "last", "node", "not_before_ms", "queue", "tp")
@@ -77,7 +77,7 @@ class Slot:
 
 
 class Dispatcher:
-    """Sends what is due and settles what is answered. Owned by a ProducerEngine, on its loop."""
+    """Sends due batches and settles answered ones. Owned by a ProducerEngine, on its loop."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class Dispatcher:
         return sum(self._flying.values())
 
     def pump(self) -> int:
-        """Send all that may go; when, by the monotonic clock, something more will be due."""
+        """Send everything that may be sent; return when, by the monotonic clock, something more is due."""
         now_ms = self._clock.monotonic_ms()
         if self._accumulator.active and (refusal := self.signer.refusal()) is not None:
             self.abandon_unsent(refusal)
@@ -142,7 +142,7 @@ class Dispatcher:
         return made
 
     def _due_ms(self, slot: Slot) -> int:
-        """When a slot may send; far away if that depends on an answer first."""
+        """Return when a slot may send; far in the future if that depends on a response."""
         lane = slot.lane
         self._resolve(slot)
         if lane.again:
@@ -157,14 +157,17 @@ class Dispatcher:
         if not signer.ready:
             return False
         if lane.gap and not lane.outstanding and lane.identity == signer.identity:
-            # The broker waits for numbers that will not come: only a new epoch begins again (KIP-360).
+            # KIP-360: the broker expects sequence numbers that will not come; only a new epoch restarts them.
             bumped = signer.bump() if isinstance(signer, OwnIdentity) else None
             if bumped is None:
                 return False
         return lane.may_sign(signer.identity, self._outstanding_max)
 
     def _resolve(self, slot: Slot) -> None:
-        """After the first outstanding batch was refused as out of order, and all were answered [CLI-23]."""
+        """Act on the answers after the first outstanding batch was refused as out of order [CLI-23].
+
+        Order: all outstanding batches are answered.
+        """
         lane = slot.lane
         while (code := lane.refusal) is not None and not lane.in_flight:
             match lane.resolve():
@@ -178,7 +181,7 @@ class Dispatcher:
 
     def _renumber(self, slot: Slot) -> None:
         if isinstance(self.signer, OwnIdentity):
-            # Another partition may have moved this producer on already.
+            # Another partition may have bumped the epoch already.
             moved = self.signer.identity != slot.lane.identity and self.signer.ready
             identity = self.signer.identity if moved else self.signer.bump()
             if identity is not None:
@@ -195,7 +198,7 @@ class Dispatcher:
         return leader
 
     def _fill(self, node: int, slots: list[Slot], now_ms: int) -> None:
-        """Requests to one broker, at most one batch of a partition in each, until it has enough."""
+        """Send requests to one broker until enough are in flight, each with at most one batch per partition."""
         while self._flying.get(node, 0) < self._config.max_in_flight_requests_per_connection:
             chosen: list[tuple[Slot, Batch]] = []
             room = self._config.max_request_size
@@ -212,11 +215,11 @@ class Dispatcher:
             if not chosen:
                 return
             self._send(node, chosen)
-            # Whoever was last is first next time, else a full request starves it.
+            # Rotate, so that full requests do not starve the last slot.
             slots = slots[1:] + slots[:1]
 
     def _next(self, slot: Slot, now_ms: int) -> Batch | None:
-        """The batch a slot sends next, packed; None if its partition is not admitted yet."""
+        """Return the batch a slot sends next, packed; None if its partition is not admitted yet."""
         if slot.lane.again:
             return slot.lane.again[0]
         if not self.signer.admits(slot.tp):
@@ -231,7 +234,7 @@ class Dispatcher:
             self._accumulator.put_back(slot.queue, (batch,))
 
     def _packed(self, slot: Slot, batch: Batch) -> bool:
-        """Pack the records if that was not done. False if they do not fit and are in the queue in pieces."""
+        """Pack the records once. Return False if they do not fit: their pieces are then in the queue."""
         if batch.payload is not None:
             return True
         assert batch.rows is not None
@@ -250,7 +253,7 @@ class Dispatcher:
         return False
 
     def _divide(self, batch: Batch) -> list[Batch]:
-        """Two halves of a batch, each with an outcome of its own that tells the whole's."""
+        """Return two halves of a batch, each with its own outcome; together they settle the whole."""
         assert batch.rows is not None
         self.measures.batch_splits += 1
         middle = batch.count // 2
@@ -261,7 +264,7 @@ class Dispatcher:
             piece = Batch(batch.tp, 0)
             piece.outcome = outcome
             rows = batch.rows.part(begin, end)
-            # Together they hold what the whole held of buffer.memory.
+            # Together the pieces hold as much of buffer.memory as the whole batch.
             piece.fill(rows, batch.size * end // batch.count - batch.size * begin // batch.count)
             piece.opened_ms, piece.attempts, piece.doubtful = batch.opened_ms, batch.attempts, batch.doubtful
             pieces.append(piece)
@@ -334,7 +337,7 @@ class Dispatcher:
             answer = done.result()
             if isinstance(answer, ProduceResponse):
                 self._read(node, sent, names, answer)
-            else:  # acks=0: it left
+            else:  # acks=0: sent is all that is known
                 for slot, batch in sent:
                     self._written(slot, batch, None)
         else:
@@ -380,7 +383,7 @@ class Dispatcher:
         code = part.error_code
         error = refused("Produce", slot.tp, code, _words(part))
         alone = self.signer.transactional_id is None
-        # Without transactions nobody fences: 47 is this producer's own older epoch.
+        # Without transactions there is no fencing: 47 means this producer's own older epoch.
         lost_count = code in _OF_SEQUENCE or (alone and code == ErrorCode.INVALID_PRODUCER_EPOCH)
         if lost_count and batch.signature is not None:
             match slot.lane.judge(batch, code, alone=alone):
@@ -420,7 +423,7 @@ class Dispatcher:
             self._settle(earlier, None)
 
     def _not_written(self, slot: Slot, batch: Batch, error: ClientError) -> None:
-        """No answer for a batch, or none that can be read."""
+        """Handle a batch without a response, or with one that cannot be read."""
         batch.doubtful = batch.doubtful or error.effect is Effect.UNKNOWN
         if error.remedy.repeats and self._config.acks_on_wire:
             self._again(slot, batch, error)
@@ -428,9 +431,9 @@ class Dispatcher:
             self._failed(slot, batch, error)
 
     def _again(self, slot: Slot, batch: Batch, error: ClientError, *, at_once: bool = False) -> None:
-        """Back in line, unless its time or its attempts are used up.
+        """Queue the batch to be sent again, unless its time or its retries are used up.
 
-        `at_once`: what was wrong is known and mended, no need to wait.
+        `at_once`: the cause is known and mended, so there is no backoff.
         """
         if batch.outcome.settled or batch.attempts > self._config.retries:
             self._failed(slot, batch, error)
@@ -455,7 +458,7 @@ class Dispatcher:
         self._settle(batch, error)
 
     def _settle(self, batch: Batch, error: ClientError | None) -> None:
-        """The end of a batch: its memory is free, and its outcome told, unless that was done in time."""
+        """Free the memory of a batch and settle its outcome, unless that happened in time."""
         self._accumulator.release(batch.size)
         self._hooks.changed()
         self._tell(batch, error)
@@ -475,7 +478,7 @@ class Dispatcher:
     # --------------------------------------------------------------------------- limits
 
     def _expire(self, slot: Slot, now_ms: int) -> None:
-        """Fail what has had its time [CLI-27]."""
+        """Fail the batches that have reached delivery.timeout.ms [CLI-27]."""
         limit_ms = self._config.delivery_timeout_ms
         lane = slot.lane
         for batch in [b for b in lane.again if b.opened_ms + limit_ms <= now_ms]:
@@ -508,17 +511,17 @@ class Dispatcher:
     # --------------------------------------------------------------------------- ending
 
     def outstanding(self) -> Iterator[Batch]:
-        """All batches that were sent and have no outcome yet."""
+        """Yield all batches that were sent and have no outcome yet."""
         for slot in self._busy:
             yield from (b for b in (*slot.lane.in_flight, *slot.lane.again) if not b.outcome.settled)
 
     def abandon_unsent(self, why: ClientError) -> None:
-        """Fail what was never sent."""
+        """Fail the batches that were never sent."""
         for batch in self._accumulator.drain():
             self._settle(batch, _copy(why))
 
     def abandon(self, why: ClientError) -> None:
-        """Fail everything that is not under way."""
+        """Fail every batch that is not in flight."""
         self.abandon_unsent(why)
         for slot in list(self._busy):
             for batch in list(slot.lane.again):
@@ -527,14 +530,14 @@ class Dispatcher:
                 del self._busy[slot]
 
     def abandon_all(self, why: ClientError) -> None:
-        """Fail what is under way, too: it may have happened."""
+        """Fail all batches; those in flight with an unknown effect."""
         self.abandon(why)
         for batch in list(self.outstanding()):
             batch.doubtful = True
             self._tell(batch, _copy(why))
 
     def cut(self, topic: str, partitions: int) -> None:
-        """Fail what is for partitions that the topic, made again, does not have; in flight: when answered."""
+        """Fail batches for partitions that the recreated topic lacks; those in flight fail when answered."""
         for batch in self._accumulator.cut(topic, partitions):
             self._settle(batch, _made_again(batch.tp, partitions))
         for queue, slot in list(self._slots.items()):
@@ -545,7 +548,7 @@ class Dispatcher:
                 del self._slots[queue]
 
     def restart_sequences(self) -> None:
-        """Every partition begins at 0 with its next batch. Nothing is outstanding."""
+        """Begin every partition at sequence 0 with its next batch. Nothing is outstanding."""
         for slot in self._slots.values():
             slot.lane.restart()
 
@@ -559,7 +562,7 @@ _FAR: Final = 1 << 62
 
 
 class Hooks:
-    """What a Dispatcher tells its engine."""
+    """Callbacks from a Dispatcher to its engine."""
 
     def __init__(self, changed: Callable[[], None], want_metadata: Callable[[str], None]) -> None:
         self.changed, self.want_metadata = changed, want_metadata
@@ -590,14 +593,14 @@ def _made_again(tp: TopicPartition, partitions: int) -> ClientError:
 
 
 def _words(part: PartitionProduceResponse) -> str:
-    """What the broker said, the records at fault included."""
+    """Return the broker's error message, with the records at fault."""
     said = [part.error_message] if part.error_message else []
     said += [f"record {e.batch_index}: {e.batch_index_error_message}" for e in part.record_errors[:3]]
     return "; ".join(said)
 
 
 def _copy(error: ClientError) -> ClientError:
-    """Each batch has an error of its own, since each has its own worst effect."""
+    """Copy an error: each batch has its own, since each has its own worst effect."""
     return type(error)(*error.args).after(error.effect)
 
 

@@ -1,4 +1,4 @@
-"""Where records and transactions meet: what the producing engine sees of a transaction, and the reverse."""
+"""Interfaces between the producing engine and transactions, in both directions."""
 
 from collections.abc import Callable, Collection
 from typing import Protocol
@@ -8,47 +8,50 @@ from tallystick.kernel.ids import Identity, TopicPartition
 
 
 class TxnContext(Protocol):
-    """What the producing engine sees of a transaction. On the loop, but for `check_sendable`."""
+    """A transaction as the producing engine sees it. On the loop, except for `check_sendable`."""
 
     @property
     def transactional_id(self) -> str: ...
 
     @property
     def identity(self) -> Identity:
-        """Signs batches. Changes only when no batch is pending."""
+        """Producer id and epoch that sign batches. Changes only when no batch is pending."""
 
     @property
     def transaction_version(self) -> int:
-        """Of the open transaction: below 2, Produce goes up to version 11 (KIP-890)."""
+        """Version of the open transaction: below 2, Produce goes up to version 11 (KIP-890)."""
 
     @property
     def is_sending(self) -> bool:
-        """May batches leave? If not, what was never sent fails with `why_not()`."""
+        """Whether batches may be sent. If not, batches that were never sent fail with `why_not()`."""
 
     def why_not(self) -> ClientError:
-        """What a record that cannot leave is told."""
+        """Return the error for a record that cannot be sent."""
 
     def check_sendable(self) -> None:
-        """For `send()`, in its caller's thread. Raises why no record may be accepted; nothing is queued."""
+        """Raise if `send()` may accept no record; called in its caller's thread before anything is queued."""
 
     def is_enlisted(self, partition: TopicPartition) -> bool:
-        """Right before a batch is put into a request: does the coordinator know of this partition?
+        """Tell, right before a batch joins a request, whether the coordinator knows its partition.
 
-        Under version 2 the request itself tells it, and this is always true.
+        Always true under transaction version 2, where the Produce request itself adds the partition.
         """
 
     async def enlist(self, partitions: Collection[TopicPartition]) -> None:
-        """Tell the coordinator (version 1). Raises: ClientError, with which these batches fail."""
+        """Add partitions at the coordinator (version 1).
+
+        Raises: ClientError, with which their batches fail.
+        """
 
     def batch_failed(self, partition: TopicPartition, error: ClientError) -> None:
-        """A batch failed for good: the transaction cannot be committed any more [CLI-47]."""
+        """Note that a batch failed for good: the transaction can no longer be committed [CLI-47]."""
 
 
 class RecordFlow(Protocol):
-    """What a transaction asks of the producing engine."""
+    """The producing engine as a transaction sees it."""
 
     def close_gate(self, why: Callable[[], Exception]) -> None:
-        """Accept no record any more, from any thread: `send` raises what `why` makes."""
+        """Refuse records from all threads: `send` raises the error that `why` makes."""
 
     def open_gate(self) -> None:
         """Accept records again."""
@@ -56,11 +59,11 @@ class RecordFlow(Protocol):
     async def flush(self) -> None:
         """Wait until every record accepted so far is acknowledged or has failed.
 
-        Raises: TimedOut, and no error of a record: those came through `batch_failed`.
+        Raises: TimedOut, but no error of a record: those are reported to `batch_failed`.
         """
 
     async def discard(self, why: ClientError) -> None:
-        """Fail what was never sent, and wait for what is on its way. Raises: TimedOut."""
+        """Fail the records that were never sent, and wait for those in flight. Raises: TimedOut."""
 
     def restart_sequences(self) -> None:
-        """The identity has changed: every partition begins at 0."""
+        """Begin every partition at sequence 0: the producer id or epoch has changed."""
