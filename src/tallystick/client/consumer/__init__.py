@@ -1,5 +1,5 @@
-"""Records in: positions, fetches, decoding, and membership of a group.
+"""The consumer: positions, fetches, decoding, and group membership.
 
-`engine`, `fetcher` and `group_runner` are shells; what they decide is in `fetch_state`, `membership` and
-`decode`, which are pure. Knows nothing of producers.
+`engine`, `fetcher` and `group_runner` are shells; their decisions are in `fetch_state`, `membership` and
+`decode`, which are pure. The package does not depend on producers.
 """

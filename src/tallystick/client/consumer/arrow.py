@@ -1,4 +1,4 @@
-"""Records as an Arrow batch, under the column names of Spark's Kafka source. pyarrow is loaded when needed.
+"""Records as Arrow batches, with the column names of Spark's Kafka source. pyarrow is loaded when needed.
 
 key, value      binary, null where a record has none
 topic           string
@@ -26,11 +26,11 @@ _FIELDS: Final = len(ConsumerRecord._fields)
 _AT_ONCE: Final = 1 << 20
 
 Piece = native.Table | list[ConsumerRecord]
-"""Rows of one partition, in columns or one by one."""
+"""Rows of one partition, as columns or as records."""
 
 
 def take_piece(fetched: Fetched, most: int) -> tuple[Piece, int]:
-    """The next rows, up to `most`, and how many. Raises: RecordsError."""
+    """Return the next rows, up to `most`, and their number. Raises: RecordsError."""
     table = fetched.take_columns(most)
     if table is not None:
         return table, table[0]
@@ -46,13 +46,13 @@ def read_arrow(
     *,
     check_crcs: bool = True,
 ) -> "RecordBatch":
-    """The records in the bytes of one partition, as Fetch answers them or a segment file holds them.
+    """Return the records in the bytes of one partition, from a Fetch response or a segment file.
 
     Args:
         data: record batches; the last one may be cut off.
         start_offset: records before it are left out.
-        aborted: producer and first offset of the aborted transactions in there, as Fetch tells a reader of
-            committed records; None for a reader of everything.
+        aborted: producer id and first offset of each aborted transaction in `data`, as Fetch returns them
+            under `read_committed`; None to read everything.
     Raises: RecordsError for bytes that are no record batches; NotSupported without pyarrow.
     Cost: about 30 ns a record of 100 bytes, 1 us without the codec's extension.
     """
@@ -64,7 +64,7 @@ def read_arrow(
 
 
 def batch_of(pieces: Sequence[Piece]) -> "RecordBatch":
-    """One batch of all pieces, in their order; it may have no rows. Raises: NotSupported without pyarrow."""
+    """Join all pieces in order into one batch, maybe without rows. Raises: NotSupported without pyarrow."""
     pa = _pyarrow()
     batches = [arrow_batch(piece) if isinstance(piece, list) else _of_table(pa, piece) for piece in pieces]
     batches = [batch for batch in batches if batch.num_rows]
@@ -75,7 +75,7 @@ def batch_of(pieces: Sequence[Piece]) -> "RecordBatch":
 
 
 def arrow_batch(records: Sequence[ConsumerRecord]) -> "RecordBatch":
-    """One row a record, in their order.
+    """Return a batch with one row for each record, in order.
 
     Raises: NotSupported without pyarrow, which `pip install tallystick[arrow]` brings.
     Cost: about 400 ns a record.
@@ -126,7 +126,7 @@ def _texts(pa: ModuleType, kind: "DataType", strings: native.Strings) -> "Array"
 
 
 def _names(pa: ModuleType, strings: native.Strings) -> "Array":
-    """Names of headers; what is not UTF-8 is read as Java reads it, with replacement characters."""
+    """Return header names; invalid UTF-8 is read as Java reads it, with replacement characters."""
     names = _texts(pa, pa.string(), strings)
     try:
         names.validate(full=not strings[3].isascii())

@@ -1,10 +1,10 @@
-"""From the bytes of a fetched partition to records, or to columns of them. Pure.
+"""Decoding of fetched bytes into records, or into columns of them. Pure.
 
-A `Fetched` is what one answer brought for one partition. Its batches are checked, filtered and unpacked one
-by one when records are taken from it; records are made a batch at a time, since that is what is fast, and
-columns of many batches at once.
+A `Fetched` is one partition's part of one response. Its batches are checked, filtered and unpacked one by one
+when records are taken from it. Records are made a batch at a time, because that is fast, and columns of many
+batches at once.
 
-Positions move over everything that is not a record of the reader's: markers, aborted data, batches that
+Positions move past everything that is not returned to the consumer: markers, aborted data, batches that
 compaction emptied, gaps [CLI-34].
 """
 
@@ -33,19 +33,19 @@ from tallystick.protocol.records import (
 from tallystick.protocol.records.record import decode_headers, iter_section, long_varint
 from tallystick.protocol.records.section import unpack_section
 
-# A time so far from the batch's that adding it may overflow.
+# A time delta so large that adding it may overflow.
 _TIME_MAX: Final = 2**60
-# Columns are made of batches that unpack to so much, and one more.
+# Columns are made of batches that unpack to this many bytes, plus one batch.
 _COLUMN_BYTES: Final = 64 * MIB
 
 
 class ConsumerRecord(NamedTuple):
-    """A record as it is handed to the application.
+    """A record as the application receives it.
 
     Attributes:
-        timestamp_ms: milliseconds since the epoch, set by whoever `timestamp_type` says.
-        headers: names and values in the order they were sent; a name may come twice.
-        leader_epoch: of the partition's leader that took the record; None if the log does not say.
+        timestamp_ms: milliseconds since the epoch, set by the producer or the broker, see `timestamp_type`.
+        headers: names and values in the order they were sent; a name may occur twice.
+        leader_epoch: of the partition leader that wrote the record; None if the log does not say.
     """
 
     topic: str
@@ -60,7 +60,7 @@ class ConsumerRecord(NamedTuple):
 
 
 class _Batch(NamedTuple):
-    """A batch that holds something for the reader; `before` is the offset behind everything before it."""
+    """A batch with data for the consumer; `before` is the offset after everything before it."""
 
     at: int
     header: BatchHeader
@@ -69,7 +69,7 @@ class _Batch(NamedTuple):
 
 
 class Fetched:
-    """One partition of one answer.
+    """One partition of one Fetch response.
 
     position      the next offset to be taken; a batch may begin before it
     leader_epoch  of the batch the last record was taken from; None before the first
@@ -84,23 +84,25 @@ class Fetched:
         *,
         check_crcs: bool = True,
     ) -> None:
-        """Args:
-        data: the record batches; the last one may be cut off.
-        aborted: producer and first offset of aborted transactions; None for a reader of everything.
+        """Take one partition's bytes, to be read from `position` on.
+
+        Args:
+            data: the record batches; the last one may be cut off.
+            aborted: producer id and first offset of aborted transactions; None to read everything.
         """
         self.partition, self.position = partition, position
         self.leader_epoch: int | None = None
         self._data, self._at = memoryview(data), 0
         self._aborted = None if aborted is None else AbortedData(aborted)
         self._read = check_batch if check_crcs else read_header
-        # Whether a batch is hidden is asked once, in order; the others wait here until they are used up.
+        # Batches that are not hidden, which is decided once and in order, until they are used up.
         self._found: deque[_Batch] = deque()
         self._passed = position
         self._ready: deque[ConsumerRecord] = deque()
         self._ready_of: _Batch | None = None
 
     def take(self, most: int) -> list[ConsumerRecord]:
-        """The next records, up to `most`; none when this is used up.
+        """Return the next records, up to `most`; none when this is used up.
 
         Raises: RecordsError. The position is then that of the bad batch, and stays.
         """
@@ -112,7 +114,7 @@ class Fetched:
             except RecordsError:
                 if not taken:
                     raise
-                break  # it is met again when what came before it has been used
+                break  # raised by the next call, after the records before it
             ready = self._ready
             if len(ready) <= most - len(taken):
                 taken += ready
@@ -123,10 +125,10 @@ class Fetched:
         return taken
 
     def take_columns(self, most: int) -> native.Table | None:
-        """As `take`, in columns; a table without rows when this is used up.
+        """Take like `take`, in columns; a table without rows when this is used up.
 
-        None where columns cannot be made: without the codec's extension, and of batches that it does not
-        vouch for. Nothing is taken then, and `take` finds the records, or what is wrong with them [CLI-70].
+        Return None where columns cannot be made: without the codec's extension, and for batches that it does
+        not vouch for. Nothing is taken then, and `take` returns the records, or raises their error [CLI-70].
 
         Raises: RecordsError, as `take`.
         """
@@ -153,15 +155,15 @@ class Fetched:
 
     @property
     def exhausted(self) -> bool:
-        """Nothing is left to take."""
+        """Whether nothing is left to take."""
         return not self._ready and not self._found and len(self._data) - self._at < HEADER_SIZE
 
     def _behind(self) -> int:
-        """The position when no record is ready."""
+        """Return the position when no record is ready."""
         return max(self.position, self._found[0].before if self._found else self._passed)
 
     def _next_batch(self) -> bool:
-        """Make records of batches up to one that has some. False at the end."""
+        """Make records of batches up to one that has some. Return False at the end."""
         while not self._ready and (self._found or self._find()):
             batch = self._found[0]
             records = decode_consumed(self._data, batch.at, batch.header, self.partition, batch.section)
@@ -173,7 +175,7 @@ class Fetched:
         return bool(self._ready)
 
     def _unpacked(self, most: int) -> list[_Batch]:
-        """The next batches, with `most` records or more if there are so many. Raises: as `take`."""
+        """Return the next batches, with at least `most` records if there are that many. Raises: as `take`."""
         batches: list[_Batch] = []
         records = size = 0
         try:
@@ -198,7 +200,7 @@ class Fetched:
         self.leader_epoch = None if epoch < 0 else epoch
 
     def _find(self) -> bool:
-        """Look for the next batch that has something to take. False at the end."""
+        """Look for the next batch with records for the consumer. Return False at the end."""
         while (header := self._whole_header()) is not None:
             at = self._at
             self._read(self._data, at)
@@ -216,7 +218,7 @@ class Fetched:
         return False
 
     def _whole_header(self) -> BatchHeader | None:
-        """The header of the next batch, if all of that batch is here."""
+        """Return the header of the next batch; None if the batch is not complete."""
         left = len(self._data) - self._at
         if left < HEADER_SIZE:
             return None
@@ -227,7 +229,7 @@ class Fetched:
 def decode_consumed(
     buf: Buffer, at: int, header: BatchHeader, partition: TopicPartition, section: bytes | None = None
 ) -> list[ConsumerRecord]:
-    """All records of the batch at `at`.
+    """Return all records of the batch at `at`.
 
     Args:
         section: its records, if they were unpacked before.
@@ -259,7 +261,7 @@ def decode_consumed(
 
 
 class _Origin(NamedTuple):
-    """What all records of a batch share."""
+    """Fields that all records of a batch share."""
 
     topic: str
     partition: int
@@ -268,9 +270,9 @@ class _Origin(NamedTuple):
 
 
 def _read_plain(section: bytes, header: BatchHeader, origin: _Origin) -> list[ConsumerRecord] | None:
-    """As `_read_thoroughly`, for short numbers and offsets that count up; None for anything else [CLI-37].
+    """Read like `_read_thoroughly`, for short numbers and consecutive offsets; else return None [CLI-37].
 
-    Written out, since nothing in a consumer runs more often.
+    Inlined, since nothing in a consumer runs more often.
     """
     topic, number, kind, epoch = origin
     new, here, none = tuple.__new__, ConsumerRecord, ()
@@ -327,7 +329,7 @@ def _read_plain(section: bytes, header: BatchHeader, origin: _Origin) -> list[Co
 
 
 def _read_thoroughly(section: bytes, header: BatchHeader, origin: _Origin) -> list[ConsumerRecord]:
-    """Whatever a batch may hold. Raises: InvalidBatch."""
+    """Return the records of any batch. Raises: InvalidBatch."""
     topic, number, kind, epoch = origin
     records: list[ConsumerRecord] = []
     for offset, time, key, value, headers in iter_section(section, header):

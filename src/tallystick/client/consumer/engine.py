@@ -1,15 +1,15 @@
-"""The consumer, on one loop. The facades call it; everything that decides is pure and elsewhere.
+"""Consumer engine on one loop. The facades call it; all decisions are in pure modules.
 
-    membership   a group member's phases              group_runner     carries them out
-    fetch_state  positions, what answers mean         fetcher          fetches, holds what came
+    membership   phases of a group member             group_runner     carries them out
+    fetch_state  positions, meaning of answers        fetcher          fetches, buffers the data
                                                       position_search  looks for positions
-    decode       bytes to records; isolation          offset_requests  asks about offsets, commits them
+    decode       bytes to records; isolation          offset_requests  requests about offsets, commits
 
-`poll` is where things happen to the user: callbacks run in it, errors are raised by it, and it returns
-records. In between a task keeps up the membership, and fetches go on until something is at hand.
+The user's part happens in `poll`: it runs callbacks, raises errors and returns records. Between polls a task
+maintains the membership, and fetches continue until data is buffered.
 
-Only one task may be in `poll`, `subscribe`, `unsubscribe` or `close` at a time; `wakeup` and what does not
-wait may be called by any task of the loop.
+Only one task may be in `poll`, `subscribe`, `unsubscribe` or `close` at a time; `wakeup` and methods that do
+not wait may be called by any task of the loop.
 """
 
 import asyncio
@@ -60,10 +60,10 @@ _log = logging.getLogger("tallystick.consumer")
 T = TypeVar("T")
 
 ARROW_ROWS: Final = 65_536
-"""The rows of an Arrow batch, unless said otherwise."""
+"""Default number of rows in an Arrow batch."""
 
 _LAST_COMMIT_SHARE: Final = 1 / 3
-"""Of the session: the longest that the last commit of a partition may take."""
+"""Longest time for the last commit of a partition, as a share of session.timeout.ms."""
 _CLOSING: Final = "the consumer is being closed"
 _GONE: Final = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID})
 
@@ -75,7 +75,7 @@ Offsets = Mapping[TopicPartition, OffsetAndMetadata | int]
 
 @frozen
 class _Commit:
-    """Offsets, and who read up to them: what a later member commits is another matter."""
+    """Offsets to commit, and the member that read up to them: a later generation must not commit them."""
 
     member: Member
     metadata: GroupMetadata
@@ -83,24 +83,25 @@ class _Commit:
 
 
 class RebalanceListener:
-    """What a user wants to hear of; called within `poll`, `unsubscribe` and `close` [CLI-32].
+    """Callbacks about changes of the assignment, run in `poll`, `unsubscribe` and `close` [CLI-32].
 
-    Revoked partitions may still be committed; lost ones may be others' already. Assigned ones are told once
-    they are, and an empty assignment is told, too. Inherit, and leave out what is not wanted.
+    Revoked partitions may still be committed; lost ones may already be assigned to other members. A callback
+    about assigned partitions comes after the assignment, also if it is empty. Inherit, and override what is
+    needed.
     """
 
     async def on_partitions_assigned(self, partitions: frozenset[TopicPartition]) -> None:
-        """These are read from now on, in addition."""
+        """Handle partitions that are read from now on, in addition to earlier ones."""
 
     async def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
-        """These go to others when this returns."""
+        """Handle partitions that go to other members when this returns."""
 
     async def on_partitions_lost(self, partitions: frozenset[TopicPartition]) -> None:
-        """These went to others, unasked."""
+        """Handle partitions that went to other members without a revocation."""
 
 
 class ConsumerEngine:
-    """One consumer. Life: create, `subscribe` or `assign`, `poll` ..., `close`."""
+    """One consumer. Life cycle: create, `subscribe` or `assign`, `poll` ..., `close`."""
 
     def __init__(self, config: ConsumerConfig) -> None:
         self._config = config
@@ -142,10 +143,10 @@ class ConsumerEngine:
     def subscribe(
         self, topics: Iterable[str] | re.Pattern[str], listener: RebalanceListener | None = None
     ) -> None:
-        """Share these topics with the group; the partitions come while polling.
+        """Share these topics with the group; the partitions are assigned while polling.
 
         Args:
-            topics: names; or a pattern, matched against the whole name of every topic there is or will be.
+            topics: names; or a pattern, matched against the whole name of every topic, now and later.
         Raises: IllegalState without `group.id` or after `assign`.
         """
         group = self._of_group("subscribe")
@@ -161,7 +162,7 @@ class ConsumerEngine:
         group.start()
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
-        """Read exactly these, without a group's help. Positions of those that were read already stay.
+        """Read exactly these partitions, outside of group management. Known positions are kept.
 
         Raises: IllegalState while subscribed.
         """
@@ -171,7 +172,7 @@ class ConsumerEngine:
         self._tracks.assign(frozenset(partitions), committed=self._group is not None)
 
     async def unsubscribe(self) -> None:
-        """Read nothing, and leave the group. Callbacks run; positions are not committed."""
+        """Stop reading and leave the group. Callbacks run; positions are not committed."""
         self._not_closed()
         await self._leave("the consumer unsubscribed")
         self._tracks.assign((), committed=False)
@@ -189,89 +190,91 @@ class ConsumerEngine:
         return self._tracks.paused
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
-        """Return no records of these; what was fetched is kept for `resume`."""
+        """Return no records of these partitions; fetched data is kept for `resume`."""
         for partition in self._of_mine(partitions):
             self._tracks[partition].paused = True
 
     def resume(self, partitions: Iterable[TopicPartition]) -> None:
-        """Return records of these again."""
+        """Return records of these partitions again."""
         for partition in self._of_mine(partitions):
             self._tracks[partition].paused = False
         self._news.set()
 
     def seek(self, partition: TopicPartition, offset: int, leader_epoch: int | None = None) -> None:
-        """The next record is that at `offset`, or the first one after it."""
+        """Continue with the record at `offset`, or the first one after it."""
         if offset < 0:
             raise IllegalState(f"seek to offset {offset}: negative")
         (at,) = self._of_mine([partition])
         self._tracks.seek(at, Position(offset, leader_epoch))
 
     def go_back(self, partition: TopicPartition, offset: int) -> None:
-        """Return again what begins at `offset`; what was returned before it may still be committed."""
+        """Return records from `offset` on again; records returned before it may still be committed."""
         (at,) = self._of_mine([partition])
         self._tracks.go_back(at, Position(offset))
 
     def rewind(self) -> None:
-        """From the next `poll` on, return again what was returned and never committed [CLI-68].
+        """From the next `poll` on, return records again that were returned and never committed [CLI-68].
 
-        Not at once: a user who still holds the records may process them again and commit them.
+        Not at once: a user who still holds the records may process and commit them.
         """
         self._not_closed()
         self._rewinding = True
 
     def note_committed(self, offsets: Offsets) -> None:
-        """A transaction has committed these for the group: `rewind` does not go behind them."""
+        """Note offsets that a transaction committed for the group: `rewind` does not go back before them."""
         self._not_closed()
         self._tracks.committed({at: _place(each) for at, each in _with_metadata(offsets).items()})
 
     def seek_to_beginning(self, partitions: Iterable[TopicPartition] = ()) -> None:
-        """To the first record there is; of all assigned partitions where none are given."""
+        """Seek to the first available record; in all assigned partitions if none are given."""
         for partition in self._of_mine(partitions) or self._tracks.assigned:
             self._tracks.seek(partition, Seeking.EARLIEST)
 
     def seek_to_end(self, partitions: Iterable[TopicPartition] = ()) -> None:
-        """Behind the last record, of committed ones where only those are read."""
+        """Seek past the last record; under `read_committed`, to the last stable offset."""
         for partition in self._of_mine(partitions) or self._tracks.assigned:
             self._tracks.seek(partition, Seeking.LATEST)
 
     def pin(self, partitions: Iterable[TopicPartition]) -> None:
-        """Take a position outside the log for an error, whatever `auto.offset.reset` says.
+        """Raise PositionUnknown for a position outside the log, whatever `auto.offset.reset` says.
 
-        Until they are assigned anew. For who keeps positions elsewhere: `poll` raises PositionUnknown.
+        Holds until the partitions are assigned anew. For callers that store positions elsewhere.
         """
         for partition in self._of_mine(partitions):
             self._tracks[partition].pinned = True
 
     def read_committed(self) -> None:
-        """Read committed records only, as with `isolation.level`; before anything is read."""
+        """Read committed records only, as with `isolation.level`. Called before anything is read."""
         self._not_closed()
         self._fetcher.isolation = self._offsets.isolation = ISOLATION["read_committed"]
 
     # -------------------------------------------------------------------------------- poll
 
     async def poll(self, timeout_ms: int, most: int | None = None) -> list[ConsumerRecord]:
-        """Records, as soon as there are any; none when `timeout_ms` has passed.
+        """Return records as soon as there are any; an empty list after `timeout_ms`.
 
-        None, too, as soon as the position moved past markers and aborted records alone, as Kafka's consumer
-        does it: who reads up to an offset then sees that it is reached.
+        Also return an empty list as soon as the position moved past markers and aborted records only, as
+        Kafka's consumer does: a caller that reads up to an offset then sees that it is reached.
 
-        Callbacks, and the commit before partitions are given up, are not cut short by the timeout. Other
-        tasks of the loop have their turn in every call, heartbeats among them.
+        The timeout does not cut short callbacks, nor the commit before partitions are given up. Every call
+        yields to other tasks of the loop, heartbeats among them.
 
         Args:
-            most: records to return; `max.poll.records` unless given.
+            most: maximum number of records; `max.poll.records` by default.
         Raises: WokenUp; BrokerRefused (a grant is missing, a topic is invalid, this member was fenced),
-            PositionUnknown, RecordUnreadable; Closed; whatever a callback raises.
+            PositionUnknown, RecordUnreadable; Closed; any error of a callback.
         """
         return await self._poll(
             timeout_ms, partial(self._fetcher.take, most or self._config.max_poll_records)
         )
 
     async def poll_arrow(self, timeout_ms: int, most: int | None = None) -> "RecordBatch":
-        """`poll`, as an Arrow batch with the columns of `client.consumer.arrow`; it may have no rows.
+        """Poll like `poll`, and return an Arrow batch with the columns of `client.consumer.arrow`.
+
+        The batch may have no rows.
 
         Args:
-            most: rows to return; 65,536 unless given, for `max.poll.records` is a number of objects.
+            most: maximum number of rows; 65,536 by default, since `max.poll.records` counts objects.
         Raises: as `poll`, and NotSupported without pyarrow.
         Cost: about 30 ns a record with the codec's extension, 1.1 us without.
         """
@@ -309,7 +312,7 @@ class ConsumerEngine:
             self._tracks.rewind()
 
     def wakeup(self) -> None:
-        """End the wait of `poll`, or of the next one, with WokenUp."""
+        """End the wait of the current `poll`, or of the next one, with WokenUp."""
         self._woken = True
         self._news.set()
 
@@ -319,7 +322,7 @@ class ConsumerEngine:
             raise WokenUp("wakeup was called")
 
     async def _take_part(self) -> None:
-        """Whatever the group wants of the user, until it wants nothing more."""
+        """Run the phases of the membership that need the user's call, until none is left."""
         group = self._group
         if group is None:
             return
@@ -347,7 +350,7 @@ class ConsumerEngine:
                     return
 
     async def _give_up(self, group: GroupRunner, change: Change) -> None:
-        """Commit, if that is automatic; tell the user; read it no more. The group may move on meanwhile."""
+        """Commit if auto-commit is on, run the callbacks, stop reading. The group may move on meanwhile."""
         if change.revoked and self._config.enable_auto_commit:
             timeout_ms = self._config.default_api_timeout_ms
             await self._commit_at_the_end(group, change.revoked, timeout_ms)
@@ -361,7 +364,7 @@ class ConsumerEngine:
             raise failure
 
     def _adopt(self, group: GroupRunner, member: Member) -> None:
-        """Read what the member owns now."""
+        """Read the partitions that the member owns now."""
         self._tracks.assign(member.owned, committed=True)
         group.adopt(member)
         self._commit_due_ms = self._cluster.now_ms() + self._config.auto_commit_interval_ms
@@ -377,7 +380,7 @@ class ConsumerEngine:
             await self._listener.on_partitions_assigned(change.added)
 
     async def _match_topics(self, group: GroupRunner) -> None:
-        """A pattern subscribes to the topics that match it now."""
+        """Subscribe to the topics that match the pattern now."""
         if self._pattern is None:
             return
         if self._pattern_seen is None:
@@ -394,7 +397,7 @@ class ConsumerEngine:
     # --------------------------------------------------------------------------- positions
 
     async def position(self, partition: TopicPartition, timeout_ms: int | None = None) -> int:
-        """The offset of the next record that `poll` would return. Raises: TimedOut, PositionUnknown."""
+        """Return the offset of the next record `poll` would return. Raises: TimedOut, PositionUnknown."""
         (at,) = self._of_mine([partition])
         limit = self._limit(timeout_ms)
         while (track := self._tracks.get(at)) is not None:
@@ -412,37 +415,37 @@ class ConsumerEngine:
     async def beginning_offsets(
         self, partitions: Iterable[TopicPartition], timeout_ms: int | None = None
     ) -> dict[TopicPartition, int]:
-        """Where each log begins."""
+        """Return the log start offset of each partition."""
         found = await self._offsets.of_logs(dict.fromkeys(partitions, EARLIEST_MS), self._limit(timeout_ms))
         return {at: place.offset for at, place in found.items() if place is not None}
 
     async def end_offsets(
         self, partitions: Iterable[TopicPartition], timeout_ms: int | None = None
     ) -> dict[TopicPartition, int]:
-        """Where each log ends; for a reader of committed records, where the first open transaction begins."""
+        """Return the high watermark of each partition; under `read_committed`, the last stable offset."""
         found = await self._offsets.of_logs(dict.fromkeys(partitions, LATEST_MS), self._limit(timeout_ms))
         return {at: place.offset for at, place in found.items() if place is not None}
 
     async def offsets_for_times(
         self, times_ms: Mapping[TopicPartition, int], timeout_ms: int | None = None
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-        """The first record of each time or later; None where there is none."""
+        """Return the first record of each time or later; None where there is none."""
         return await self._offsets.of_logs(times_ms, self._limit(timeout_ms))
 
     # ----------------------------------------------------------------------------- commits
 
     async def commit(self, offsets: Offsets | None = None, timeout_ms: int | None = None) -> None:
-        """Commit these offsets for the group; the positions of all partitions where none are given.
+        """Commit these offsets for the group; the positions of all partitions if none are given.
 
-        Raises: CommitRefused when the partitions are others' by now; BrokerRefused, TimedOut.
+        Raises: CommitRefused when the partitions belong to other members by now; BrokerRefused, TimedOut.
         """
         group = self._of_group("commit")
         await self._commit_in_order(group, self._commit_of(group, offsets), self._limit(timeout_ms))
 
     def commit_soon(self, offsets: Offsets | None = None) -> "asyncio.Task[None]":
-        """`commit`, under way when this returns. Commits are made in the order of these calls.
+        """Start a `commit` without waiting for it. Commits are made in the order of these calls.
 
-        A failure is logged, too, since nobody may wait for it.
+        A failure is also logged, since the task may never be awaited.
         """
         group = self._of_group("commit")
         return self._commit_later(group, self._commit_of(group, offsets))
@@ -478,10 +481,10 @@ class ConsumerEngine:
             self._commit_order.release()
 
     async def _commit(self, group: GroupRunner, commit: "_Commit", deadline: Deadline) -> None:
-        """Commit under the generation that the positions are of.
+        """Commit under the generation in which the positions were read.
 
-        A member that joined again meanwhile may have been given the same partitions, after another member
-        read and committed them: under its new generation the old positions would take theirs back.
+        If the member joined again meanwhile, another member may have read the same partitions and committed
+        in between: committing the old positions under the new generation would move the offsets back.
         """
         member = commit.member
         if member.phase is not Phase.OUT and member.generation is None:
@@ -507,7 +510,10 @@ class ConsumerEngine:
         }
 
     def _still_there(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata]:
-        """The positions of those that the metadata does not call gone: nothing can be committed for these."""
+        """Return the partitions' positions, except where metadata says the partition is gone.
+
+        Offsets of such a partition cannot be committed.
+        """
         image = self._cluster.image
         there: dict[TopicPartition, OffsetAndMetadata] = {}
         for at, consumed in self._consumed().items():
@@ -518,7 +524,7 @@ class ConsumerEngine:
         return there
 
     def _auto_commit(self) -> None:
-        """What the last `poll` returned has been processed, since the user polls again."""
+        """Commit the positions of the last `poll` when due: polling again means its records are processed."""
         if not self._config.enable_auto_commit or self._group is None or self._commits:
             return
         now_ms = self._cluster.now_ms()
@@ -531,10 +537,10 @@ class ConsumerEngine:
     async def _commit_at_the_end(
         self, group: GroupRunner, partitions: Iterable[TopicPartition], timeout_ms: int
     ) -> None:
-        """The positions of partitions that this consumer will read no more.
+        """Commit the positions of partitions that this consumer stops reading.
 
-        The group waits meanwhile, and the records of the other partitions do: not for longer than a part of
-        the session.
+        The group and the records of other partitions wait meanwhile, so the time is limited to a share of the
+        session timeout.
         """
         limit_ms = min(timeout_ms, int(self._config.session_timeout_ms * _LAST_COMMIT_SHARE))
         deadline = self._cluster.deadline("a third of session.timeout.ms", limit_ms)
@@ -545,7 +551,7 @@ class ConsumerEngine:
             _log.warning("positions are given up uncommitted: %s", exc)
 
     def _commit_unheard(self, group: GroupRunner) -> None:
-        """The last commit, without time to hear what became of it."""
+        """Send the last commit without waiting for its answer."""
         offsets = self._still_there(self._tracks.assigned)
         if offsets and (group.member.phase is Phase.OUT or group.member.generation is not None):
             self._offsets.commit_unheard(group.metadata(), offsets)
@@ -553,34 +559,34 @@ class ConsumerEngine:
     async def committed(
         self, partitions: Iterable[TopicPartition], timeout_ms: int | None = None
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
-        """What the group has committed; None for nothing. Raises: TimedOut, BrokerRefused."""
+        """Return the group's committed offsets; None for none. Raises: TimedOut, BrokerRefused."""
         group = self._of_group("committed")
         return await self._offsets.of_group(group.settings.group_id, partitions, self._limit(timeout_ms))
 
     def group_metadata(self) -> GroupMetadata:
-        """What a producer needs to commit this consumer's offsets in its transaction (KIP-447)."""
+        """Return the metadata a producer needs to commit offsets in its transaction (KIP-447)."""
         return self._of_group("group_metadata").metadata()
 
     # ------------------------------------------------------------------------------- closing
 
     async def close(self, timeout_ms: int = 30_000) -> None:
-        """Commit if that is automatic, leave the group, end the connections; again is harmless.
+        """Commit if auto-commit is on, leave the group, close the connections; harmless if repeated.
 
-        Takes `timeout_ms` at most; with 0 the commit and the notice to the group are sent, and no answer is
-        awaited, as Kafka's consumer does it. Callbacks run, and what they raise is raised when all is closed.
-        Cancelled it says no more to the group, and all is closed as well.
+        Takes at most `timeout_ms`; with 0 the commit and LeaveGroup are sent without waiting for an answer,
+        as Kafka's consumer does. Callbacks run, and their errors are raised when everything is closed.
+        If cancelled, it sends nothing more to the group and still closes everything.
         """
         if self._closing:
             return
         self._closing = True
-        self._rewind_if_due()  # or the last commit would count what is to be returned again
+        self._rewind_if_due()  # else the last commit would include records that are to be returned again
         self._news.set()
         try:
             async with asyncio.timeout(timeout_ms / 1000):
                 if self._group is not None and self._config.enable_auto_commit and not timeout_ms:
                     self._commit_unheard(self._group)
                 elif self._group is not None and self._config.enable_auto_commit:
-                    # Half of the time is for leaving, without which the others wait for the session's end.
+                    # Half of the time is for LeaveGroup; without it the others wait for the session timeout.
                     await self._commit_at_the_end(self._group, self._tracks.assigned, timeout_ms // 2)
                 await self._leave(_CLOSING, at_once=not timeout_ms)
         except TimeoutError:
@@ -611,7 +617,7 @@ class ConsumerEngine:
     # ------------------------------------------------------------------------------ questions
 
     def metrics(self) -> dict[str, float]:
-        """What the network did, and how far behind each partition is, by Kafka's names."""
+        """Return the network's metrics and each partition's lag, by Kafka's names."""
         lags = {
             f"records-lag.{at}": float(track.high_watermark - track.position.offset)
             for at in self._tracks.assigned

@@ -1,11 +1,11 @@
-"""What only a consumer raises. What it shares with the others is in `client.errors`."""
+"""Errors that only a consumer raises; `client.errors` has those it shares with producers."""
 
 from tallystick.client.errors import ClientError
 from tallystick.kernel.ids import TopicPartition
 
 
 class PositionUnknown(ClientError):
-    """Nobody says where to read a partition from: seek, or set `auto.offset.reset` to more than `none`.
+    """A partition has no position to read from: seek, or set `auto.offset.reset` to other than `none`.
 
     Attributes: topic, partition; why (no committed offset, the offset is not in the log, the log was cut).
     """
@@ -19,11 +19,11 @@ class PositionUnknown(ClientError):
 
 
 class WokenUp(ClientError):
-    """`wakeup` ended the wait of a `poll`, from another thread or task."""
+    """`wakeup`, called from another thread or task, ended the wait of a `poll`."""
 
 
 class CommitRefused(ClientError):
-    """The group gave the partitions to others before this commit: their records will be read again.
+    """The group gave the partitions to other members before this commit: their records will be read again.
 
     Attributes: why. Poll, to join the group again.
     """
@@ -34,7 +34,7 @@ class CommitRefused(ClientError):
 
 
 class RecordUnreadable(ClientError):
-    """A fetched batch is damaged or malformed; it is met again until `seek` goes past it.
+    """A fetched batch is damaged or malformed; the error repeats until `seek` skips the batch.
 
     Attributes: topic, partition, offset to seek past, why.
     """

@@ -1,14 +1,14 @@
-"""Where a consumer is in its partitions, and what it asks brokers for. Pure.
+"""Fetch state: positions in the assigned partitions, and what to request for them. Pure.
 
-    position known                      fetched from its leader, unless paused or something is at hand already
+    position known                      fetched from its leader, unless paused or data is buffered already
     position unknown, committed asked   OffsetFetch first; without a committed offset, as the next line
     position unknown, reset asked       ListOffsets: the earliest or the latest offset, or that of a time
 
-An answer for a position that is no longer the partition's is no news: the user sought elsewhere, or another
-assignment came [CLI-35].
+An answer for a position that is no longer the partition's is dropped: the user has sought elsewhere, or the
+assignment has changed [CLI-35].
 
-Truncation: every request says which leader epoch the last record was from; a leader whose log does not have
-it answers where the logs part (KIP-320, KIP-595), and the position goes back there.
+Truncation: every request names the leader epoch of the last record; a leader whose log does not have it
+returns the offset where the logs diverge (KIP-320, KIP-595), and the position goes back there.
 
 `FetchSession` is the client's half of KIP-227: it names what changed since the last request.
 
@@ -29,14 +29,14 @@ from tallystick.kernel.value import frozen
 
 LATEST_MS: Final = -1
 EARLIEST_MS: Final = -2
-"""Times that ListOffsets takes for a place."""
+"""Special timestamps of ListOffsets."""
 
 FINAL_EPOCH: Final = -1
 INITIAL_EPOCH: Final = 0
 
 
 class Seeking(Enum):
-    """Where an unknown position comes from."""
+    """Source of an unknown position."""
 
     COMMITTED = "the group's committed offset"
     EARLIEST = "the first offset there is"
@@ -45,7 +45,7 @@ class Seeking(Enum):
 
 @frozen
 class Position:
-    """The next offset to read, and the leader epoch of the record before it; None for unknown."""
+    """Next offset to read, and the leader epoch of the record before it; None for unknown."""
 
     offset: int
     leader_epoch: int | None = None
@@ -53,15 +53,15 @@ class Position:
 
 @dataclass(slots=True)
 class Track:
-    """What is known of one assigned partition; changed by `Tracks` alone.
+    """State of one assigned partition; changed by `Tracks` alone.
 
     position   None while it is being sought
     seeking    where it comes from
-    serial     another one with every seek and assignment: an answer to a question from before is dropped
-    at_hand    fetched data of it waits to be taken, or a request for it is on its way
+    serial     changes with every seek and assignment: an answer to an earlier request is dropped
+    at_hand    fetched data waits to be taken, or a request for it is in flight
     replica    a broker nearer than the leader (KIP-392)
     pinned     a position that does not exist is an error, whatever auto.offset.reset says
-    restart    where reading goes on if what was returned since does not count: the last commit, or else
+    restart    where reading resumes if the records returned since do not count: the last commit, or else
                where it began or was sought; None with the position
     """
 
@@ -79,7 +79,7 @@ class Track:
 
 
 class Verdict(Enum):
-    """What an answer for one partition means."""
+    """Meaning of an answer for one partition."""
 
     DATA = "take what came"
     STALE = "about an earlier position"
@@ -92,16 +92,16 @@ class Verdict(Enum):
 
 
 def verdict_of(code: int, *, from_replica: bool, diverges: bool) -> Verdict:
-    """The decision table of a partition's answer to Fetch.
+    """Return the verdict on a partition's answer to Fetch.
 
     Args:
         from_replica: the broker asked was not the leader.
-        diverges: the answer says where the leader's log parts from ours.
+        diverges: the answer says where the leader's log diverges from ours.
     """
     if code == ErrorCode.NONE:
         return Verdict.TRUNCATED if diverges else Verdict.DATA
     if code == ErrorCode.OFFSET_OUT_OF_RANGE:
-        # A replica may be behind; only the leader knows what there is (KIP-392).
+        # KIP-392: a follower may lag; only the leader's answer is conclusive.
         return Verdict.LEADER if from_replica else Verdict.RESET
     if code == ErrorCode.UNKNOWN_SERVER_ERROR:
         return Verdict.AGAIN
@@ -115,12 +115,14 @@ class Tracks:
     """All assigned partitions."""
 
     def __init__(self, reset: Seeking | None) -> None:
-        """Args:
-        reset: `auto.offset.reset`; None for `none`.
+        """Start without partitions.
+
+        Args:
+            reset: `auto.offset.reset`; None for `none`.
         """
         self._reset = reset
         self._tracks: dict[TopicPartition, Track] = {}
-        # One row for all: a partition that goes and comes back is not the one that was asked about.
+        # Shared by all partitions: one that is revoked and assigned again gets a new serial.
         self._serials = count()
 
     def __contains__(self, partition: object) -> bool:
@@ -141,7 +143,7 @@ class Tracks:
         return frozenset(p for p, track in self._tracks.items() if track.paused)
 
     def assign(self, partitions: Collection[TopicPartition], *, committed: bool) -> None:
-        """Read these and nothing else; what was read before keeps its position.
+        """Read these partitions and no others; those read before keep their positions.
 
         Args:
             committed: whether new ones begin at the group's committed offset.
@@ -152,7 +154,7 @@ class Tracks:
         }
 
     def seek(self, partition: TopicPartition, to: Position | Seeking) -> None:
-        """Go elsewhere; what is on its way or at hand is dropped."""
+        """Change the position; data in flight or buffered is dropped."""
         track = self._tracks[partition]
         track.serial = next(self._serials)
         track.at_hand = False
@@ -162,14 +164,14 @@ class Tracks:
             track.position, track.restart, track.seeking = None, None, to
 
     def go_back(self, partition: TopicPartition, to: Position) -> None:
-        """As `seek`, for what was returned behind `to` alone: what was returned before stays uncommitted."""
+        """Seek back, but keep `restart` if it is earlier: records returned before `to` stay uncommitted."""
         restart = self._tracks[partition].restart
         self.seek(partition, to)
         if restart is not None and restart.offset < to.offset:
             self._tracks[partition].restart = restart
 
     def committed(self, offsets: Mapping[TopicPartition, Position]) -> None:
-        """What was returned before these counts. Offsets of another time, or another seek, do not matter."""
+        """Move `restart` up to committed offsets. Offsets of an earlier assignment or seek are ignored."""
         for partition, to in offsets.items():
             track = self._tracks.get(partition)
             if track is None or track.position is None or track.restart is None:
@@ -178,14 +180,14 @@ class Tracks:
                 track.restart = to
 
     def rewind(self) -> None:
-        """Return again what was returned and never committed [CLI-68]."""
+        """Return records again that were returned and never committed [CLI-68]."""
         for partition, track in self._tracks.items():
             position, restart = track.position, track.restart
             if position is not None and restart is not None and restart.offset < position.offset:
                 self.seek(partition, restart)
 
     def found(self, partition: TopicPartition, serial: int, position: Position | None) -> bool:
-        """A sought position was found, or there is none. False where nobody said where to begin."""
+        """Set a position that was sought; None for none. Return False if there is no reset policy."""
         track = self._tracks.get(partition)
         if track is None or track.serial != serial or track.position is not None:
             return True
@@ -198,20 +200,20 @@ class Tracks:
         return True
 
     def advance(self, partition: TopicPartition, serial: int, to: Position) -> None:
-        """Records were taken: the position is behind them."""
+        """Move the position past records that were taken."""
         track = self._tracks.get(partition)
         if track is not None and track.serial == serial:
             track.position = to
 
     def out_of_range(self, partition: TopicPartition) -> bool:
-        """The position does not exist. False where the user wants to hear of that."""
+        """Reset a position that does not exist. Return False if that is an error for the user."""
         if self._reset is None or self._tracks[partition].pinned:
             return False
         self.seek(partition, self._reset)
         return True
 
     def truncated(self, partition: TopicPartition, end_offset: int, epoch: int | None) -> bool:
-        """The leader's log has our last record's epoch only up to there. False as `out_of_range`."""
+        """Go back to where the leader's log ends the last record's epoch. Return False as `out_of_range`."""
         track = self._tracks[partition]
         if self._reset is None or track.position is None or track.pinned:
             return False
@@ -219,14 +221,14 @@ class Tracks:
         return True
 
     def seeks(self, partition: TopicPartition, serial: int, where: Seeking) -> bool:
-        """Is the position that was asked for under this serial still to be found?"""
+        """Tell whether the position asked for under this serial is still sought."""
         track = self._tracks.get(partition)
         return (
             track is not None and track.serial == serial and track.position is None and track.seeking is where
         )
 
     def sought(self, where: Seeking) -> dict[TopicPartition, int]:
-        """Partitions without a position, by where it is to come from, with the serial of the question."""
+        """Return the partitions whose position is sought in this way, with the serial of the request."""
         return {
             partition: track.serial
             for partition, track in self._tracks.items()
@@ -234,7 +236,7 @@ class Tracks:
         }
 
     def fetchable(self) -> Iterable[tuple[TopicPartition, Track, Position]]:
-        """What may be asked for now."""
+        """Return the partitions that may be fetched now."""
         return (
             (partition, track, track.position)
             for partition, track in self._tracks.items()
@@ -244,7 +246,7 @@ class Tracks:
 
 @frozen
 class Wanted:
-    """What is asked of one partition."""
+    """Fetch parameters of one partition."""
 
     offset: int
     max_bytes: int
@@ -254,7 +256,7 @@ class Wanted:
 
 @frozen
 class SessionStep:
-    """One request of a session: what to name, and what to take back."""
+    """One request of a session: partitions to name, and partitions to remove."""
 
     session_id: int
     epoch: int
@@ -263,7 +265,7 @@ class SessionStep:
 
 
 class FetchSession:
-    """The client's half of a fetch session with one broker (KIP-227). One request is on its way at a time."""
+    """Client's half of a fetch session with one broker (KIP-227). One request is in flight at a time."""
 
     def __init__(self) -> None:
         self._id = 0
@@ -271,7 +273,7 @@ class FetchSession:
         self._known: dict[TopicPartition, Wanted] = {}
 
     def step(self, wanted: Mapping[TopicPartition, Wanted]) -> SessionStep:
-        """The next request for `wanted`: all of it in a new session, and else what changed."""
+        """Return the next request for `wanted`: everything in a new session, else only what changed."""
         if self._epoch == INITIAL_EPOCH:
             asked: Mapping[TopicPartition, Wanted] = wanted
             forgotten: tuple[TopicPartition, ...] = ()
@@ -282,9 +284,9 @@ class FetchSession:
         return SessionStep(self._id, self._epoch, asked, forgotten)
 
     def answered(self, error: int, session_id: int) -> None:
-        """The broker answered: the session goes on, or a new one begins with the next request."""
+        """Continue the session after an answer, or begin a new one with the next request."""
         if error != ErrorCode.NONE:
-            # Told to begin anew; the broker has no session by our id, or one that is ahead of us.
+            # KIP-227: the broker has no session with this id, or one at another epoch: begin anew.
             gone = error == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
             self._id, self._epoch = (0 if gone else self._id), INITIAL_EPOCH
         elif session_id == 0:
@@ -294,5 +296,5 @@ class FetchSession:
             self._epoch = 1 if self._epoch == INT32_MAX else self._epoch + 1
 
     def lost(self) -> None:
-        """No answer: whether the broker took the step is unknown, so a new session replaces this one."""
+        """Begin a new session: without an answer, it is unknown whether the broker applied the request."""
         self._epoch = INITIAL_EPOCH

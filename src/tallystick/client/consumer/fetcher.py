@@ -1,7 +1,7 @@
-"""Keeps data within reach of `poll`: one fetch under way with every leader, answers waiting in a row.
+"""Fetcher: keeps data ready for `poll`, with one fetch in flight to every leader and a queue of responses.
 
-A partition is asked for while nothing of it is at hand, so memory is bounded by one answer a broker. What to
-ask and what an answer means is decided in `fetch_state`; what the bytes hold, in `decode`.
+A partition is fetched only while none of its data is buffered, so memory is bounded by one response per
+broker. `fetch_state` decides what to request and what a response means; `decode` reads the bytes.
 """
 
 import asyncio
@@ -55,13 +55,15 @@ class _AtHand:
 
 
 class Fetcher:
-    """Fetches for one consumer. Lives on its loop; `kick` starts what can be started, `take` hands out."""
+    """Fetches of one consumer, on its loop; `kick` starts requests, `take` returns records."""
 
     def __init__(
         self, config: ConsumerConfig, cluster: Cluster, tracks: Tracks, news: Callable[[], None]
     ) -> None:
-        """Args:
-        news: called when there is something to take, or to raise.
+        """Create a fetcher without sessions.
+
+        Args:
+            news: called when `take` has something to return or to raise.
         """
         self._config, self._cluster, self._tracks, self._news = config, cluster, tracks, news
         self.isolation = ISOLATION[config.isolation_level]
@@ -72,10 +74,10 @@ class Fetcher:
         self._row: deque[_AtHand] = deque()
         self._errors: deque[tuple[TopicPartition, int, Exception]] = deque()
         self.passed_hidden = False
-        """Did the last `take` move a position and find nothing that may be seen?"""
+        """Whether the last `take` moved a position past hidden data only."""
 
     def close(self) -> None:
-        """Stop asking, forget what is at hand."""
+        """Cancel all requests and drop buffered data."""
         for task in (*self._under_way.values(), *self._resting):
             task.cancel()
         self._row.clear()
@@ -84,9 +86,9 @@ class Fetcher:
     # -------------------------------------------------------------------------- taking
 
     def take(self, most: int) -> list[ConsumerRecord]:
-        """Up to `most` records, without waiting.
+        """Return up to `most` records, without waiting.
 
-        Raises: what fetching met, once: BrokerRefused, PositionUnknown, RecordUnreadable. Records taken
+        Raises: errors of fetching, each once: BrokerRefused, PositionUnknown, RecordUnreadable. Records taken
             before an error are returned first.
         """
         records: list[ConsumerRecord] = []
@@ -100,7 +102,7 @@ class Fetcher:
         return records
 
     def take_pieces(self, most: int) -> list[Piece]:
-        """As `take`, for an Arrow batch."""
+        """Take like `take`, for an Arrow batch."""
         pieces: list[Piece] = []
 
         def take_rows(fetched: Fetched, room: int) -> int:
@@ -143,7 +145,7 @@ class Fetcher:
             self._raise()
 
     def _advance(self, at_hand: _AtHand) -> None:
-        """The position is behind what was taken."""
+        """Move the position past the records taken."""
         fetched, partition = at_hand.fetched, at_hand.fetched.partition
         position = self._tracks[partition].position
         self.passed_hidden |= position is not None and fetched.position > position.offset
@@ -152,7 +154,7 @@ class Fetcher:
         self._tracks.advance(partition, at_hand.serial, Position(fetched.position, epoch))
 
     def _fail(self, partition: TopicPartition, serial: int, error: Exception) -> None:
-        """Not asked for again until the user has heard of it."""
+        """Keep the error for `take`; the partition is not fetched again until it was raised."""
         track = self._tracks.get(partition)
         if track is None:
             return
@@ -170,7 +172,7 @@ class Fetcher:
 
     @property
     def has_news(self) -> bool:
-        """Would `take` do something?"""
+        """Whether `take` would return or raise something."""
         return bool(self._errors) or any(self._is_ready(at_hand) for at_hand in self._row)
 
     def _is_ready(self, at_hand: _AtHand) -> bool:
@@ -180,7 +182,7 @@ class Fetcher:
     # -------------------------------------------------------------------------- asking
 
     def kick(self) -> None:
-        """Ask every leader that is not being asked for the partitions of which nothing is at hand."""
+        """Fetch from every leader without a request in flight, for partitions without buffered data."""
         asking: dict[int, dict[TopicPartition, tuple[Wanted, int]]] = {}
         unknown: list[TopicPartition] = []
         image = self._cluster.image
@@ -211,7 +213,7 @@ class Fetcher:
             self._rest(dict.fromkeys(unknown), refresh=True)
 
     async def _ask(self, node: int, wanted: dict[TopicPartition, tuple[Wanted, int]]) -> None:
-        """One fetch. Whatever it meets that has no rule, a mistake in this package too, `take` raises."""
+        """Make one fetch. Errors without a rule, bugs of this package included, are raised by `take`."""
         session = self._sessions.setdefault(node, FetchSession())
         again: dict[TopicPartition, None] = {}
         refresh = False
@@ -221,7 +223,7 @@ class Fetcher:
             session.lost()
             kept = {at_hand.fetched.partition for at_hand in self._row}
             for partition, (_, serial) in wanted.items():
-                if partition not in kept:  # its records are to be taken first, and not fetched again
+                if partition not in kept:  # else its records are returned first, and not fetched again
                     self._fail(partition, serial, exc)
         finally:
             del self._under_way[node]
@@ -234,7 +236,7 @@ class Fetcher:
     async def _fetch(
         self, node: int, session: FetchSession, wanted: dict[TopicPartition, tuple[Wanted, int]]
     ) -> tuple[dict[TopicPartition, None], bool]:
-        """Which partitions are to be asked for again after a rest, and whether to refresh."""
+        """Return the partitions to ask for again after a backoff, and whether to refresh metadata."""
         step = session.step({partition: want for partition, (want, _) in wanted.items()})
         request, by_id = self._request(step)
         try:
@@ -258,7 +260,7 @@ class Fetcher:
         return self._take_answer(node, answer, wanted, by_id or {})
 
     def _request(self, step: SessionStep) -> tuple[FetchRequest, dict[UUID, str] | None]:
-        """The request, and the names of topic ids; None where some topic has no id."""
+        """Return the request, and topic names by id; None for the names if some topic has no id."""
         config, topics = self._config, self._cluster.image.topics
         named = {p.topic for p in (*step.asked, *step.forgotten)}
         ids = {topic: topics[topic].id if topic in topics else NIL for topic in named}
@@ -294,7 +296,7 @@ class Fetcher:
         wanted: dict[TopicPartition, tuple[Wanted, int]],
         names: dict[UUID, str],
     ) -> tuple[dict[TopicPartition, None], bool]:
-        """Act on every partition; which are to be asked for again after a rest, and whether to refresh."""
+        """Act on every partition; return those to ask for again after a backoff, and whether to refresh."""
         again: dict[TopicPartition, None] = {}
         refresh = False
         idle = dict(wanted)
@@ -309,7 +311,7 @@ class Fetcher:
                 if verdict in (Verdict.AGAIN, Verdict.REFRESH):
                     again[at] = None
                     refresh = refresh or verdict is Verdict.REFRESH
-        # In a session a partition without news is left out; after an error of the whole answer, all are.
+        # KIP-227: a session's response omits partitions without changes; one with an error code omits all.
         for at, (_, serial) in idle.items():
             track = self._tracks.get(at)
             if answer.error_code:
@@ -366,7 +368,7 @@ class Fetcher:
         self._row.append(_AtHand(fetched, serial))
 
     def _rest(self, partitions: Iterable[TopicPartition], *, refresh: bool) -> None:
-        """Ask for these again a little later."""
+        """Ask for these partitions again after a backoff."""
         serials: dict[TopicPartition, int] = {}
         for partition in partitions:
             track = self._tracks.get(partition)
@@ -401,7 +403,7 @@ class Fetcher:
 
 
 def _names(exc: ClientError, topic: str) -> bool:
-    """Is it about this topic, and does asking again not help?"""
+    """Tell whether the error is about this topic and a retry does not help."""
     return isinstance(exc, BrokerRefused) and exc.subject == topic and not exc.remedy.repeats
 
 

@@ -1,9 +1,9 @@
-"""Carries a group member out: sends what its phase asks for, and tells the machine what came back.
+"""Group runner: sends the requests of a group member's phase and passes the answers to its state machine.
 
-One task, from `start` to `stop`: it joins, syncs and beats. PREPARING and SETTLING are for `poll`, which
-calls `adopt` with what the user's callbacks led to.
+One task, from `start` to `stop`, joins, syncs and sends heartbeats. PREPARING and SETTLING are left to
+`poll`, which calls `adopt` with the result of the user's callbacks.
 
-The requests go over a connection of their own: JoinGroup is answered when the rebalance is over, and
+The requests have a connection of their own: JoinGroup is answered when the rebalance is over, and
 heartbeats must not wait behind a fetch.
 """
 
@@ -47,19 +47,21 @@ from tallystick.protocol.messages.sync_group import SyncGroupResponse
 
 _log = logging.getLogger("tallystick.consumer")
 
-# A coordinator answers JoinGroup when the slowest member has come, which may take the rebalance timeout.
+# JoinGroup is answered when the slowest member has joined, which may take the rebalance timeout.
 JOIN_MARGIN_MS: Final = 5_000
 EXPIRED: Final = "consumer poll timeout has expired"
 
 
 class GroupRunner:
-    """The membership of one consumer. `member` changes here and in `adopt` alone."""
+    """Membership of one consumer. `member` changes only here and in `adopt`."""
 
     def __init__(
         self, settings: GroupSettings, cluster: Cluster, heartbeat_ms: int, news: Callable[[], None]
     ) -> None:
-        """Args:
-        news: called whenever the phase has changed.
+        """Create a member that is in no group.
+
+        Args:
+            news: called whenever the phase has changed.
         """
         self.settings = settings
         self.member = Member()
@@ -73,25 +75,25 @@ class GroupRunner:
     # ------------------------------------------------------------------- for the consumer
 
     def start(self) -> None:
-        """Take part from now on."""
+        """Start to take part in the group."""
         self.polled()
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._run())
             self._task.add_done_callback(self._ended)
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
-        """It only ends by being cancelled; whatever else ended it, the user is told."""
+        """Report the end of the task to the user, unless it was cancelled."""
         if not task.cancelled() and (exc := task.exception()) is not None:
             _log.error("group %s: the member ended", self.settings.group_id, exc_info=exc)
             self.error = exc
             self.adopt(replace(self.member, phase=Phase.FAILED))
 
     def polled(self) -> None:
-        """The user is alive."""
+        """Note a poll, for max.poll.interval.ms."""
         self._polled_ms = self._cluster.now_ms()
 
     def adopt(self, member: Member) -> None:
-        """The machine took a step."""
+        """Replace the member by its next state."""
         before, self.member = self.member, member
         if before.phase is not member.phase:
             _log.info("group %s: %s -> %s", self.settings.group_id, before.phase.name, member.phase.name)
@@ -99,7 +101,7 @@ class GroupRunner:
             self._news()
 
     def metadata(self) -> GroupMetadata:
-        """Who this is, for commits."""
+        """Return the group metadata for commits."""
         member, settings = self.member, self.settings
         generation = -1 if member.generation is None else member.generation
         return GroupMetadata(
@@ -110,7 +112,7 @@ class GroupRunner:
         )
 
     async def stop(self, member: Member, reason: str) -> None:
-        """Take no further part; leave the group, as far as one attempt reaches. `member`: from `leave`."""
+        """Stop the task and make one attempt to leave the group. `member` is from `leave`."""
         request, lane = leave_request(self.member, self.settings, reason), self._free_lane
         self.cancel()
         self.error = None
@@ -124,7 +126,7 @@ class GroupRunner:
             _log.info("group %s: left without a word: %s", self.settings.group_id, exc)
 
     def stop_now(self, member: Member, reason: str) -> None:
-        """`stop` without waiting: the request is on its way if the coordinator is known. `member`: as there.
+        """Stop without waiting; LeaveGroup is sent if the coordinator is known. `member` is from `leave`.
 
         Source: Kafka AbstractCoordinator.close, which sends LeaveGroup whatever time there is.
         """
@@ -138,17 +140,20 @@ class GroupRunner:
 
     @property
     def _free_lane(self) -> str:
-        """A broker answers a connection's requests in turn, and a JoinGroup when every member has come."""
+        """Connection for LeaveGroup: another one while a JoinGroup or SyncGroup may hold up the group's.
+
+        A broker answers the requests of a connection in order, and a JoinGroup when every member has joined.
+        """
         return "" if self.member.phase in (Phase.JOINING, Phase.SYNCING) else GROUP_LANE
 
     def cancel(self) -> None:
-        """Stop here and now."""
+        """Stop the task immediately."""
         if self._task is not None:
             self._task.cancel()
             self._task = None
 
     def refuse(self, api: str, code: int, generation: int | None) -> None:
-        """A request beside the rebalances was refused."""
+        """Apply the error code of a request other than those of a rebalance."""
         self._refuse(api, code, generation)
 
     # ------------------------------------------------------------------------- the task
@@ -175,7 +180,7 @@ class GroupRunner:
                 await asyncio.sleep(self._cluster.config.retry_backoff_ms * min(failures, 10) / 1000)
 
     def _unanswered(self, member: Member, exc: TallystickError) -> bool:
-        """No answer came, or one that cannot be understood. Whether to try again."""
+        """Handle a missing or unreadable answer. Return whether to try again."""
         _log.debug("group %s: %s", self.settings.group_id, exc)
         api = {Phase.JOINING: "JoinGroup", Phase.SYNCING: "SyncGroup"}.get(member.phase, "Heartbeat")
         self._cluster.forget_coordinator("group", self.settings.group_id)
@@ -187,7 +192,7 @@ class GroupRunner:
         return False
 
     def _refuse(self, api: str, code: int, generation: int | None, member_id: str = "") -> bool:
-        """Act on an error code. Whether the request is to be repeated after a rest."""
+        """Act on an error code. Return whether the request is to be repeated after a backoff."""
         reaction = reaction_to(api, code)
         _log.info("group %s: %s", self.settings.group_id, refused(api, self.settings.group_id, code).what())
         if reaction is Reaction.FIND_COORDINATOR:
@@ -228,7 +233,10 @@ class GroupRunner:
         return False
 
     async def _look_for(self, names: frozenset[str]) -> MetadataImage:
-        """Metadata of the group's topics; a name that cannot be a topic's is its member's problem."""
+        """Return metadata of the group's topics, without those whose names are invalid.
+
+        An invalid name is left to the member that subscribes to it.
+        """
         while True:
             try:
                 return await self._cluster.refresh(names)
@@ -238,7 +246,7 @@ class GroupRunner:
                 names -= {exc.subject}
 
     async def _beat(self) -> bool:
-        """Wait for the next heartbeat's time, send it. A change of the phase ends the wait."""
+        """Send a heartbeat when its time has come. A change of the phase ends the wait."""
         try:
             async with asyncio.timeout(self._heartbeat_ms / 1000):
                 await self._changed.wait()
@@ -258,7 +266,7 @@ class GroupRunner:
         return False
 
     async def _expire(self) -> bool:
-        """The user has not polled: make room."""
+        """Leave the group: the user has not polled for max.poll.interval.ms."""
         _log.warning(
             "group %s: no poll for more than max.poll.interval.ms = %d ms; leaving the group",
             self.settings.group_id,
@@ -272,7 +280,7 @@ class GroupRunner:
         return False
 
     def _look_at_topics(self) -> None:
-        """The leader sees to it that new partitions are assigned."""
+        """Let the leader check the group's topics for new partitions."""
         image = self._cluster.image
         if self._watched is not None and self._watched[0] is not image:
             names = self._watched[1]
@@ -281,7 +289,7 @@ class GroupRunner:
 
 
 def racks_of(image: MetadataImage, names: Iterable[str]) -> Topics:
-    """The partitions of those topics that exist, each with the racks of its replicas."""
+    """Return the partitions of those topics that exist, each with the racks of its replicas."""
     return {
         name: tuple(
             frozenset(node.rack for r in partition.replicas if (node := image.nodes.get(r)) and node.rack)

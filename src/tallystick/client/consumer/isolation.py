@@ -1,9 +1,9 @@
-"""What a reader of committed records sees of a fetched partition. Pure.
+"""Isolation level: which batches of a fetched partition a `read_committed` consumer sees. Pure.
 
-The answer to a Fetch names the aborted transactions that reach into it: a producer and the offset where its
-transaction began. Batch by batch in order, those that have begun are open; an ABORT marker of the producer
-closes one; the data of an open one is left out [CLI-33]. A producer has one transaction at a time, so its id
-is enough. Markers are nobody's data and are left out for every reader.
+A Fetch response names the aborted transactions that overlap its data: a producer id and the offset where its
+transaction began. Batches are visited in order. A transaction is open from its first offset until the ABORT
+marker of its producer; data batches of an open aborted transaction are left out [CLI-33]. A producer has one
+transaction at a time, so its id is enough. Markers are left out at every isolation level.
 
 Source: KIP-98 "Consumer"; CompletedFetch.
 """
@@ -14,17 +14,19 @@ from tallystick.protocol.records import BatchHeader, Buffer, ControlType, read_m
 
 
 class AbortedData:
-    """The aborted transactions of one answer for one partition; asked about its batches in order."""
+    """Aborted transactions in one partition of a response; asked about its batches in order."""
 
     def __init__(self, aborted: Iterable[tuple[int, int]] = ()) -> None:
-        """Args:
-        aborted: producer id and first offset of each, in any order.
+        """Take the aborted transactions of a response.
+
+        Args:
+            aborted: producer id and first offset of each, in any order.
         """
         self._coming = sorted(((first, producer) for producer, first in aborted), reverse=True)
         self._open: set[int] = set()
 
     def hides(self, header: BatchHeader, buf: Buffer, at: int) -> bool:
-        """Is the batch at `at` none of the reader's business?
+        """Tell whether the batch at `at` is hidden from the consumer.
 
         Raises: InvalidBatch for a malformed marker.
         """

@@ -1,22 +1,23 @@
-"""One member of a classic group, as a pure machine. The consumer's engine carries it out.
+"""State machine of one member of a classic consumer group. Pure; the consumer's engine carries it out.
 
-    OUT         wants to be in no group
-    PREPARING   must join: what it may no longer read is given up first, in a call of the user's
+    OUT         in no group
+    PREPARING   must join; first gives up partitions it may no longer read, in a call of the user's
     JOINING     JoinGroup is to be sent, or was
-    SYNCING     SyncGroup is to be sent, or was; the leader brings everybody's assignment
-    SETTLING    knows its assignment; takes it over in a call of the user's
-    STABLE      reads, and shows with heartbeats that it lives
+    SYNCING     SyncGroup is to be sent, or was; the leader's has the assignment of all members
+    SETTLING    has its assignment; takes it over in a call of the user's
+    STABLE      reads, and sends heartbeats
     FAILED      will not be a member again: `failure` says why
 
     OUT -> PREPARING -> JOINING -> SYNCING -> SETTLING -> STABLE -> PREPARING -> ...
 
-Eager members give up everything in PREPARING. Cooperative ones (all assignors cooperative) keep what they
-have while the group rebalances, give up in SETTLING what is no longer theirs, and then join again, so that
-it can be given to somebody else (KIP-429). A member that lost its generation does not know who reads its
-partitions now: it *loses* them instead of giving them up, since committing would be refused.
+Eager members give up everything in PREPARING. Cooperative ones (all assignors cooperative) keep their
+partitions while the group rebalances, give up in SETTLING those that are no longer theirs, and then join
+again, so that these can be assigned to other members (KIP-429). A member that lost its generation does not
+know which member reads its partitions now: it *loses* them instead of giving them up, since a commit would
+be refused.
 
-Callbacks run in PREPARING and SETTLING only, that is, while the user waits in `poll` [CLI-32]. What an
-answer does to the machine is the table REACTIONS.
+Callbacks run in PREPARING and SETTLING only, that is, while the user waits in `poll` [CLI-32]. The table
+REACTIONS says what an error code does to the machine.
 
 Source: AbstractCoordinator, ConsumerCoordinator; KIP-62 (poll interval), KIP-345 (static members), KIP-394
     (member id first), KIP-429, KIP-814.
@@ -76,7 +77,7 @@ class Phase(Enum):
 
 
 class Reaction(Enum):
-    """What an error code makes of a member."""
+    """Effect of an error code on a member."""
 
     AGAIN = "the same request again"
     FIND_COORDINATOR = "the same request again, to whoever is the coordinator now"
@@ -87,7 +88,7 @@ class Reaction(Enum):
     FAIL = "trying again cannot help"
 
 
-# What is not here follows from the client's rules: retry, find the coordinator, or fail.
+# Other codes follow the client's retry rules: retry, find the coordinator, or fail.
 REACTIONS: Final = {
     ("JoinGroup", E.MEMBER_ID_REQUIRED): Reaction.TAKE_ID,
     ("JoinGroup", E.UNKNOWN_MEMBER_ID): Reaction.NEW_MEMBER,
@@ -111,7 +112,7 @@ _OF_REMEDY: Final = {
 
 
 def reaction_to(api: str, code: int) -> Reaction:
-    """What `code` as an answer to `api` makes of a member."""
+    """Return the effect of `code`, as an answer to `api`, on a member."""
     try:
         known = REACTIONS.get((api, E(code)))
     except ValueError:
@@ -121,7 +122,7 @@ def reaction_to(api: str, code: int) -> Reaction:
 
 @frozen(kw_only=True)
 class GroupSettings:
-    """What does not change while a consumer lives."""
+    """Settings that are fixed for a consumer's lifetime."""
 
     group_id: GroupId
     instance_id: str | None = None
@@ -132,18 +133,18 @@ class GroupSettings:
 
     @property
     def cooperative(self) -> bool:
-        """Every assignor must be: an eager one that was chosen takes for granted that nothing is read."""
+        """Whether every assignor is cooperative: an eager one, if chosen, assumes that no partition is owned."""
         return all(assignor.cooperative for assignor in self.assignors)
 
 
 @frozen(kw_only=True)
 class Member:
-    """What a member knows.
+    """State of a member.
 
     generation  of its last SyncGroup; None where it has none, or lost it
-    topics      what it subscribes to; `joined_topics` when it last joined
-    owned       what it reads
-    assigned    what it is to read, while SETTLING
+    topics      its subscription; `joined_topics` is that of its last join
+    owned       partitions it reads
+    assigned    partitions it is to read, while SETTLING
     previous    what assignors remember of its last assignment
     led         the members of the generation it leads, while SYNCING
     assigns     False for a static leader that came back to a group whose assignments still hold
@@ -169,7 +170,7 @@ class Member:
 
     @property
     def beats(self) -> bool:
-        """Does the coordinator expect heartbeats?"""
+        """Whether the coordinator expects heartbeats."""
         return self.generation is not None and self.phase in _BEATING
 
 
@@ -178,9 +179,9 @@ _BEATING: Final = frozenset({Phase.PREPARING, Phase.SETTLING, Phase.STABLE})
 
 @frozen(kw_only=True)
 class Change:
-    """What the user's callbacks are told, in this order: revoked or lost, then added.
+    """Arguments of the user's callbacks, in this order: revoked or lost, then added.
 
-    added  None where no assignment was made; it may be empty, and is told all the same
+    added  None where no assignment was made; the callback runs even if it is empty
     """
 
     revoked: Partitions = NOTHING
@@ -196,7 +197,7 @@ class Change:
 
 
 def subscribe(member: Member, topics: frozenset[str]) -> Member:
-    """Want to read these topics; joins, or joins again, when that is a change."""
+    """Subscribe to these topics; join, or join again, if that is a change."""
     if member.phase is Phase.OUT:
         return replace(member, topics=topics, phase=Phase.PREPARING, rejoin=None)
     changed = replace(member, topics=topics)
@@ -204,13 +205,13 @@ def subscribe(member: Member, topics: frozenset[str]) -> Member:
 
 
 def leave(member: Member) -> tuple[Member, Change]:
-    """Be in no group. Static members stay in it for the coordinator until their session ends (KIP-345)."""
+    """Leave the group. Static members stay in it, for the coordinator, until their session ends (KIP-345)."""
     change = Change(lost=member.owned) if member.phase is Phase.FAILED else _given_up(member, member.owned)
     return Member(previous=member.previous), change
 
 
 def expire(member: Member) -> Member:
-    """The user has not polled for too long: whoever holds up a group leaves it (KIP-62)."""
+    """Leave the group: the user has not polled for too long (KIP-62)."""
     return _without(member, NOBODY) if member.beats else member
 
 
@@ -218,29 +219,29 @@ def expire(member: Member) -> Member:
 
 
 def before_joining(member: Member, settings: GroupSettings) -> Change:
-    """What must be given up before this PREPARING member joins."""
+    """Return the partitions that this PREPARING member must give up before it joins."""
     if settings.cooperative and member.generation is not None:
-        # Topics no longer wanted; anything else waits for the assignment.
+        # KIP-429: only topics no longer subscribed to; other partitions wait for the assignment.
         return Change(revoked=frozenset(p for p in member.owned if p.topic not in member.topics))
     return _given_up(member, member.owned)
 
 
 def gave_up(member: Member, change: Change) -> Member:
-    """The callbacks have run: what they were told of is read no more.
+    """Stop reading the partitions of `change`, after the callbacks have run.
 
-    Who gave something up for its assignment joins again, so that others can be given it.
+    A member that gave up partitions while SETTLING joins again, so that others can be assigned them.
     """
     left = replace(member, owned=member.owned - change.revoked - change.lost)
     return _rejoin(left, FREED) if left.phase is Phase.SETTLING else left
 
 
 def prepared(member: Member) -> Member:
-    """Nothing is left to be given up: join."""
+    """Go on to JOINING: no partition is left to be given up."""
     return replace(member, phase=Phase.JOINING, joined_topics=member.topics)
 
 
 def joined(member: Member, answer: JoinGroupResponse) -> Member:
-    """JoinGroup was answered without an error."""
+    """Apply a JoinGroup response without error."""
     return replace(
         member,
         phase=Phase.SYNCING,
@@ -255,9 +256,9 @@ def joined(member: Member, answer: JoinGroupResponse) -> Member:
 
 
 def synced(member: Member, answer: SyncGroupResponse) -> Member:
-    """SyncGroup was answered without an error.
+    """Apply a SyncGroup response without error.
 
-    An assignment of topics that are no longer wanted is not taken over; the member joins again.
+    An assignment with topics that are no longer subscribed to is dropped; the member joins again.
     Raises: DecodeError.
     """
     assigned = frozenset(decode_assignment(answer.assignment))
@@ -268,12 +269,12 @@ def synced(member: Member, answer: SyncGroupResponse) -> Member:
 
 
 def to_settle(member: Member) -> Change:
-    """What taking over the assignment means for this SETTLING member."""
+    """Return the changes that the new assignment brings for this SETTLING member."""
     return Change(revoked=member.owned - member.assigned, added=member.assigned - member.owned)
 
 
 def settled(member: Member) -> Member:
-    """What had to be given up was: read what is assigned. The callbacks are told after that."""
+    """Take over the assignment; revoked partitions are given up already. The callbacks follow."""
     check(member.owned <= member.assigned, "what is assigned to others was given up")
     taken = replace(
         member,
@@ -288,7 +289,7 @@ def settled(member: Member) -> Member:
 
 
 def seen(member: Member, topics: Topics) -> Member:
-    """The leader looked at the group's topics: another number of partitions needs another assignment."""
+    """Join again if the leader sees another number of partitions or other racks in the group's topics."""
     if not member.leads or member.watched is None or member.watched == topics:
         return member
     return _rejoin(member, "topics of the group changed")
@@ -298,18 +299,18 @@ def seen(member: Member, topics: Topics) -> Member:
 
 
 def refused(member: Member, api: str, code: int, *, generation: int | None, member_id: str = "") -> Member:
-    """An answer with an error code.
+    """Apply an answer with an error code.
 
     Args:
-        generation: the one the request was sent in: what a later one made obsolete is no news.
-        member_id: what JoinGroup said the id is.
+        generation: the one the request was sent in: an answer from an earlier one is ignored.
+        member_id: the member id in the JoinGroup response.
     """
     if api in _IN_PASSING and not (member.beats and member.generation == generation):
         return member
     reaction = reaction_to(api, code)
     match reaction:
         case Reaction.AGAIN | Reaction.FIND_COORDINATOR:
-            # An interrupted SyncGroup belongs to a generation that may be over.
+            # The generation of an interrupted SyncGroup may be over.
             return member if api != "SyncGroup" else _join_again(member)
         case Reaction.TAKE_ID:
             return replace(member, member_id=MemberId(member_id))
@@ -325,33 +326,33 @@ def refused(member: Member, api: str, code: int, *, generation: int | None, memb
             assert_never(reaction)
 
 
-# They are sent beside the rebalances, and what they are told may be old.
+# Requests sent in parallel to rebalances: their answers may be outdated.
 _IN_PASSING: Final = frozenset({"Heartbeat", "OffsetCommit"})
 
 
 def unanswered(member: Member, api: str) -> Member:
-    """The connection ended, or the coordinator was silent."""
+    """Handle a lost connection or a silent coordinator."""
     return _join_again(member) if api == "SyncGroup" else member
 
 
 def fail(member: Member, api: str, code: int) -> Member:
-    """Take no further part."""
+    """Take no further part in the group."""
     return replace(member, phase=Phase.FAILED, failure=(api, code))
 
 
 def _rejoin(member: Member, reason: str) -> Member:
-    """Join again: at once where it reads, and else when the running rebalance is over."""
+    """Join again: at once if STABLE, else when the running rebalance is over."""
     phase = Phase.PREPARING if member.phase is Phase.STABLE else member.phase
     return replace(member, phase=phase, rejoin=reason)
 
 
 def _join_again(member: Member) -> Member:
-    """What had to be given up is given up already."""
+    """Go back to JOINING; partitions that had to be given up are given up already."""
     return replace(member, phase=Phase.JOINING, led=(), assigned=NOTHING)
 
 
 def _without(member: Member, member_id: MemberId) -> Member:
-    """A member without a generation: what it reads belongs to others, perhaps."""
+    """Return a member without a generation: its partitions may belong to other members."""
     return replace(
         member,
         phase=Phase.PREPARING,
@@ -372,7 +373,7 @@ def _given_up(member: Member, partitions: Partitions) -> Change:
 
 
 def join_request(member: Member, settings: GroupSettings) -> JoinGroupRequest:
-    """The subscription, once for every assignor, since each adds data of its own."""
+    """Return JoinGroup with the subscription once per assignor, since each adds its own user data."""
     protocols = tuple(
         JoinGroupRequestProtocol(
             name=assignor.name,
@@ -401,12 +402,12 @@ def join_request(member: Member, settings: GroupSettings) -> JoinGroupRequest:
 
 
 def topics_of(member: Member) -> frozenset[str]:
-    """All topics of the generation this member leads. Raises: DecodeError."""
+    """Return all topics of the generation this member leads. Raises: DecodeError."""
     return frozenset(topic for one in member.led for topic in decode_subscription(one.metadata).topics)
 
 
 def lead(member: Member, settings: GroupSettings, topics: Topics) -> tuple[Member, SyncGroupRequest]:
-    """SyncGroup, with everybody's assignment where this member leads.
+    """Return SyncGroup, with the assignment of all members if this member leads.
 
     Args:
         topics: all of `topics_of` that exist.
@@ -451,7 +452,7 @@ def heartbeat_request(member: Member, settings: GroupSettings) -> HeartbeatReque
 
 
 def leave_request(member: Member, settings: GroupSettings, reason: str) -> LeaveGroupRequest | None:
-    """Nothing for a static member, whose place is kept for it, nor for who never had an id."""
+    """Return LeaveGroup; None for a static member (KIP-345), and for one that never had an id."""
     if settings.instance_id is not None or member.member_id == NOBODY:
         return None
     leaving = MemberIdentity(member_id=member.member_id, reason=reason[:_REASON_MAX])

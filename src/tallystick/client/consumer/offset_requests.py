@@ -1,4 +1,4 @@
-"""Asks brokers about offsets: of logs, and of groups. The shell of `offsets`; repeats as the rules say."""
+"""Requests about offsets: of logs, and of groups. The shell of `offsets`; retries follow `client.retry`."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
@@ -27,7 +27,7 @@ from tallystick.protocol.messages.offset_fetch import OffsetFetchResponse
 
 ISOLATION: Final = {"read_uncommitted": 0, "read_committed": 1}
 GROUP_LANE: Final = "group"
-"""The connection for what a group's coordinator holds back or must hear in time."""
+"""Connection for requests that a group's coordinator holds back or must receive in time."""
 
 
 def _always(_: TopicPartition) -> bool:
@@ -35,12 +35,12 @@ def _always(_: TopicPartition) -> bool:
 
 
 def _repeats(failure: BaseException) -> bool:
-    """Is it worth another attempt? What is not comes first: no attempt would help."""
+    """Tell whether a retry may help. Sorts failures that no retry can help to the front."""
     return isinstance(failure, ClientError) and failure.remedy.repeats
 
 
 class OffsetRequests:
-    """For one reader: what it may see depends on its isolation level."""
+    """Offset requests of one consumer; its isolation level decides what it may see."""
 
     def __init__(self, cluster: Cluster, isolation_level: str) -> None:
         self._cluster = cluster
@@ -53,13 +53,13 @@ class OffsetRequests:
         tell: Callable[[Mapping[TopicPartition, OffsetAndTimestamp | None]], None] | None = None,
         wanted: Callable[[TopicPartition], bool] = _always,
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-        """Where logs have the first record of a time (or EARLIEST_MS, LATEST_MS); None for nowhere.
+        """Return the first offset of a time (or EARLIEST_MS, LATEST_MS) in each log; None for none.
 
-        Leaders are asked side by side; those that answered are not asked again, and none waits for another.
+        Leaders are asked concurrently; those that answered are not asked again, and none waits for another.
 
         Args:
-            tell: called with every answer as it comes: a partition that is gone keeps nobody waiting.
-            wanted: whether an answer for a partition is still of use; it is not asked for otherwise.
+            tell: called with every answer as it arrives: a deleted partition does not delay the others.
+            wanted: whether an answer for a partition is still needed; if not, it is no longer asked for.
         Raises: BrokerRefused, TimedOut.
         """
         shares: dict[int | None, dict[TopicPartition, int]] = {}
@@ -85,7 +85,7 @@ class OffsetRequests:
         tell: Callable[[Mapping[TopicPartition, OffsetAndTimestamp | None]], None] | None,
         wanted: Callable[[TopicPartition], bool],
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-        """`of_logs` for partitions of one leader, or of those that are not known."""
+        """Run `of_logs` for the partitions of one leader, or for those without a known leader."""
         found: dict[TopicPartition, OffsetAndTimestamp | None] = {}
 
         async def ask(node: int, there: dict[TopicPartition, int]) -> None:
@@ -124,10 +124,10 @@ class OffsetRequests:
         tell: Callable[[Mapping[TopicPartition, OffsetAndMetadata | None]], None] | None = None,
         wanted: Callable[[TopicPartition], bool] = _always,
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
-        """What a group has committed; None for nothing.
+        """Return the offsets that a group has committed; None for none.
 
         Args:
-            tell: called with every answer: an offset that a transaction holds back keeps no other.
+            tell: called with every answer: an offset held back by a transaction does not delay the others.
             wanted: as for `of_logs`.
         Raises: BrokerRefused, TimedOut.
         """
@@ -157,7 +157,7 @@ class OffsetRequests:
     def commit_unheard(
         self, group: GroupMetadata, offsets: Mapping[TopicPartition, OffsetAndMetadata]
     ) -> None:
-        """Send a commit if the coordinator is known, and wait for nothing."""
+        """Send a commit if the coordinator is known, without waiting for the answer."""
         node = self._cluster.known_coordinator("group", group.group_id)
         if node is not None:
             answer = self._cluster.submit(
@@ -170,7 +170,7 @@ class OffsetRequests:
     ) -> None:
         """Commit. Raises: BrokerRefused for the first partition that was refused; TimedOut.
 
-        Partitions that are refused for good do not keep the others from being tried again.
+        Partitions that are refused for good do not keep the others from being retried.
         """
         request = commit_request(group, offsets)
 

@@ -1,8 +1,8 @@
-"""Looks for the positions of a consumer's partitions, in the background.
+"""Position search: finds the positions of a consumer's partitions in the background.
 
-What begins to be looked for at the same time, in the same way, is one search. Searches do not wait for each
-other, an answer for one partition counts as it comes, and a partition that is sought elsewhere, or read no
-longer, is no longer asked for: one that is gone holds back nothing but its own position.
+Partitions whose search begins at the same time and in the same way share one search. Searches do not wait for
+each other, and each partition's answer applies as it arrives. A partition that is sought elsewhere, or read
+no longer, is no longer asked for, so a deleted partition delays only its own position.
 
     committed    OffsetFetch; without a committed offset auto.offset.reset decides, which is another search
     earliest, latest    ListOffsets
@@ -29,7 +29,7 @@ _TIMES: Final = {Seeking.EARLIEST: EARLIEST_MS, Seeking.LATEST: LATEST_MS}
 
 
 class Locator:
-    """The searches of one consumer, on its loop. Life: made, `look` again and again, `cancel`."""
+    """Position searches of one consumer, on its loop. Life cycle: create, `look` repeatedly, `cancel`."""
 
     def __init__(
         self,
@@ -39,9 +39,11 @@ class Locator:
         limit: Callable[[], Deadline],
         news: Callable[[], None],
     ) -> None:
-        """Args:
-        limit: until when a search that begins now may take.
-        news: called when a position was found, and when a search has ended.
+        """Create a locator without searches.
+
+        Args:
+            limit: returns the deadline for a search that begins now.
+            news: called when a position was found, and when a search has ended.
         """
         self._offsets, self._tracks, self._group_id = offsets, tracks, group_id
         self._limit, self._news = limit, news
@@ -50,9 +52,9 @@ class Locator:
         self._failure: BaseException | None = None
 
     def look(self) -> None:
-        """Begin to look for what is unknown and not being looked for.
+        """Begin searches for unknown positions that have none.
 
-        Raises: what a search has met since the last call; its partitions are looked for anew by the next one.
+        Raises: the error of a search since the last call; the next call searches its partitions again.
         """
         failure, self._failure = self._failure, None
         if failure is not None:
@@ -60,7 +62,7 @@ class Locator:
         self._begin()
 
     def cancel(self) -> None:
-        """Look for nothing any more."""
+        """Cancel all searches."""
         for search in self._searches:
             search.cancel()
 
@@ -70,7 +72,7 @@ class Locator:
             fresh = {at: serial for at, serial in sought if self._sought.get(at) != (where, serial)}
             if fresh:
                 self._sought |= {at: (where, serial) for at, serial in fresh.items()}
-                # Not in the context of a search that has led to this one: its limits are its own.
+                # In a fresh context: the limits of a search that led to this one do not apply.
                 search = asyncio.get_running_loop().create_task(self._search(where, fresh), context=Context())
                 self._searches.add(search)
                 search.add_done_callback(partial(self._ended, where, fresh))
@@ -99,7 +101,7 @@ class Locator:
             else:
                 tell(dict.fromkeys(asked))
         except TimedOut as exc:
-            # An open transaction may hold back a group's offsets for as long as it is open.
+            # KIP-447: an open transaction holds back a group's pending offsets until it ends.
             _log.warning("positions are still unknown: %s", exc)
 
     def _place(

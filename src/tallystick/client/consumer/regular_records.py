@@ -1,16 +1,16 @@
-"""Records of one shape in a row, read by columns. Pure.
+"""Column-wise reader for batches whose records all have one shape. Pure.
 
-Most batches hold records that differ in nothing but their content: no headers, keys and values of one size.
+Most batches hold records that differ only in their content: no headers, keys and values of one size.
 Such records have the same length, so the n-th byte of each is a slice with a stride: a byte that is the same
 in all of them (a length, the attributes) is checked for a whole run at once, and numbers are read a column at
-a time. That takes a third of what record by record takes.
+a time. That takes a third of the time of reading record by record.
 
-`read_regular` says None where a batch is not like that, and the thorough reader takes it; what it returns is
-what that one would have. Nothing is taken on trust: every byte of the section is either content or was
-compared with what it must be [CLI-37].
+`read_regular` returns None for a batch of another kind, which is left to the thorough reader; its results
+equal those of that reader. Nothing is assumed: every byte of the section is either content or was compared
+with its expected value [CLI-37].
 
-A run ends where a number grows a byte: after the 64th and the 8192nd record, and where the time has moved on
-64 ms and 8.2 s from the first record's.
+A run ends where a number grows by a byte: after the 64th and the 8192nd record, and where the time has moved
+on 64 ms and 8.2 s from the first record's.
 """
 
 from collections.abc import Iterable, Iterator
@@ -21,16 +21,16 @@ from typing import Final
 from tallystick.kernel.value import frozen
 from tallystick.protocol.records import BatchHeader
 
-# Fewer records are not worth it.
+# Fewest records in a batch for which columns pay.
 RECORDS_MIN: Final = 16
-# So many runs may be shorter than that before a batch is left to the thorough reader.
+# Number of shorter runs after which a batch is left to the thorough reader.
 _SHORT_RUNS_MAX: Final = 8
-# Sizes and times beyond are rare.
+# Longer sizes and times are rare.
 _VARINT_BYTES_MAX: Final = 4
-# Offset deltas of so many bytes are kept in a table: the first 8192.
+# Offset deltas of up to this many bytes are kept in a table: the first 8192.
 _CACHED_SIZE_MAX: Final = 2
 
-# Far from where Java's addition wraps.
+# Far below the point where Java's addition wraps.
 _TIMESTAMP_MAX: Final = 2**62
 
 _UNZIGZAG: Final = tuple((raw >> 1) ^ -(raw & 1) for raw in range(128))
@@ -43,9 +43,9 @@ Columns = tuple[list[int], list[Content], list[Content]]
 
 @frozen
 class _Shape:
-    """How the records of a run are laid out: positions from the record's first byte, and sizes."""
+    """Layout of a run's records: positions from the record's first byte, and sizes."""
 
-    fixed: tuple[tuple[int, int], ...]  # position and content of every byte that must not differ
+    fixed: tuple[tuple[int, int], ...]  # position and content of every byte that is the same in all
     time_at: int
     time_size: int
     delta_at: int
@@ -56,7 +56,7 @@ class _Shape:
 
 
 def is_plain(header: BatchHeader) -> bool:
-    """A record for every offset, times of the producer's that no addition can overflow."""
+    """Tell whether the batch has a record for every offset, and producer times that cannot overflow."""
     return (
         header.record_count == header.last_offset_delta + 1
         and header.log_append_time_ms is None
@@ -65,7 +65,7 @@ def is_plain(header: BatchHeader) -> bool:
 
 
 def read_regular(section: bytes, header: BatchHeader) -> Columns | None:
-    """All records of a plain batch's section; None where they are not regular, or not what they should be."""
+    """Return all records of a plain batch's section; None if they are not regular or malformed."""
     count = header.record_count
     if count < RECORDS_MIN:
         return None
@@ -91,7 +91,7 @@ def read_regular(section: bytes, header: BatchHeader) -> Columns | None:
 
 
 def _shape_of(section: bytes, at: int) -> _Shape | None:
-    """The layout of the record at `at`, if it is one that this module reads."""
+    """Return the layout of the record at `at`; None if this module does not read it."""
     begin, fixed = at, []
     try:
         size, at = _varint(section, at)
@@ -127,7 +127,7 @@ def _shape_of(section: bytes, at: int) -> _Shape | None:
 
 
 def _varint(section: bytes, at: int) -> tuple[int, int]:
-    """A number, still in zigzag, and where it ends. Raises: OverflowError for a long one, IndexError."""
+    """Return a number, still in zigzag, and its end. Raises: OverflowError for a long one, IndexError."""
     raw = 0
     for i in range(_VARINT_BYTES_MAX):
         byte = section[at + i]
@@ -138,7 +138,7 @@ def _varint(section: bytes, at: int) -> tuple[int, int]:
 
 
 def _run(section: bytes, at: int, shape: _Shape, first: int, most: int) -> int:
-    """How many records from `at` have this shape and the offset deltas that follow on `first`."""
+    """Count the records from `at` that have this shape and the offset deltas from `first` on."""
     size = shape.size
     run = min(most, (len(section) - at) // size)
     for position, byte in shape.fixed:
@@ -156,7 +156,7 @@ def _run(section: bytes, at: int, shape: _Shape, first: int, most: int) -> int:
 
 
 def _deltas(size: int, first: int, run: int) -> Iterable[bytes]:
-    """The columns of the varints of `first`, `first` + 1, ..., each of `size` bytes."""
+    """Return the columns of the varints of `first`, `first` + 1, ..., each of `size` bytes."""
     if size <= _CACHED_SIZE_MAX:
         return [column[first : first + run] for column in _all_deltas(size)]
     return _columns(range(first, first + run), size)

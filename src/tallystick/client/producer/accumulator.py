@@ -444,7 +444,7 @@ class Accumulator:
         self.active[queue] = None
 
     def _stick(self, queues: TopicQueues) -> None:
-        """Choose the partition for unkeyed records, another one after about a batch's worth of bytes (KIP-794)."""
+        """Choose the partition for unkeyed records; it changes after about a batch's worth (KIP-794)."""
         if queues.stuck_bytes * 2 >= self.limits.batch_bytes and queues.candidates:
             queued = [len(queues.partitions[p].sealed) for p in queues.candidates]
             queues.stuck = next_partition(queues.candidates, queued, self._ambient.noise())

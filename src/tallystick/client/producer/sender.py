@@ -198,7 +198,7 @@ class Dispatcher:
         return leader
 
     def _fill(self, node: int, slots: list[Slot], now_ms: int) -> None:
-        """Send requests to one broker until enough are in flight, each with at most one batch per partition."""
+        """Send requests to one broker until enough are in flight, with at most one batch per partition."""
         while self._flying.get(node, 0) < self._config.max_in_flight_requests_per_connection:
             chosen: list[tuple[Slot, Batch]] = []
             room = self._config.max_request_size

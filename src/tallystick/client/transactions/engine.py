@@ -1,11 +1,12 @@
-"""Transactions of one producer, on the loop: the machine of `state` asked, its requests sent.
+"""Transaction manager of one producer: applies calls to the machine of `state` and sends its requests.
 
-One lane: init, offsets, prepare, commit, abort and complete run one after the other, in the order in which
-they were asked for. Records are the producing engine's: see `txn_context`.
+The manager has one lane: init, offsets, prepare, commit, abort and complete run one after the other, in the
+order of their calls. Records are sent by the producing engine: see `txn_context`.
 
-Recovery describes an id before it initialises it: InitProducerId wipes out what tells how the last
-transaction ended (`modes`). And init asks to keep first, even when nothing is to be kept: that is how a mode
-is proven before anything rests on it. What it finds open is then aborted by a second one, without keep.
+Recovery describes a transactional id before it initialises it, because InitProducerId erases the evidence of
+how the last transaction ended (`modes`). Init first asks to keep a prepared transaction, even when nothing is
+to be kept: this proves the mode before anything relies on it. A transaction it finds open is then aborted by
+a second InitProducerId without keep.
 """
 
 import asyncio
@@ -63,7 +64,7 @@ _SENDING: Final = frozenset({State.IN_TRANSACTION, State.PREPARING, State.COMMIT
 
 
 class Completion(Enum):
-    """What `complete` did."""
+    """Result of `complete`."""
 
     COMMITTED = "committed"
     ABORTED = "aborted"
@@ -72,7 +73,7 @@ class Completion(Enum):
 
 
 class TransactionManager:
-    """One transactional id, on one loop. `machine` is where it stands, and is changed in here alone."""
+    """Transactions of one transactional id, on one loop. Only this class changes `machine`, its state."""
 
     def __init__(self, cluster: Cluster, config: ProducerConfig, flow: RecordFlow) -> None:
         check(config.transactional_id, "a transaction manager without a transactional id")
@@ -86,7 +87,7 @@ class TransactionManager:
         self._lane = asyncio.Lock()
         self._enlisting = asyncio.Lock()
         self._enlisted: set[TopicPartition] = set()
-        # What the coordinator showed before init; None where it was not asked.
+        # Description of the transactional id from before init; None if the coordinator was not asked.
         self._before_init: tuple[Seen | None] | None = None
 
     # ------------------------------------------------------------------ for the producing engine
@@ -138,11 +139,11 @@ class TransactionManager:
 
     @property
     def mode(self) -> Mode | None:
-        """What a prepared transaction rests on; None before init, or when nothing may be prepared."""
+        """Mode that holds a prepared transaction; None before init, or when nothing may be prepared."""
         return self.machine.mode
 
     async def init(self, keep_prepared_txn: bool = False) -> None:
-        """Claim the id: fence who had it, and abort what it left open, or keep that.
+        """Claim the transactional id: fence its earlier producer, and abort or keep its open transaction.
 
         Raises: NotSupported, or NotAuthorized (53) and BrokerRefused (35), if none of the listed modes is
             possible: the text names the version, grant or setting that is missing [CLI-40].
@@ -153,11 +154,11 @@ class TransactionManager:
 
     @property
     def needs_claim(self) -> bool:
-        """Must `begin` wait for the id to be initialised first?"""
+        """Whether `begin` has to initialise the transactional id first."""
         return self.machine.state is State.UNCLAIMED
 
     async def begin(self) -> None:
-        """Begin a transaction. Waits only where `needs_claim`."""
+        """Begin a transaction. Waits only if `needs_claim`."""
         if self.needs_claim:
             async with self._timed("begin"):
                 former = self.machine.client
@@ -166,9 +167,10 @@ class TransactionManager:
         self.begin_now()
 
     def begin_now(self) -> None:
-        """Begin a transaction without waiting. Raises: IllegalState, also where `needs_claim`."""
+        """Begin a transaction without waiting. Raises: IllegalState, also if `needs_claim`."""
         began = perf_counter_ns()
-        # The gate last: an interrupt before it leaves a transaction that takes no record and can be aborted.
+        # Open the gate last: an interrupt before it leaves a transaction that takes no records and can be
+        # aborted.
         self._enlisted.clear()
         self._call(Call.BEGIN)
         self._before_init = None
@@ -179,8 +181,8 @@ class TransactionManager:
         """Find the mode and initialise.
 
         Args:
-            former: our own pair, if the epoch only has to move: somebody who took over is then found out
-                and not fenced (KIP-360).
+            former: our own producer id and epoch, if only the epoch has to move: InitProducerId then fails if
+                another producer took over, instead of fencing it (KIP-360).
         """
         try:
             mode = await self._initialise(keep, former)
@@ -237,8 +239,8 @@ class TransactionManager:
             raise NotSupported("another epoch for the same producer id", "InitProducerId version 3 (KIP-360)")
         client = await self._next_pair(former)
         if by_hand:
-            # A transaction that times out ends one epoch above its own. Where ends do not move the epoch, the
-            # next transaction must not look like that.
+            # A transaction that times out ends one epoch above its own. Under version 1 other ends do not
+            # move the epoch, so the next transaction skips that one.
             client = await self._next_pair(client)
         self.machine = self.machine.initialised(
             client, version=offer.transaction_version, mode=mode, keep=False
@@ -257,10 +259,10 @@ class TransactionManager:
         )
 
     async def _init_keeping(self, mode: Mode, keep: bool, offer: Offer, former: Identity | None) -> None:
-        """KIP-939. With `keep` false what is found open is aborted by a second request.
+        """Initialise with KeepPreparedTxn (KIP-939). With `keep` false a second request aborts what is open.
 
-        The second one names the pair of the first: whoever claimed the id in between keeps it, and we are
-        fenced.
+        The second request names the producer id and epoch of the first: a client that claimed the
+        transactional id in between keeps it, and this one is fenced.
         """
         if keep and offer.describes:
             self._before_init = await self._evidence()
@@ -275,7 +277,7 @@ class TransactionManager:
         )
 
     async def _evidence(self) -> tuple[Seen | None] | None:
-        """What the coordinator shows, or None: without the right to see it, recovery is as KIP-939 has it."""
+        """Describe the transactional id; without the right to, return None, and recovery is plain KIP-939."""
         try:
             return (await self._wire.describe(),)
         except BrokerRefused as exc:
@@ -289,7 +291,7 @@ class TransactionManager:
     ) -> None:
         """Commit a group's offsets with this transaction; done when the group's coordinator has them.
 
-        Source: KIP-447; KIP-890 (version 2: the offsets themselves join the transaction).
+        Source: KIP-447; KIP-890 (version 2: TxnOffsetCommit adds the group to the transaction).
         """
         async with self._timed("send-offsets"):
             self._call(Call.SEND_OFFSETS)
@@ -304,7 +306,7 @@ class TransactionManager:
             await self._part("TxnOffsetCommit", sent)
 
     async def _part(self, api: str, request: Awaitable[None]) -> None:
-        """A request that is part of the open transaction. If it fails, so does the transaction [CLI-47]."""
+        """Await a request that is part of the open transaction; its failure fails both [CLI-47]."""
         try:
             await request
         except ClientError as exc:
@@ -325,11 +327,11 @@ class TransactionManager:
     # ------------------------------------------------------------------ prepare and decide
 
     async def prepare(self) -> PreparedTxnState:
-        """Flush everything, then allow nothing but a decision; the name of what is prepared.
+        """Flush everything, then allow nothing but a decision; return the prepared transaction's state.
 
         Source: KIP-939 "KafkaProducer API Changes".
         Order: when this returns, every record and offset is in the cluster and stays there in doubt.
-        Raises: InvalidTxnState without a mode; AbortRequired if anything of the transaction failed.
+        Raises: InvalidTxnState without a mode; AbortRequired if any part of the transaction failed.
         """
         async with self._timed("prepare"):
             self._call(Call.PREPARE)
@@ -340,10 +342,10 @@ class TransactionManager:
             return self.machine.token
 
     async def commit(self) -> None:
-        """Commit; flushes first unless it is prepared.
+        """Commit; flush first unless the transaction is prepared.
 
-        Raises: InDoubt when the outcome could not be learned: `commit` again asks again, and nothing else is
-            legal. AbortRequired if anything failed; DecisionExpired if the cluster has aborted it.
+        Raises: InDoubt when the outcome is unknown: `commit` then asks again, and nothing else is legal.
+            AbortRequired if any part failed; DecisionExpired if the cluster has aborted the transaction.
         """
         async with self._timed("commit"):
             self._call(Call.COMMIT)
@@ -354,7 +356,7 @@ class TransactionManager:
             await self._end()
 
     async def abort(self) -> None:
-        """Abort: what was not sent fails, what was sent is never shown to readers of committed records."""
+        """Abort: unsent records fail, and `read_committed` consumers never see those that were sent."""
         async with self._timed("abort"):
             self._call(Call.ABORT)
             if self.machine.decided_in is not State.PREPARED:
@@ -362,10 +364,10 @@ class TransactionManager:
             await self._end()
 
     async def complete(self, token: PreparedTxnState) -> Completion:
-        """Commit what is in doubt if `token` names it, abort it otherwise; with nothing in doubt, verify.
+        """Commit the transaction in doubt if `token` names it, else abort it; with nothing in doubt, verify.
 
-        Nothing in doubt is no error (KIP-939), and the cluster is asked what became of the transaction that
-        `token` names, as far as it shows.
+        Nothing in doubt is no error (KIP-939). The cluster is then asked, as far as it can tell, how the
+        transaction that `token` names ended.
 
         Raises: InvalidTxnState; DecisionExpired if that transaction was aborted by the cluster; InDoubt.
         """
@@ -388,10 +390,11 @@ class TransactionManager:
         return Completion.COMMITTED if decided.decided is Wish.COMMIT else Completion.ABORTED
 
     async def _verify(self, token: PreparedTxnState) -> Completion:
-        """Nothing is open, as far as we know: what became of the transaction with this name?"""
+        """Find out how the transaction named `token` ended; this client knows of none that is open."""
         shown = self._before_init
         if self.machine.state is State.UNCLAIMED and self.machine.client is None:
-            # `resume` fences nobody before: what is shown now is newer than what the other system stored.
+            # Mode `resume` has not fenced the earlier client: the description must be newer than the stored
+            # token.
             shown = (await self._wire.describe(),)
             (now,) = shown
             if now is not None and now.state == "Ongoing":
@@ -420,7 +423,7 @@ class TransactionManager:
                 raise InDoubt(_unknown(self.transactional_id, name, verdict))
 
     async def _flush(self) -> None:
-        """Wait for all that was sent; nothing is accepted from here to the next begin [CLI-48]."""
+        """Wait for all records sent; none is accepted from here to the next begin [CLI-48]."""
         self._flow.close_gate(self.why_not)
         try:
             await self._flow.flush()
@@ -445,9 +448,9 @@ class TransactionManager:
     # ------------------------------------------------------------------ EndTxn
 
     async def _end(self) -> None:
-        """Send what is due until it is answered, or its outcome is known, or known to be unknown [CLI-46]."""
+        """Send the EndTxn that is due until its outcome is known, or known to be unknown [CLI-46]."""
         try:
-            async with self._enlisting:  # a partition that comes late would open the next transaction
+            async with self._enlisting:  # a partition added after EndTxn would open the next transaction
                 end = self.machine.due
             client = None if end is None else await self._wire.end(end)
         except ClientError as exc:
@@ -469,7 +472,7 @@ class TransactionManager:
             self._flow.restart_sequences()
 
     async def _look_up(self, error: ClientError) -> None:
-        """EndTxn was answered with what may mean "ended before": ask what happened."""
+        """Ask how the transaction ended, after an answer to EndTxn that may mean it had ended before."""
         machine = self.machine
         asked, wish = machine.asked, machine.decided
         check(asked is not None and wish is not None, "a look-up with nothing to look for")
@@ -486,7 +489,7 @@ class TransactionManager:
             raise
         sure = error.effect is Effect.NONE and not machine.unsure
         if verdict is Verdict.IN_DOUBT and sure and machine.decided_in is not State.PREPARED:
-            # No attempt of ours had an effect, and nobody else was ever told its name.
+            # None of our attempts had an effect, and no other system was given the token.
             verdict = Verdict.FENCED
         self.machine = machine.found(verdict, error)
         match verdict:
@@ -522,7 +525,7 @@ class TransactionManager:
 
     @asynccontextmanager
     async def _timed(self, name: str) -> AsyncIterator[None]:
-        """The lane, and how long it was held for `txn-…-time-ns-total`."""
+        """Hold the lane, and count the time it is held for `txn-…-time-ns-total`."""
         async with self._lane:
             began = perf_counter_ns()
             try:
@@ -531,12 +534,12 @@ class TransactionManager:
                 self.times_ns[name] += perf_counter_ns() - began
 
     def metrics(self) -> dict[str, float]:
-        """Nanoseconds spent in each call, by Kafka's names."""
+        """Return the nanoseconds spent in each call, by Kafka's names."""
         return {f"txn-{name}-time-ns-total": float(spent) for name, spent in self.times_ns.items()}
 
 
 def _error_of(refusal: Refused) -> ClientError:
-    """What a user is told of a call that is not legal."""
+    """Return the error that the user gets for a call that is not legal."""
     if refusal.must_abort:
         error: ClientError = AbortRequired(refusal.reason)
         error.__cause__ = refusal.broken

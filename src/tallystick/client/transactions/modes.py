@@ -1,7 +1,8 @@
-"""How far a cluster lets a prepared transaction survive its client, and what recovery may conclude. Pure.
+"""Modes of prepared transactions, and what recovery concludes from a transactional id's state. Pure.
 
-Three modes, strongest first. A cluster is judged by what it offers (API versions, finalized features) and by
-what it answers, never by its version; and a weaker mode is used only where the user has listed it [CLI-40].
+The modes say how far a cluster lets a prepared transaction survive its client; the strongest comes first. A
+cluster is judged by what it offers (API versions, finalized features) and by its answers, never by its
+release; and a weaker mode is used only where the user has listed it [CLI-40].
 
 | mode   | the prepared transaction           | an earlier client of the id                     |
 |--------|------------------------------------|-------------------------------------------------|
@@ -9,12 +10,12 @@ what it answers, never by its version; and a weaker mode is used only where the 
 | keep   | is aborted by transaction.timeout  | is fenced by recovery (KIP-939 without 2PC)     |
 | resume | is aborted by transaction.timeout  | is fenced only when the transaction has ended   |
 
-Recovery in doubt is a comparison. What the coordinator shows of an id is turned into a `Finding`, and
-`VERDICTS` says what follows from it: one row a finding, one column for each of what is wished (commit or
-abort) and when it was looked (before this client sent a decision, or after one whose answer left it open).
-Under version 2 every end of a transaction moves the pair on by one, so the pair shown tells whose end it was
-(KIP-890); InitProducerId moves it again and leaves the state Empty, which tells nothing. Hence the rule of
-recovery: describe before init.
+Recovery in doubt is a comparison. The coordinator's description of an id becomes a `Finding`, and `VERDICTS`
+says what follows: one row per finding, one column for each combination of the wish (commit or abort) and the
+time of the description (before this client sent a decision, or after one with an ambiguous answer).
+Under version 2 every end of a transaction bumps the epoch by one, so the producer id and epoch shown tell
+which transaction ended (KIP-890); InitProducerId bumps it again and leaves the state Empty, which tells
+nothing. Therefore recovery describes before init.
 
 Sources: KIP-939 "RPC Changes" and "Disallowing keepPreparedTxn=true without 2PC"; KIP-890; KIP-664.
 """
@@ -29,16 +30,16 @@ from tallystick.kernel.limits import EPOCH_MAX
 from tallystick.kernel.value import frozen
 
 EPOCH_BUMP_VERSION: Final = 2
-"""From this `transaction.version` on the end of a transaction moves its epoch (KIP-890)."""
+"""First `transaction.version` under which the end of a transaction bumps its epoch (KIP-890)."""
 
 KEEP_API_VERSION: Final = 6
-"""InitProducerId from here on can keep a prepared transaction (KIP-939)."""
+"""First version of InitProducerId that can keep a prepared transaction (KIP-939)."""
 
 # ---- which mode
 
 
 class Mode(Enum):
-    """What a prepared transaction rests on; the value is its name in `tallystick.modes`."""
+    """Mechanism that holds a prepared transaction; the value is its name in `tallystick.modes`."""
 
     TWO_PHASE = "2pc"
     KEEP = "keep"
@@ -46,7 +47,7 @@ class Mode(Enum):
 
     @property
     def not_promised(self) -> str:
-        """What a user of this mode must know; empty when it promises all of KIP-939."""
+        """Guarantees of KIP-939 that this mode lacks, as a text for the user; empty for none."""
         return _NOT_PROMISED[self]
 
 
@@ -62,11 +63,11 @@ _NOT_PROMISED: Final = {
 
 @frozen(kw_only=True)
 class Offer:
-    """What a cluster says of itself before it is asked for anything.
+    """Capabilities that a cluster announces before any request depends on them.
 
-    init_version         highest version of InitProducerId that both sides have
+    init_version         highest version of InitProducerId that both sides support
     transaction_version  finalized level of `transaction.version`
-    describes            it has DescribeTransactions (KIP-664)
+    describes            the cluster has DescribeTransactions (KIP-664)
     """
 
     init_version: int
@@ -75,7 +76,7 @@ class Offer:
 
 
 def lacking(mode: Mode, offer: Offer) -> str | None:
-    """What this cluster would need for `mode`, or None: then it can be tried."""
+    """Return what this cluster lacks for `mode`; None if the mode can be tried."""
     if mode is Mode.RESUME:
         return None if offer.describes else "DescribeTransactions (KIP-664, Apache Kafka 3.0)"
     if offer.init_version < KEEP_API_VERSION:
@@ -91,7 +92,7 @@ def lacking(mode: Mode, offer: Offer) -> str | None:
     return None
 
 
-# What an answer to InitProducerId says about a mode that looked possible.
+# What is missing for a mode that looked possible, by the error code of InitProducerId.
 REFUSALS: Final = {
     (Mode.TWO_PHASE, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED): (
         "the grants WRITE and TWO_PHASE_COMMIT on the transactional id, or the broker's setting "
@@ -104,7 +105,7 @@ REFUSALS: Final = {
 
 @frozen
 class NoMode:
-    """None of the listed modes is possible here: each with what it would need."""
+    """No listed mode is possible; `lacks` has what each would need."""
 
     lacks: tuple[tuple[Mode, str], ...]
 
@@ -113,11 +114,11 @@ class NoMode:
 
 
 def choose(listed: Iterable[Mode], offer: Offer, refused: Iterable[tuple[Mode, int]] = ()) -> Mode | NoMode:
-    """The strongest listed mode that is still possible [CLI-40].
+    """Return the strongest listed mode that is still possible [CLI-40].
 
     Args:
-        refused: the modes that were tried, with the code that refused each. Codes outside `REFUSALS` are
-            no reason to try a weaker mode, and must not be passed.
+        refused: the modes that were tried, each with the error code that refused it. Codes outside
+            `REFUSALS` are no reason to try a weaker mode, and must not be passed.
     """
     answers = {mode: REFUSALS[mode, ErrorCode(code)] for mode, code in refused}
     lacks = []
@@ -134,9 +135,11 @@ def choose(listed: Iterable[Mode], offer: Offer, refused: Iterable[tuple[Mode, i
 
 @frozen(kw_only=True)
 class Seen:
-    """What a coordinator shows of a transactional id.
+    """A coordinator's description of a transactional id.
 
-    forced  pairs whose transactions were ended for their client, where the broker says so (ours does)
+    forced  producer ids and epochs whose transactions were ended without their client, where the broker
+    reports
+            it (tallystick's does)
     """
 
     state: str
@@ -145,16 +148,16 @@ class Seen:
 
 
 class Finding(Enum):
-    """How the state of an id relates to one transaction of it, which was open and has a name."""
+    """Relation between the state of a transactional id and one transaction of it that was open."""
 
-    OPEN = auto()  # it is open
-    COMMITTED = auto()  # it was committed; its markers may still be on their way
-    ABORTED = auto()  # it was aborted, as a decision or by the clock
-    FORCED = auto()  # it was ended for its client, and the broker remembers
+    OPEN = auto()  # the transaction is open
+    COMMITTED = auto()  # it was committed; its markers may still be in flight
+    ABORTED = auto()  # it was aborted, by a decision or by its timeout
+    FORCED = auto()  # it was ended without its client, and the broker remembers that
     OTHER_OPEN = auto()  # a later transaction is open
-    MOVED_ON = auto()  # the id was initialised or used again since: nothing tells how this one ended
-    GONE = auto()  # the cluster does not know the id: expired, or never there
-    LOST = auto()  # the id is not past this transaction, yet it is not open: cannot be
+    MOVED_ON = auto()  # the id was initialised or used again since: the outcome cannot be told
+    GONE = auto()  # the cluster does not know the id: it expired or never existed
+    LOST = auto()  # the id is not past this transaction, yet it is not open: the cluster lost data
 
 
 class Wish(Enum):
@@ -163,28 +166,28 @@ class Wish(Enum):
 
 
 class Verdict(Enum):
-    """What recovery does about a finding."""
+    """Action of recovery for a finding."""
 
     END = auto()  # send the decision
-    END_OTHER = auto()  # abort what is open: it is not what the decision was about
+    END_OTHER = auto()  # abort the open transaction: the decision was about another
     DONE = auto()  # the wish has come true
-    UNVERIFIED = auto()  # nothing is in doubt, and nothing tells whether the wish came true
-    CONTRADICTED = auto()  # the opposite was done: an error of its own, never a success
+    UNVERIFIED = auto()  # nothing is in doubt, and it cannot be told whether the wish came true
+    CONTRADICTED = auto()  # the opposite happened: an error of its own, never a success
     FENCED = auto()  # a newer client keeps it open
-    IN_DOUBT = auto()  # it was open, a decision was sent, and nothing tells its outcome
-    HALT = auto()  # the cluster has lost what it acknowledged; commit and abort would both hide that
+    IN_DOUBT = auto()  # it was open, a decision was sent, and its outcome is unknown
+    HALT = auto()  # the cluster has lost acknowledged data; commit and abort would both hide that
 
 
 class When(Enum):
-    """Before this client sent a decision, or after one that was answered ambiguously."""
+    """Time of a description: before this client sent a decision, or after one answered ambiguously."""
 
     BEFORE = auto()
     AFTER = auto()
 
 
-# The columns: commit is wished and nothing was sent; commit was sent; abort is wished; abort was sent.
-# UNVERIFIED is KIP-939's "no-op when nothing is in doubt". Only for a commit that *this* client sent it is
-# not enough, and an abort is done as soon as the transaction is not open and was not committed.
+# The columns: commit wished but not sent; commit sent; abort wished but not sent; abort sent.
+# UNVERIFIED is KIP-939's "no-op when nothing is in doubt". It is not enough for a commit that *this* client
+# sent. An abort is done as soon as the transaction is not open and was not committed.
 _COLUMNS: Final = tuple((wish, when) for wish in Wish for when in When)
 _ROWS: Final = {
     Finding.OPEN: (Verdict.END, Verdict.FENCED, Verdict.END, Verdict.FENCED),
@@ -205,10 +208,10 @@ VERDICTS: Final = {
 
 @frozen(kw_only=True)
 class Asked:
-    """A transaction whose fate is asked for.
+    """A transaction to find the outcome of.
 
-    writer   the pair that signed its records: its name
-    client   the pair that may decide it; ahead of `writer` when the transaction was kept (KIP-939)
+    writer   the producer id and epoch that signed its records: its name
+    client   the producer id and epoch that may decide it; ahead of `writer` if it was kept (KIP-939)
     version  the transaction version it was started with
     """
 
@@ -218,10 +221,10 @@ class Asked:
 
 
 def compare(asked: Asked, seen: Seen | None) -> Finding:
-    """Which finding a description is, for one transaction that was open [CLI-41].
+    """Return the finding for one transaction that was open, given a description of its id [CLI-41].
 
     Source: KIP-890 "Bump Epoch on Each Transaction"; protocol of DescribeTransactions: while markers are
-        being written the pair shown is theirs, afterwards it is the next one the client may use.
+        written, the producer id and epoch shown are theirs; afterwards, those the client may use next.
     """
     if seen is None:
         return Finding.GONE
@@ -244,7 +247,10 @@ def compare(asked: Asked, seen: Seen | None) -> Finding:
 
 
 def _while_deciding(asked: Asked, *, commit: bool) -> set[Identity]:
-    """Who signs the markers: one above the writer under version 2; an abort by the clock moves on always."""
+    """Return the possible producer ids and epochs of the markers.
+
+    Under version 2 the epoch is one above the writer's; an abort by timeout always bumps it.
+    """
     writer = asked.writer
     above = Identity(writer.producer_id, ProducerEpoch(min(writer.epoch + 1, EPOCH_MAX)))
     if asked.version >= EPOCH_BUMP_VERSION:
@@ -253,9 +259,9 @@ def _while_deciding(asked: Asked, *, commit: bool) -> set[Identity]:
 
 
 def _is_after(asked: Asked, shown: Identity, *, commit: bool) -> bool:
-    """Is `shown` the pair that follows the end of this transaction?
+    """Tell whether `shown` is the producer id and epoch that follow the end of this transaction.
 
-    Under version 1 only an abort by the clock moves the epoch; mode `resume` leaves that one epoch free.
+    Under version 1 only an abort by timeout bumps the epoch; mode `resume` leaves that one epoch free.
     """
     if asked.version < EPOCH_BUMP_VERSION:
         return shown == asked.client or (not commit and _follows(asked.client, shown))

@@ -1,7 +1,8 @@
-"""The name of a prepared transaction, as another system stores it beside its own decision. Pure.
+"""Prepared transaction state: the name that an external system stores with its own decision. Pure.
 
-Kafka's form is `producerId:epoch` in decimal digits, and the empty string for "nothing was prepared". The
-pair is the one that signed the records; under version 2 it names no other transaction (KIP-890).
+Kafka's form is `producerId:epoch` in decimal digits, and the empty string for "nothing was prepared".
+Producer id and epoch are those that signed the records; under version 2 they name no other transaction
+(KIP-890).
 """
 
 import re
@@ -10,13 +11,13 @@ from typing import Final, Self
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.ids import INT16_MAX, INT64_MAX, Identity, ProducerEpoch, ProducerId
 
-# What `PreparedTxnState.toString` of Kafka writes; its reader takes more, but nobody writes more.
+# The form that Kafka's `PreparedTxnState.toString` writes; Kafka's parser accepts more.
 _FORM: Final = re.compile(r"(0|[1-9][0-9]{0,18}):(0|[1-9][0-9]{0,4})", re.ASCII)
 _SHOWN_MAX: Final = 60
 
 
 class BadPreparedTxnState(TallystickError, ValueError):
-    """A text is not a prepared transaction's state. Never take it for "nothing": find out who wrote it."""
+    """The text is not a prepared transaction's state. Never treat it as "nothing": find out what wrote it."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -31,11 +32,11 @@ class BadPreparedTxnState(TallystickError, ValueError):
 
 
 class PreparedTxnState:
-    """What `prepare_transaction()` returns and `complete_transaction()` compares. Immutable, hashable.
+    """State that `prepare_transaction()` returns and `complete_transaction()` compares. Immutable, hashable.
 
-    `str()` gives the text to store in the same database transaction as the data, and that text gives an
-    equal state back. Equal means both numbers are equal; the empty state equals the empty state alone.
-    Truth: is something named?
+    `str()` gives the text to store in the same database transaction as the data, and an equal state can be
+    made from that text. States are equal if both numbers are equal; the empty state equals only the empty
+    state. A state is true if it names a transaction.
 
     Source: KIP-939 "KafkaProducer API Changes"; Kafka 4.3 `PreparedTxnState`.
     """
@@ -44,24 +45,26 @@ class PreparedTxnState:
     _identity: Identity | None
 
     def __init__(self, serialized_state: str | None = None) -> None:
-        """Args:
-            serialized_state: what `str()` of a state gave; None or empty for "nothing was prepared".
+        """Parse a stored state.
+
+        Args:
+            serialized_state: the `str()` of a state; None or empty for "nothing was prepared".
 
         Raises:
-            BadPreparedTxnState: anything else, a sign, a space or a leading zero included.
+            BadPreparedTxnState: anything else, including a sign, a space or a leading zero.
         """
         self._identity = _parse(serialized_state) if serialized_state else None
 
     @classmethod
     def of(cls, identity: Identity | None) -> Self:
-        """The state that names the transaction signed by `identity`."""
+        """Return the state that names the transaction signed by `identity`."""
         state = cls()
         state._identity = identity
         return state
 
     @property
     def identity(self) -> Identity | None:
-        """The pair that signed the records; None for the empty state."""
+        """Producer id and epoch that signed the records; None for the empty state."""
         return self._identity
 
     @property

@@ -1,7 +1,7 @@
-"""The requests of a transactional producer, and what their answers say. Pure: no waiting, no retrying.
+"""Requests of a transactional producer, and the meaning of their responses. Pure: no waiting, no retries.
 
-An answer with an error code becomes the error it means, so that one place decides about trying again
-(`client.retry`). -1 and its like end here.
+A response with an error code becomes the error it means, so that `client.retry` alone decides about retries.
+-1 and similar placeholders do not leave this module.
 """
 
 from collections import defaultdict
@@ -32,23 +32,23 @@ from tallystick.protocol.messages.txn_offset_commit import (
 
 V = TypeVar("V")
 
-# KIP-890: these versions are version 2 of transactions; the ones below them are the versions before.
+# KIP-890: these request versions imply transaction version 2, lower ones the versions before.
 END_BUMPS: Final = 5
 OFFSETS_JOIN: Final = 5
 ADD_PARTITIONS_OF_CLIENTS: Final = 3
 INIT_MOVES_EPOCH: Final = 3
-"""KIP-360: the producer says who it is, and gets its next epoch."""
+"""KIP-360: the producer sends its producer id and epoch, and gets the next epoch."""
 
 
 def pair(producer_id: int, epoch: int) -> Identity | None:
-    """A pair as it is on the wire, where -1 is none."""
+    """Return the producer id and epoch of a message, where -1 stands for none."""
     if producer_id < 0 or epoch < 0:
         return None
     return Identity(ProducerId(producer_id), ProducerEpoch(epoch))
 
 
 def claimed(transactional_id: str, answer: InitProducerIdResponse) -> tuple[Identity, Identity | None]:
-    """The pair that may speak, and the pair of what is in doubt, if anything is."""
+    """Return the client's producer id and epoch, and those of the transaction in doubt, if any."""
     client = pair(answer.producer_id, answer.producer_epoch)
     if answer.error_code or client is None:
         code = answer.error_code or ErrorCode.UNKNOWN_SERVER_ERROR
@@ -57,16 +57,17 @@ def claimed(transactional_id: str, answer: InitProducerIdResponse) -> tuple[Iden
 
 
 def seen(transactional_id: str, answer: DescribeTransactionsResponse) -> Seen | None:
-    """What the coordinator shows of an id; None when it knows of none (105)."""
+    """Return the coordinator's description of an id; None when it knows of none (105)."""
     (state,) = answer.transaction_states
     if state.error_code == ErrorCode.TRANSACTIONAL_ID_NOT_FOUND:
         return None
     if state.error_code:
         raise refused("DescribeTransactions", transactional_id, state.error_code)
     identity = pair(state.producer_id, state.producer_epoch)
-    if identity is None:  # made, and never initialised
+    if identity is None:  # created, and never initialised
         return None
-    # docs/formats/private-tags.md: ours remembers what it ended for a client as a whole.
+    # docs/formats/private-tags.md: tallystick's broker reports whole transactions it ended without their
+    # client.
     forced = {pair(f.producer_id, f.producer_epoch) for f in state.forced_outcomes if f.topic is None}
     return Seen(
         state=state.transaction_state, identity=identity, forced=frozenset(f for f in forced if f is not None)
@@ -83,7 +84,7 @@ def end_request(transactional_id: str, end: End) -> EndTxnRequest:
 
 
 def next_client(transactional_id: str, answer: EndTxnResponse) -> Identity | None:
-    """The pair for the next transaction, where the end moved it."""
+    """Return the producer id and epoch for the next transaction, if the end bumped them."""
     if answer.error_code:
         raise refused("EndTxn", transactional_id, answer.error_code)
     return pair(answer.producer_id, answer.producer_epoch)
@@ -105,7 +106,7 @@ def add_partitions(
 
 
 def check_added(transactional_id: str, answer: AddPartitionsToTxnResponse) -> None:
-    """Raise what was refused first; 55 only says that another partition was."""
+    """Raise the first refusal; 55 only says that another partition was refused."""
     codes = {
         TopicPartition(topic.name, result.partition_index): result.partition_error_code
         for topic in answer.results_by_topic_v3_and_below
@@ -158,7 +159,7 @@ def _offset(at: TopicPartition, offset: OffsetAndMetadata) -> TxnOffsetCommitReq
 
 
 def codes_of(answer: TxnOffsetCommitResponse) -> dict[TopicPartition, int]:
-    """The code of every partition that was answered, 0 included."""
+    """Return the error code of every answered partition, 0 included."""
     return {
         TopicPartition(topic.name, result.partition_index): result.error_code
         for topic in answer.topics

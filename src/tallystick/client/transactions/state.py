@@ -1,4 +1,4 @@
-"""The life of a transactional producer, as a value: which call is legal when, what each answer does. Pure.
+"""State machine of a transactional producer: which call is legal when, and what each answer does. Pure.
 
     UNINITIALIZED --init--> INITIALIZING --> READY --begin--> IN_TRANSACTION --prepare--> PREPARING
                                  |             ^                    |                          |
@@ -7,21 +7,22 @@
                         PREPARED or UNCLAIMED  +------ COMMITTING or ABORTING <----------------+
                                         ^------------------+             commit, abort, complete
 
-`CALLS` has every legal call with the state it leads to; what is not there raises and sends nothing [CLI-42].
-`failed` and `ended` say what answers do. What a code means is in `client.retry` alone; here it is turned into
-a fate of the transaction.
+`CALLS` has every legal call and the state it leads to; any other call raises and sends nothing [CLI-42].
+`failed` and `ended` apply answers. `client.retry` alone decides what an error code means; this module turns
+that into the fate of the transaction.
 
-Three things are deliberately not flags of their own, because each was one in another client and lied:
+Three facts deliberately have no flag of their own, because such flags went wrong in other clients:
 
-- Whether there is something to end is whether there is a `writer`: the pair that signed it. It is set by the
-  first partition or offset, and by recovery; without one nothing is sent, and the token is empty [CLI-43].
+- There is something to end if there is a `writer`: the producer id and epoch that signed it. The first
+  partition or offset sets it, and so does recovery; without one nothing is sent, and the token is
+  empty [CLI-43].
 - A token is made of the `writer`, a request is signed by the `client`; they differ when a transaction was
   kept (KIP-939). Nothing else compares or signs [CLI-44].
-- That an id must be initialised before the next transaction is a state, UNCLAIMED, and no call leads from
-  PREPARED to it: an epoch is never bumped while something is prepared [CLI-45].
+- The state UNCLAIMED means that an id must be initialised before the next transaction. No call leads to it
+  from PREPARED: an epoch is never bumped while a transaction is prepared [CLI-45].
 
-A decision whose answer is lost is IN_DOUBT. Then the same decision is legal and nothing else, and once one
-attempt is unknown no later answer makes it "nothing happened" [CLI-46].
+A decision whose answer is lost is IN_DOUBT. Then only the same decision is legal, and once the effect of one
+attempt is unknown, no later answer makes it "nothing happened" [CLI-46].
 
 Sources: KIP-98; KIP-360 (epoch bump after an abort); KIP-890 (version 2, and KAFKA-18227, a version that
 changes); KIP-939 "KafkaProducer API Changes"; Kafka 4.3 TransactionManager (KAFKA-18401, 19176, 19250).
@@ -41,25 +42,25 @@ from tallystick.kernel.value import frozen, replace
 
 
 class State(Enum):
-    """Where a producer is."""
+    """State of a transactional producer."""
 
     UNINITIALIZED = auto()
     INITIALIZING = auto()
-    CLAIMING = auto()  # INITIALIZING once more, by itself
-    UNCLAIMED = auto()  # nothing is open; InitProducerId comes before the next transaction
+    CLAIMING = auto()  # INITIALIZING again, on the producer's own initiative
+    UNCLAIMED = auto()  # nothing is open; InitProducerId has to precede the next transaction
     READY = auto()
     IN_TRANSACTION = auto()
     PREPARING = auto()  # everything sent is being flushed
-    PREPARED = auto()  # in doubt until somebody decides
+    PREPARED = auto()  # in doubt until it is decided
     COMMITTING = auto()
     ABORTING = auto()
     ABORTABLE_ERROR = auto()  # this transaction failed
-    IN_DOUBT = auto()  # a decision was sent, its outcome is not known
+    IN_DOUBT = auto()  # a decision was sent, and its outcome is unknown
     FATAL = auto()  # this producer failed
 
 
 class Call(Enum):
-    """What a user asks for; `CLAIM` is asked by `begin_transaction()` where an id must be claimed first."""
+    """Calls of the user; `begin_transaction()` makes `CLAIM` first where the id must be initialised."""
 
     INIT = "init_transactions"
     CLAIM = "begin_transaction (initialising first)"
@@ -97,11 +98,11 @@ _OPEN: Final = frozenset({S.IN_TRANSACTION, S.PREPARING, S.COMMITTING, S.ABORTAB
 
 @frozen
 class Refused:
-    """A call is not legal here, and nothing was sent.
+    """The call is not legal in this state, and nothing was sent.
 
-    broken      the error behind it, when something failed before
+    broken      the earlier failure behind it, if there was one
     must_abort  the transaction can only be aborted
-    txn_state   Kafka says INVALID_TXN_STATE here
+    txn_state   Kafka returns INVALID_TXN_STATE here
     """
 
     reason: str
@@ -112,7 +113,7 @@ class Refused:
 
 @frozen(kw_only=True)
 class End:
-    """The EndTxn that is due: who signs it, and under which version it was started [CLI-44]."""
+    """The EndTxn that is due: who signs it, and the transaction version it was started with [CLI-44]."""
 
     client: Identity
     wish: Wish
@@ -121,18 +122,19 @@ class End:
 
 @frozen(kw_only=True)
 class TxnProducer:
-    """One producer at one moment. Methods return the next one, or a `Refused`.
+    """Immutable state of one producer. Methods return the next state, or a `Refused`.
 
-    mode         what a prepared transaction rests on; None: nothing may be prepared
+    mode         mechanism that holds a prepared transaction; None: nothing may be prepared
     version      transaction version of the open transaction, else of the next one
-    client       the pair that may speak; None before the first init
-    writer       the pair that signed what is open; None: the coordinator knows of nothing [CLI-43]
-    recovered    what is open was written by an earlier client of the id
+    client       producer id and epoch that sign requests; None before the first init
+    writer       producer id and epoch that signed the open transaction; None: the coordinator has none
+    [CLI-43]
+    recovered    the open transaction was written by an earlier client of the id
     completable  init_transactions(True) or prepare_transaction() came after the last begin_transaction()
     stale        the epoch must move before the next transaction, and the end will not move it
-    decided      which end was asked for, and from which state
+    decided      the end that was asked for; `decided_in` is the state it was asked in
     unsure       an attempt at that end may have had an effect [CLI-46]
-    error        why it is ABORTABLE_ERROR or FATAL
+    error        the reason for ABORTABLE_ERROR or FATAL
     """
 
     state: State = State.UNINITIALIZED
@@ -151,7 +153,7 @@ class TxnProducer:
     # ---- calls
 
     def call(self, call: Call) -> "TxnProducer | Refused":
-        """The producer after `call`, or why it is not legal [CLI-42]."""
+        """Return the producer after `call`, or a `Refused` if the call is not legal [CLI-42]."""
         to = CALLS.get((call, self.state))
         if to is None:
             return self._refusal(call.value)
@@ -169,10 +171,10 @@ class TxnProducer:
         return self if to is self.state else replace(self, state=to)
 
     def complete(self, token: PreparedTxnState) -> "TxnProducer | Refused":
-        """Commit what is prepared if it is what `token` names, else abort it.
+        """Commit the prepared transaction if `token` names it, else abort it.
 
-        With nothing in doubt the producer stays as it is: what became of the transaction that `token` names
-        is for `modes.VERDICTS`. Refused unless a prepared state was asked for since the last begin.
+        With nothing in doubt the producer stays as it is: `modes.VERDICTS` then says what became of the
+        transaction that `token` names. Refused unless a prepared state was asked for since the last begin.
 
         Source: KIP-939: "compare the currently prepared transaction state and the state passed in the
             argument and either commit or abort"; "If the producer is not in prepared state (i.e. neither
@@ -216,14 +218,14 @@ class TxnProducer:
 
     @property
     def token(self) -> PreparedTxnState:
-        """The name of what is open; empty when nothing is [CLI-43, CLI-44]."""
+        """Name of the open transaction; empty when none is open [CLI-43, CLI-44]."""
         return PreparedTxnState.of(self.writer)
 
     @property
     def due(self) -> End | None:
         """The EndTxn to send; None when there is nothing to end, or nothing is decided.
 
-        Source: KAFKA-18401, no EndTxn for an empty transaction; KIP-939, signed by the latest pair.
+        Source: KAFKA-18401, no EndTxn for an empty transaction; KIP-939, signed by the latest client.
         """
         if self.state not in _DECIDING or self.writer is None:
             return None
@@ -240,12 +242,12 @@ class TxnProducer:
         return Asked(writer=self.writer, client=self.client, version=self.version)
 
     def opened(self) -> "TxnProducer":
-        """Something of this transaction is on its way to the cluster: now there is something to end."""
+        """Note that part of this transaction is in flight: from now on there is something to end."""
         check(self.state in _OPEN or self.state is S.ABORTING, f"opened while {self.state.name}")
         return self if self.writer is not None else replace(self, writer=self.client)
 
     def flushed(self) -> "TxnProducer":
-        """Every record and offset has been acknowledged; what failed has been reported before."""
+        """Note that every record and offset is acknowledged; failures were reported before."""
         return replace(self, state=S.PREPARED, completable=True) if self.state is S.PREPARING else self
 
     # ---- answers
@@ -253,7 +255,7 @@ class TxnProducer:
     def initialised(
         self, client: Identity, *, kept: Identity | None = None, version: int, mode: Mode | None, keep: bool
     ) -> "TxnProducer":
-        """InitProducerId was answered: `client` may speak, and `kept` is in doubt, if anything is.
+        """Apply the answer to InitProducerId: `client` signs from now on, and `kept`, if any, is in doubt.
 
         Source: KIP-939 "RPC Changes": without an ongoing transaction `.completeTransaction` is a no-op.
         """
@@ -269,7 +271,7 @@ class TxnProducer:
         )
 
     def described(self, found: Identity | None, *, version: int) -> "TxnProducer":
-        """Mode `resume`: the id was looked at and not initialised; `found` is open, and in doubt."""
+        """Apply a description in mode `resume`, without init: `found`, if any, is open and in doubt."""
         check(self.state in _STARTING, f"described while {self.state.name}")
         return TxnProducer(
             state=S.UNCLAIMED if found is None else S.PREPARED,
@@ -282,32 +284,32 @@ class TxnProducer:
         )
 
     def ended(self, client: Identity | None, *, version: int) -> "TxnProducer":
-        """The decision was carried out, or there was nothing to end.
+        """Note that the decision was carried out, or that there was nothing to end.
 
         Args:
-            client: the next pair, from EndTxn version 5 on.
+            client: the next producer id and epoch, from EndTxn version 5 on.
             version: finalized `transaction.version` now. A transaction is ended as it was started; when the
                 version has changed, the id is initialised before the next one (KAFKA-18227).
         """
         check(self.state in _DECIDING, f"ended while {self.state.name}")
         moved = client is not None and client != self.client
-        # Under version 1 one pair names many transactions, unless it is moved by hand.
+        # Under version 1 one epoch names many transactions, unless InitProducerId bumps it in between.
         by_hand = self.mode is Mode.RESUME and not moved and self.writer is not None
         claim = self.version != version or (self.stale and not moved) or by_hand
         claim |= self.recovered and self.mode is Mode.RESUME
         idle = self._idle(S.UNCLAIMED if claim else S.READY)
         if self.recovered and self.mode is Mode.RESUME:
-            return replace(idle, client=None)  # whoever else holds this pair must be fenced, not found out
+            return replace(idle, client=None)  # init must fence other holders of this epoch, not fail on them
         return replace(idle, client=client or self.client)
 
     def found(self, verdict: Verdict, error: ClientError) -> "TxnProducer":
-        """EndTxn was answered ambiguously, by `error`, and the coordinator was asked what happened."""
+        """Apply the look-up of the outcome, after EndTxn was answered ambiguously by `error`."""
         check(self.state in _DECIDING, f"looked up while {self.state.name}")
         match verdict:
             case Verdict.DONE if isinstance(error, Fenced):
                 return replace(self._idle(S.FATAL), error=error)
             case Verdict.DONE:
-                # The answer had the next pair, and is gone: claim another.
+                # The next producer id and epoch were in the lost answer: claim others.
                 return replace(self._idle(S.UNCLAIMED), client=None)
             case Verdict.CONTRADICTED if self.decided is Wish.COMMIT:
                 return replace(self, state=S.ABORTABLE_ERROR, error=error)
@@ -330,7 +332,7 @@ class TxnProducer:
         )
 
     def failed(self, api: str, error: ClientError) -> "TxnProducer":
-        """`api` failed for good, after all its retries; `error.effect` is the worst of them [CLI-46]."""
+        """Apply the final failure of `api`; `error.effect` is the worst of all its attempts [CLI-46]."""
         match api:
             case "InitProducerId" | "DescribeTransactions":
                 check(self.state in _STARTING, f"{api} failed while {self.state.name}")
@@ -342,7 +344,7 @@ class TxnProducer:
                 return self._part_failed(api, error)
 
     def _init_failed(self, error: ClientError) -> "TxnProducer":
-        """Asking again is always possible, unless the id has gone to somebody else."""
+        """Stay ready to initialise again, unless the id has been taken over by another producer."""
         if error.remedy is Remedy.STOP:
             return replace(self, state=S.FATAL, error=error)
         return replace(
@@ -350,7 +352,7 @@ class TxnProducer:
         )
 
     def _part_failed(self, api: str, error: ClientError) -> "TxnProducer":
-        """A record or an offset did not arrive: the transaction is never committed [CLI-47].
+        """Fail the transaction: a record or offset did not arrive, so it is never committed [CLI-47].
 
         Source: KAFKA-19176, retries that are used up fail the transaction and not the producer; KIP-360, an
             abort that leaves a gap in the sequence numbers is followed by a new epoch under version 1.
@@ -366,9 +368,9 @@ class TxnProducer:
         return replace(self, state=S.ABORTABLE_ERROR, error=error, stale=stale)
 
     def _end_failed(self, error: ClientError) -> "TxnProducer":
-        """A decision failed. What is prepared stays prepared: another client's answer cannot un-prepare it.
+        """Apply a failed decision. A prepared transaction stays prepared: no error can un-prepare it.
 
-        Source: KIP-890, 120 on commit can be aborted; KAFKA-19250, on abort it would go on for ever.
+        Source: KIP-890, 120 on commit can be aborted; KAFKA-19250, on abort it would repeat for ever.
         """
         if self.unsure or error.effect is Effect.UNKNOWN:
             return replace(self, state=S.IN_DOUBT, unsure=True, error=error)

@@ -1,6 +1,7 @@
-"""One transactional id and its coordinators: each request repeated until it is answered, or max.block.ms.
+"""Requests of one transactional id to its coordinators, retried until answered or until max.block.ms.
 
-What is repeated and what an error means is `client.retry`'s; what follows from an answer is the machine's.
+`client.retry` decides what is retried and what an error means; the machine of `state` decides what follows
+from an answer.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Mapping
@@ -31,7 +32,7 @@ R = TypeVar("R")
 
 
 class TxnWire:
-    """Asks for one transactional id. What a method raises has the worst effect of its attempts."""
+    """Requests for one transactional id. Errors carry the worst effect of all attempts."""
 
     def __init__(self, cluster: Cluster, transactional_id: str, limit_ms: int) -> None:
         self.transactional_id = transactional_id
@@ -40,11 +41,11 @@ class TxnWire:
 
     @property
     def transaction_version(self) -> int:
-        """Finalized now, as far as any broker has told."""
+        """Finalized `transaction.version`, as far as any broker has reported it."""
         return self._cluster.feature("transaction.version")
 
     async def offer(self) -> Offer:
-        """What the coordinator says it can do."""
+        """Return the capabilities that the coordinator announces."""
 
         async def attempt() -> Offer:
             node = await self._cluster.coordinator("transaction", self.transactional_id)
@@ -58,7 +59,7 @@ class TxnWire:
         return await self._retrying("InitProducerId", attempt)
 
     async def init_producer_id(self, request: InitProducerIdRequest) -> tuple[Identity, Identity | None]:
-        """The pair that may speak, and the pair of what is in doubt."""
+        """Return the client's producer id and epoch, and those of the transaction in doubt, if any."""
         keeps = request.keep_prepared_txn or request.enable_2pc
         version = KEEP_API_VERSION if keeps else None
 
@@ -71,7 +72,7 @@ class TxnWire:
         return await self._retrying("InitProducerId", attempt)
 
     async def describe(self) -> Seen | None:
-        """What the coordinator shows; None when it knows of no such id."""
+        """Return the coordinator's description of the id; None when it knows of no such id."""
         request = DescribeTransactionsRequest(transactional_ids=(self.transactional_id,))
 
         async def attempt() -> Seen | None:
@@ -81,7 +82,7 @@ class TxnWire:
         return await self._retrying("DescribeTransactions", attempt)
 
     async def add_partitions(self, client: Identity, partitions: Collection[TopicPartition]) -> None:
-        """Below version 2: tell the coordinator before the first batch."""
+        """Add partitions at the coordinator before their first batch. Only below transaction version 2."""
         request = requests.add_partitions(self.transactional_id, client, partitions)
 
         async def attempt() -> None:
@@ -93,7 +94,7 @@ class TxnWire:
         await self._retrying("AddPartitionsToTxn", attempt)
 
     async def add_offsets(self, client: Identity, group_id: str) -> None:
-        """Below version 2: tell the coordinator before the first offset of a group."""
+        """Add a group at the coordinator before its first offset. Only below transaction version 2."""
         request = requests.add_offsets(self.transactional_id, client, group_id)
 
         async def attempt() -> None:
@@ -111,10 +112,10 @@ class TxnWire:
         *,
         joining: bool,
     ) -> None:
-        """Have a group's offsets written; those that were are not sent again.
+        """Commit a group's offsets; a retry sends only those that are not committed yet.
 
         Args:
-            joining: they join the transaction by themselves (version 2).
+            joining: TxnOffsetCommit itself adds the group to the transaction (version 2).
         """
         left = dict(offsets)
         api, version = "TxnOffsetCommit", requests.OFFSETS_JOIN
@@ -130,15 +131,16 @@ class TxnWire:
                 del left[at]
             unknown = ErrorCode.UNKNOWN_SERVER_ERROR
             errors = [refused(api, group.group_id, codes.get(at, unknown), str(at)) for at in left]
-            if errors:  # first what trying again does not help
+            if errors:  # raise an error that a retry does not mend, if there is one
                 raise min(errors, key=lambda each: each.remedy.repeats)
 
         await self._retrying(api, attempt, group.group_id)
 
     async def end(self, end: End) -> Identity | None:
-        """Commit or abort; the pair for the next transaction, where the end moves it.
+        """Commit or abort; return the next producer id and epoch if the end bumps them.
 
-        Raises: an error to LOOK_UP has effect UNKNOWN only through an earlier attempt: it refuses this one.
+        Raises: an error with remedy LOOK_UP has effect UNKNOWN only because of an earlier attempt: this one
+            was refused.
         """
         request = requests.end_request(self.transactional_id, end)
         version = requests.END_BUMPS if end.version >= EPOCH_BUMP_VERSION else None
@@ -159,7 +161,7 @@ class TxnWire:
     async def _ask(
         self, request: object, answer: type[R], *, version: int | None = None, max_version: int | None = None
     ) -> R:
-        """One attempt at the transaction coordinator; `version` wins over `max_version`."""
+        """Make one attempt at the transaction coordinator; `version` takes precedence over `max_version`."""
         node = await self._cluster.coordinator("transaction", self.transactional_id)
         if version is not None:
             return await self._cluster.send(node, request, answer, version=version)
