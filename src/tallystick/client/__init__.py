@@ -1,1 +1,1 @@
-"""The engine of every client: connections, metadata, retries, records in and out. Knows no broker of ours."""
+"""Client engine: connections, metadata, retries, producer and consumer. Independent of the broker."""

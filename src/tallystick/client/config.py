@@ -1,8 +1,8 @@
-"""What a client can be told, under Kafka's dotted names: ProducerConfig, ConsumerConfig, AdminConfig.
+"""Client configuration under Kafka's dotted names: ProducerConfig, ConsumerConfig, AdminConfig.
 
 Each holds a ClientConfig, the settings all three share. `parse` takes a mapping as users write it (texts,
 numbers, booleans, lists) and reports every problem at once. Defaults are Kafka 4.3's; where one differs, its
-sentence says so. `notes` are the names that were accepted and change nothing.
+description says so. `notes` lists settings that were adjusted, or accepted without effect.
 
 Sources: Kafka 4.3 ProducerConfig, ConsumerConfig, AdminClientConfig, CommonClientConfigs; KIP-939 "Client
     Configuration Changes"; `tallystick.modes`: docs/adr/0027.
@@ -20,12 +20,12 @@ from tallystick.kernel.value import frozen, replace
 C = TypeVar("C")
 
 MODES: Final = ("2pc", "keep", "resume")
-"""The ways to carry a prepared transaction through a crash, strongest first."""
+"""Modes that carry a prepared transaction through a crash, strongest first."""
 
 
 @frozen
 class Address:
-    """Where a broker listens; prints as `host:port`."""
+    """Address of a broker's listener; prints as `host:port`."""
 
     host: str
     port: int
@@ -35,7 +35,7 @@ class Address:
 
     @classmethod
     def parse(cls, text: str) -> "Address":
-        """`host:port`, `[v6]:port`, either behind `PLAINTEXT://`. Raises ValueError."""
+        """Parse `host:port` or `[v6]:port`, either with `PLAINTEXT://` in front. Raises ValueError."""
         protocol, separator, address = text.strip().rpartition("://")
         if separator and protocol.upper() != "PLAINTEXT":
             raise ValueError(f"{text!r}: only PLAINTEXT is supported")
@@ -47,7 +47,7 @@ class Address:
 
 @frozen(kw_only=True)
 class ClientConfig:
-    """What every client has."""
+    """Settings that every client has."""
 
     bootstrap_servers: tuple[str, ...] = setting(
         (), "Brokers to ask first, HOST:PORT, comma separated; one that answers is enough."
@@ -103,7 +103,7 @@ class ClientConfig:
     )
 
     def problems(self) -> Iterator[str]:
-        """Rules beyond one setting's bounds."""
+        """Check rules beyond one setting's bounds."""
         if not self.bootstrap_servers:
             yield "bootstrap.servers: must name at least one HOST:PORT"
         for text in self.bootstrap_servers:
@@ -132,7 +132,7 @@ class ClientConfig:
 
 @frozen(kw_only=True)
 class ProducerConfig:
-    """What a producer can be told."""
+    """Settings of a producer."""
 
     client: ClientConfig
     given: frozenset[str] = frozenset()
@@ -205,11 +205,11 @@ class ProducerConfig:
 
     @classmethod
     def parse(cls, given: Mapping[str, object]) -> "ProducerConfig":
-        """The configuration that `given`, by dotted name, asks for. Raises BadConfig with all problems."""
+        """Parse settings by dotted name. Raises BadConfig with all problems."""
         return _adjusted(_parse(cls, "producer", given))
 
     def problems(self) -> Iterator[str]:
-        """Rules that need more than one setting."""
+        """Check rules that involve more than one setting."""
         request_timeout_ms = self.client.request_timeout_ms
         too_short = self.delivery_timeout_ms < self.linger_ms + request_timeout_ms
         if too_short and "delivery.timeout.ms" in self.given:
@@ -245,7 +245,7 @@ class ProducerConfig:
     def _transaction_problems(self) -> Iterator[str]:
         two_phase = self.transaction_two_phase_commit_enable
         if "transaction.timeout.ms" in self.given and self.modes == ("2pc",):
-            # KIP-939 "Client Configuration Changes". Where a weaker mode is listed too, it is that one's.
+            # KIP-939 "Client Configuration Changes". If a weaker mode is listed too, the timeout is for that.
             yield (
                 "transaction.timeout.ms: cannot be set together with "
                 'transaction.two.phase.commit.enable=true (KIP-939: "it would be an error to set '
@@ -266,7 +266,7 @@ class ProducerConfig:
 
     @property
     def idempotence_fits(self) -> bool:
-        """Do the other settings allow a batch to be recognised when it is sent again?"""
+        """Whether the other settings allow the broker to recognise a batch that is sent again."""
         return (
             self.acks in ("all", "-1")
             and self.max_in_flight_requests_per_connection <= 5
@@ -279,7 +279,7 @@ class ProducerConfig:
 
     @property
     def modes(self) -> tuple[str, ...]:
-        """The acceptable modes, strongest first; none when nothing may be prepared."""
+        """Acceptable modes, strongest first; none when nothing may be prepared."""
         if self.tallystick_modes:
             return self.tallystick_modes
         return ("2pc",) if self.transaction_two_phase_commit_enable else ()
@@ -287,7 +287,7 @@ class ProducerConfig:
 
 @frozen(kw_only=True)
 class ConsumerConfig:
-    """What a consumer can be told."""
+    """Settings of a consumer."""
 
     client: ClientConfig
     given: frozenset[str] = frozenset()
@@ -342,11 +342,11 @@ class ConsumerConfig:
 
     @classmethod
     def parse(cls, given: Mapping[str, object]) -> "ConsumerConfig":
-        """The configuration that `given`, by dotted name, asks for. Raises BadConfig with all problems."""
+        """Parse settings by dotted name. Raises BadConfig with all problems."""
         return _parse(cls, "consumer", given)
 
     def problems(self) -> Iterator[str]:
-        """Rules that need more than one setting."""
+        """Check rules that involve more than one setting."""
         if self.group_id == "":
             yield "group.id: must not be empty; leave it out for no group"
         if self.group_id is None and self.enable_auto_commit and "enable.auto.commit" in self.given:
@@ -369,7 +369,7 @@ class ConsumerConfig:
 
 @frozen(kw_only=True)
 class AdminConfig:
-    """What an admin client can be told."""
+    """Settings of an admin client."""
 
     client: ClientConfig
     given: frozenset[str] = frozenset()
@@ -384,11 +384,11 @@ class AdminConfig:
 
     @classmethod
     def parse(cls, given: Mapping[str, object]) -> "AdminConfig":
-        """The configuration that `given`, by dotted name, asks for. Raises BadConfig with all problems."""
+        """Parse settings by dotted name. Raises BadConfig with all problems."""
         return _parse(cls, "admin", {"connections.max.idle.ms": 300_000, **given})
 
     def problems(self) -> Iterator[str]:
-        """Rules that need more than one setting."""
+        """Check rules that involve more than one setting."""
         if self.default_api_timeout_ms < self.client.request_timeout_ms and self.given & {
             "default.api.timeout.ms",
             "request.timeout.ms",
@@ -474,7 +474,7 @@ def _value(config: object, name: str) -> int:
 
 
 def _adjusted(made: ProducerConfig) -> ProducerConfig:
-    """As Kafka does it: defaults give way to what was asked for, and a note says so."""
+    """Adjust defaults to the settings that were given, and note it, as Kafka does."""
     shortest = made.linger_ms + made.client.request_timeout_ms
     if made.delivery_timeout_ms < shortest:
         note = f"delivery.timeout.ms: {shortest}, which is linger.ms + request.timeout.ms"

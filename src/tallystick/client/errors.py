@@ -1,24 +1,24 @@
-"""What a client raises. Each says what may have happened, and what to do about it.
+"""Errors that a client raises. Each says what may have happened, and what to do about it.
 
     BrokerRefused       a broker answered with an error code: `rule` says what it means for this API
-      Fenced            a newer client with the same transactional id took over, or the id moved on
+      Fenced            a newer client with the same transactional id took over, or the epoch moved on
       IdExpired         the cluster does not know this producer (any more)
       NotAuthorized     a grant is missing; the text names it
       UnknownTopic      no such topic or partition
       TooLarge          a record or batch above a limit of the broker
     Unreachable         no connection: nothing was sent
-    ConnectionLost      the connection ended before the answer came
+    ConnectionLost      the connection ended before the answer arrived
     TimedOut            a named limit passed
-    BadAnswer           what came back is not Kafka's protocol
+    BadAnswer           the peer's bytes are not Kafka's protocol
     NotSupported        the cluster cannot do it, or is not set up to: names the version, grant or setting
-    AbortRequired       the transaction failed: abort_transaction() is the only way on
+    AbortRequired       the transaction failed: only abort_transaction() is possible
     IllegalState        this call is not possible now; nothing was sent
       InvalidTxnState   the same, where KIP-939 asks for INVALID_TXN_STATE
-    DecisionExpired     the decision came after the cluster had ended the transaction by itself
+    DecisionExpired     the cluster had ended the transaction by itself before the decision
     Closed              the client was closed
-    InDoubt             (kernel) a decision was sent and its outcome could not be learned
+    InDoubt             (kernel) a decision was sent and its outcome is unknown
 
-`effect` is the worst over all attempts at the same thing [CLI-1]. All of them pickle.
+`effect` is the worst over all attempts at the same operation [CLI-1]. All of them can be pickled.
 """
 
 from typing import Self
@@ -29,20 +29,20 @@ from tallystick.kernel.errors import Effect, Remedy, TallystickError
 
 
 class ClientError(TallystickError):
-    """Root of these. `effect`: what may have happened in the cluster."""
+    """Base class of all client errors. `effect`: what may have happened in the cluster."""
 
     effect = Effect.NONE
     remedy = Remedy.REPORT
 
     def after(self, earlier: Effect) -> Self:
-        """The same error after attempts that may have had an effect: it keeps the worst [CLI-1]."""
+        """Return this error with the worst effect of it and earlier attempts [CLI-1]."""
         worst = self.effect.worst(earlier)
         if worst is not self.effect:
             self.effect = worst
         return self
 
     def what(self) -> str:
-        """What went wrong, without what follows from it."""
+        """Describe the failure, without its consequences."""
         return ": ".join(str(arg) for arg in self.args)
 
     def __str__(self) -> str:
@@ -52,8 +52,9 @@ class ClientError(TallystickError):
 class BrokerRefused(ClientError):
     """A broker answered `api` with an error code.
 
-    Attributes: api; subject, what it was about (a partition, a transactional id); code, Kafka's number;
-    message, the broker's own words if it had any; rule.
+    Attributes: api; subject, what the request was about (a partition, a transactional id); code, Kafka's
+        number;
+    message, the broker's own text if there was one; rule.
     """
 
     def __init__(self, api: str, subject: str, code: int, message: str = "") -> None:
@@ -75,7 +76,7 @@ class Fenced(BrokerRefused):
 
 
 class IdExpired(BrokerRefused):
-    """The cluster does not know this producer id or transactional id: unused too long, or never there."""
+    """The cluster does not know this producer id or transactional id: it expired or never existed."""
 
 
 class NotAuthorized(BrokerRefused):
@@ -108,7 +109,7 @@ _CLASSES = {
 
 
 def refused(api: str, subject: object, code: int, message: str | None = None) -> BrokerRefused:
-    """The error for an answer with `code`, of the class that fits it."""
+    """Return the error for an answer with `code`, of the class that fits it."""
     cls: type[BrokerRefused] = BrokerRefused
     if code in _CLASSES:
         cls = _CLASSES[ErrorCode(code)]
@@ -126,7 +127,7 @@ class Unreachable(ClientError):
 
 
 class ConnectionLost(ClientError):
-    """The connection ended after `api` was handed to it and before its answer came."""
+    """The connection ended after the request for `api` was sent and before its answer arrived."""
 
     remedy = Remedy.REFRESH
 
@@ -137,7 +138,7 @@ class ConnectionLost(ClientError):
 
 
 class TimedOut(ClientError):
-    """A limit passed. `limit` is the setting (or argument) that fixed it, `length_ms` what it was."""
+    """A limit passed. `limit` is the setting (or argument) that fixed it, `length_ms` its value."""
 
     remedy = Remedy.REFRESH
 
@@ -151,7 +152,7 @@ class TimedOut(ClientError):
 
 
 class BadAnswer(ClientError):
-    """What the other side sent is not an answer to `api` in Kafka's protocol."""
+    """The peer's bytes are not an answer to `api` in Kafka's protocol."""
 
     def __init__(self, address: str, api: str, why: str) -> None:
         super().__init__(address, api, why)
@@ -160,7 +161,7 @@ class BadAnswer(ClientError):
 
 
 class NotSupported(ClientError):
-    """The cluster cannot do `what`; `missing` names the version, grant or setting that is not there."""
+    """The cluster cannot do `wanted`; `missing` names the version, grant or setting that is missing."""
 
     def __init__(self, wanted: str, missing: str) -> None:
         super().__init__(wanted, missing)
@@ -168,7 +169,7 @@ class NotSupported(ClientError):
 
 
 class AbortRequired(ClientError):
-    """Something in this transaction failed: it can be aborted and not committed."""
+    """Part of this transaction failed: it can only be aborted."""
 
     remedy = Remedy.ABORT
 
@@ -178,7 +179,7 @@ class IllegalState(ClientError):
 
 
 class InvalidTxnState(IllegalState):
-    """Nothing can be prepared or completed here: no mode is configured, or nothing was asked to be kept.
+    """No transaction can be prepared or completed here: no mode is configured, or keeping was not asked for.
 
     Source: KIP-939 "KafkaProducer API Changes", "we return an INVALID_TXN_STATE error".
     """
@@ -187,9 +188,9 @@ class InvalidTxnState(IllegalState):
 
 
 class DecisionExpired(ClientError):
-    """The cluster ended the transaction by itself before this decision came: never a success.
+    """The cluster ended the transaction by itself before this decision arrived: never a success.
 
-    What it wrote is gone although the other side may have committed: compare, and repair by hand or by
+    Its records are aborted although the other system may have committed: compare, and repair by hand or by
     sending the records again.
     """
 
@@ -197,4 +198,4 @@ class DecisionExpired(ClientError):
 
 
 class Closed(ClientError):
-    """The client was closed before or while this was asked of it."""
+    """The client was closed before or during this call."""

@@ -1,7 +1,7 @@
-"""What a process is forked off with: clients, futures and calls that go on in its parent alone [CLI-61].
+"""Fork detection: clients, futures and calls that were open at a fork go on in the parent only [CLI-61].
 
-A fork copies the memory and one thread. What would have settled a future, or answered a call, is not here:
-who waits for it waits for ever, unless told.
+A fork copies the memory and one thread. The threads that would settle a future or answer a call do not exist
+in the child, so a wait there would never end; it raises instead.
 """
 
 import os
@@ -12,12 +12,12 @@ _process: object = object()
 
 
 def this_process() -> object:
-    """What stands for this process; another one in every forked child. Cost: none, unlike `os.getpid`."""
+    """Return a token for this process, different in every forked child. Cost: none, unlike `os.getpid`."""
     return _process
 
 
 def forked(doing: str) -> IllegalState:
-    """What a call says in a child if it is about something that was opened before the fork."""
+    """Return the error for a call in a child about something that was opened before the fork."""
     return IllegalState(
         f"{doing}: this client was opened before the fork, and is the parent process's: nothing was done "
         "here, and what it had under way goes on there; open one in this process"

@@ -1,8 +1,8 @@
-"""What the client draws at random: waits, and which broker is asked first.
+"""Random numbers of the client: for backoff, and for the order in which brokers are asked.
 
-From the operating system, not from the module `random`: its one generator belongs to the application. There,
-a wait in our thread would change what a program draws after `random.seed(1)`. It has no state, so nothing is
-the same in a forked child either.
+They come from the operating system, not from the generator of `random`, which belongs to the application: a
+wait in the client's thread would change what a program draws after `random.seed(1)`. The system's generator
+has no state in the process, so a forked child draws different numbers.
 """
 
 from random import SystemRandom
@@ -11,7 +11,7 @@ from typing import Final
 _SYSTEM: Final = SystemRandom()
 
 noise = _SYSTEM.random
-"""0 up to, but not, 1."""
+"""Return a number from 0 up to but not including 1."""
 
 shuffle = _SYSTEM.shuffle
-"""A list in place."""
+"""Shuffle a list in place."""

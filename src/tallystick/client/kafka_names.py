@@ -1,8 +1,9 @@
-"""Settings that other clients have and this one has not: accepted without effect, or refused, and why.
+"""Settings of other clients that this one lacks: accepted without effect, or refused with a reason.
 
-Together with `config.py` these are all names of Kafka 4.3.1's producer, consumer and admin client, and those
-of librdkafka that people write. What tunes something that is not here is harmless. What promises something
-(who may connect, which order is kept, what is called) is refused unless it asks for what happens anyway.
+Together with `config.py` these are all names of Kafka 4.3.1's producer, consumer and admin client, and the
+commonly used ones of librdkafka. A setting that only tunes a missing feature is harmless. A setting that
+promises something (authentication, ordering, a callback) is refused, unless it asks for the behaviour that
+this client has anyway.
 
 Sources: tests/vectors/config/kafka-4.3.1-client-configs.txt; librdkafka CONFIGURATION.md.
 """
@@ -13,7 +14,7 @@ from typing import Final
 # `metadata.recovery.rebootstrap.trigger.ms` is among those without effect: bootstrap.servers are asked as
 # soon as no known broker answers, not after a time.
 
-# librdkafka's name, or Kafka's older one, and what it is called here; the new name wins if both are given.
+# Names of librdkafka, or older ones of Kafka, and their names here; the new name wins if both are given.
 RENAMED: Final[Mapping[str, str]] = {
     "api.version.request.timeout.ms": "request.timeout.ms",
     "compression.codec": "compression.type",
@@ -56,7 +57,7 @@ _CLASSES: Final = "no Java classes are loaded"
 _CALLBACK: Final = "callbacks are arguments of the methods that need them"
 _JAVA: Final = "org.apache.kafka.common.serialization.ByteArray"
 
-# Refused unless the text is one of these, which ask for what happens anyway.
+# Refused unless the value is one of these, which ask for the existing behaviour.
 REFUSED: Final[Mapping[str, tuple[tuple[str, ...], str]]] = {
     "background_event_cb": ((), _CALLBACK),
     "bootstrap.controllers": (("",), "brokers are asked: name them in bootstrap.servers"),
@@ -107,7 +108,7 @@ REFUSED_PREFIXES: Final[Mapping[str, str]] = {
     "ssl_": _SECURITY,
 }
 
-# partition.assignment.strategy: Java's classes by librdkafka's names, which are used here.
+# partition.assignment.strategy: Java's classes, and librdkafka's names for them, which are used here.
 ASSIGNORS: Final[Mapping[str, str]] = {
     "RangeAssignor": "range",
     "RoundRobinAssignor": "roundrobin",
@@ -118,18 +119,18 @@ _ASSIGNOR_PACKAGE: Final = "org.apache.kafka.clients.consumer."
 
 
 def assignor_name(text: str) -> str:
-    """The short name of an assignor written as Java's class; any other text as it is."""
+    """Return the short name of an assignor given as a Java class; any other text unchanged."""
     found = text.strip().removeprefix("class ").removeprefix(_ASSIGNOR_PACKAGE)
     return ASSIGNORS.get(found, text.strip())
 
 
 def is_refused(name: str) -> bool:
-    """Whether this is another client's name for something that is not here and would be missed."""
+    """Tell whether this is another client's setting that this one refuses."""
     return name in REFUSED or name.startswith(tuple(REFUSED_PREFIXES))
 
 
 def refusals(given: Mapping[str, str]) -> Iterator[str]:
-    """What is wrong with each setting of `given` that asks for something this client does not do."""
+    """Yield the problem of each setting of `given` that asks for missing behaviour."""
     for name, text in given.items():
         if name in REFUSED:
             accepted, why = REFUSED[name]

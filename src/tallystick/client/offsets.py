@@ -1,8 +1,8 @@
-"""Offsets of groups and of logs: the values users see, and the requests that carry them. Pure.
+"""Offsets of groups and of logs: values for users, and the requests that carry them. Pure.
 
-A committed offset is that of the next record to read. Of a reader of committed records the end of a log is
-its last stable offset, and a group's offset that an open transaction may still change is not told to it
-(`RequireStable`, KIP-447): the broker answers UNSTABLE_OFFSET_COMMIT, and the request is repeated [CLI-36].
+A committed offset is that of the next record to read. Under `read_committed` the end of a log is its last
+stable offset, and the broker does not return a group's offset that an open transaction may still change
+(`RequireStable`, KIP-447): it answers UNSTABLE_OFFSET_COMMIT, and the request is repeated [CLI-36].
 """
 
 from collections.abc import Iterable, Mapping
@@ -29,7 +29,7 @@ from tallystick.protocol.messages.offset_fetch import (
     OffsetFetchResponse,
 )
 
-# Topics by name, and one group a request, are all a consumer needs.
+# Last versions with topics by name and one group per request, which is all a consumer needs.
 COMMIT_VERSION_MAX: Final = 9
 FETCH_VERSION_MAX: Final = 7
 
@@ -45,9 +45,9 @@ class OffsetAndMetadata:
 
 @frozen(kw_only=True)
 class GroupMetadata:
-    """Who commits for a group; what a producer needs to commit offsets in a transaction (KIP-447).
+    """Group member that commits; a producer needs it to commit offsets in a transaction (KIP-447).
 
-    generation_id  -1 and member_id "" for a consumer that assigns itself
+    generation_id  -1, with member_id "", for a consumer with manual assignment
     """
 
     group_id: str
@@ -58,7 +58,7 @@ class GroupMetadata:
 
 @frozen
 class OffsetAndTimestamp:
-    """Where a log has the first record of a time or later, and that record's time."""
+    """First offset in a log with a time or later, and that record's time."""
 
     offset: int
     timestamp_ms: int
@@ -93,7 +93,7 @@ def commit_request(
 
 
 def commit_refusals(answer: OffsetCommitResponse) -> dict[TopicPartition, BrokerRefused]:
-    """The partitions that were not committed."""
+    """Return the partitions that were not committed, with their errors."""
     return {
         at: refused("OffsetCommit", at, found.error_code)
         for topic in answer.topics
@@ -116,9 +116,9 @@ def committed_request(
 def committed_of(
     answer: OffsetFetchResponse, group_id: str
 ) -> dict[TopicPartition, OffsetAndMetadata | None]:
-    """What a group has committed; None for nothing.
+    """Return the offsets that a group has committed; None for none.
 
-    Raises: BrokerRefused for the first code there is: UNSTABLE_OFFSET_COMMIT says to ask again.
+    Raises: BrokerRefused for the first error code; UNSTABLE_OFFSET_COMMIT can be retried.
     """
     found, errors = committed_and_refused(answer, group_id)
     for refusal in errors.values():
@@ -129,9 +129,9 @@ def committed_of(
 def committed_and_refused(
     answer: OffsetFetchResponse, group_id: str
 ) -> tuple[dict[TopicPartition, OffsetAndMetadata | None], dict[TopicPartition, BrokerRefused]]:
-    """What a group has committed, None for nothing; and the partitions that were refused.
+    """Return a group's committed offsets, None for none, and the partitions that were refused.
 
-    Raises: BrokerRefused where that is the group itself.
+    Raises: BrokerRefused if the group itself is refused.
     """
     if answer.error_code:
         raise refused("OffsetFetch", group_id, answer.error_code)
@@ -153,8 +153,10 @@ def committed_and_refused(
 def list_request(
     times: Mapping[TopicPartition, int], epochs: Mapping[TopicPartition, int | None], isolation: int
 ) -> ListOffsetsRequest:
-    """Args:
-    times: milliseconds, or EARLIEST_MS, LATEST_MS.
+    """Return a ListOffsets request.
+
+    Args:
+        times: milliseconds, or EARLIEST_MS, LATEST_MS.
     """
     topics = tuple(
         ListOffsetsTopic(
@@ -176,7 +178,7 @@ def list_request(
 def listed_of(
     answer: ListOffsetsResponse,
 ) -> tuple[dict[TopicPartition, OffsetAndTimestamp | None], dict[TopicPartition, BrokerRefused]]:
-    """What was found, None where no record is that late; and the partitions that were refused."""
+    """Return the offsets found, None where no record is that late, and the refused partitions."""
     found: dict[TopicPartition, OffsetAndTimestamp | None] = {}
     errors: dict[TopicPartition, BrokerRefused] = {}
     for topic in answer.topics:
@@ -193,7 +195,7 @@ def listed_of(
 
 
 def by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[TopicPartition]]:
-    """The partitions of each topic."""
+    """Group the partitions by topic."""
     topics: dict[str, list[TopicPartition]] = {}
     for partition in partitions:
         topics.setdefault(partition.topic, []).append(partition)

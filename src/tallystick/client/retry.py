@@ -1,12 +1,12 @@
-"""What a code means for whoever asked, and when to ask again. Pure.
+"""Retry rules: what an error code means for each API, and when to try again. Pure.
 
-A code means one thing as an answer to one API and another elsewhere, so the rules are keyed by both; "*" is
-the fallback, and a number nobody knows is taken for the worst. Nothing else decides about retrying.
+The meaning of a code depends on the API, so the rules are keyed by both; "*" is the fallback, and an unknown
+number gets the worst rule. No other module decides about retries.
 
-What a request that waits in a coordinator's log answers with is not what its log said: 7, 19, 20 and 3 are
+A request that waits for a write to a coordinator's log does not get the log's error code: 7, 19, 20 and 3 are
 answered as 15, and 6 and 56 as 16 (Kafka: `TransactionStateManager.appendTransactionToLog`,
-`CoordinatorOperationExceptionHelper`). A write that timed out may still become durable. Hence 15 and 16 are
-"it may have happened" for the APIs that write there, and only for those.
+`CoordinatorOperationExceptionHelper`). A write that timed out may still become durable. Hence 15 and 16 have
+an unknown effect for the APIs that write there, and only for those.
 
 Sources: KIP-98, KIP-360, KIP-447, KIP-588, KIP-890; Kafka 4.3 TransactionManager, Sender, RequestUtils.
 """
@@ -21,7 +21,7 @@ from tallystick.kernel.value import frozen
 
 @frozen
 class Rule:
-    """What may have happened, and what to do."""
+    """Effect that the request may have had, and what to do."""
 
     effect: Effect
     remedy: Remedy
@@ -33,7 +33,7 @@ ABORT, STOP, LOOK_UP, REPORT = Remedy.ABORT, Remedy.STOP, Remedy.LOOK_UP, Remedy
 
 WORST: Final = Rule(UNKNOWN, REPORT)
 
-# Asking changes nothing: whatever becomes of the question, nothing happened.
+# These APIs only read: a lost request has no effect.
 READS: Final = frozenset(
     {
         "ApiVersions",
@@ -60,7 +60,7 @@ READS: Final = frozenset(
     }
 )
 
-# They are answered after a write to the coordinator's log.
+# These APIs are answered after a write to the coordinator's log.
 _IN_COORDINATOR_LOG: Final = (
     "InitProducerId",
     "AddPartitionsToTxn",
@@ -112,18 +112,18 @@ _ANY: Final[dict[Rule, tuple[E, ...]]] = {
         E.INCONSISTENT_TOPIC_ID,
         E.REBOOTSTRAP_REQUIRED,
     ),
-    # The broker's disk failed, perhaps after it took the record.
+    # The broker's disk failed, possibly after the record was written.
     Rule(UNKNOWN, REFRESH): (E.KAFKA_STORAGE_ERROR,),
     Rule(NONE, FIND_COORDINATOR): (E.COORDINATOR_NOT_AVAILABLE, E.NOT_COORDINATOR),
     Rule(NONE, ABORT): (E.TRANSACTION_ABORTABLE,),
-    # Somebody newer has the id, or the broker forgot it: whatever this client still sends is refused.
+    # A newer producer has the id, or the broker forgot it: all further requests will be refused.
     Rule(NONE, STOP): (E.PRODUCER_FENCED, E.INVALID_PRODUCER_EPOCH, E.INVALID_PRODUCER_ID_MAPPING),
     WORST: (E.UNKNOWN_SERVER_ERROR,),
 }
 
-# KIP-890 and Kafka's TransactionManager: what makes one transaction fail, and what makes the producer fail.
+# KIP-890 and Kafka's TransactionManager: codes that fail one transaction, and codes that fail the producer.
 _BY_API: Final[dict[tuple[str, Rule], tuple[E, ...]]] = {
-    # The coordinator has begun to abort the open transaction before it answers 51 (KIP-360).
+    # KIP-360: the coordinator begins to abort the open transaction before it answers 51.
     ("InitProducerId", Rule(UNKNOWN, RETRY)): (E.CONCURRENT_TRANSACTIONS,),
     ("AddPartitionsToTxn", Rule(NONE, ABORT)): (
         E.TOPIC_AUTHORIZATION_FAILED,
@@ -133,7 +133,7 @@ _BY_API: Final[dict[tuple[str, Rule], tuple[E, ...]]] = {
     ("AddPartitionsToTxn", Rule(NONE, STOP)): (E.INVALID_TXN_STATE, E.TRANSACTIONAL_ID_AUTHORIZATION_FAILED),
     ("AddOffsetsToTxn", Rule(NONE, ABORT)): (E.GROUP_AUTHORIZATION_FAILED, E.UNKNOWN_PRODUCER_ID),
     ("AddOffsetsToTxn", Rule(NONE, STOP)): (E.INVALID_TXN_STATE, E.TRANSACTIONAL_ID_AUTHORIZATION_FAILED),
-    # The group moved on, or did not want these offsets; the producer is as good as before (KIP-447).
+    # KIP-447: the group rebalanced, or refused these offsets; the producer itself is still good.
     ("TxnOffsetCommit", Rule(NONE, ABORT)): (
         E.OFFSET_METADATA_TOO_LARGE,
         E.ILLEGAL_GENERATION,
@@ -172,7 +172,7 @@ _BY_API: Final[dict[tuple[str, Rule], tuple[E, ...]]] = {
         E.POLICY_VIOLATION,
         E.UNSUPPORTED_COMPRESSION_TYPE,
     ),
-    # The broker has these very records already, too long ago to say where: a success, without an offset.
+    # The broker wrote exactly these records too long ago to know where: a success, without an offset.
     ("Produce", Rule(UNKNOWN, REPORT)): (E.DUPLICATE_SEQUENCE_NUMBER,),
     ("Produce", Rule(NONE, STOP)): (
         E.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
@@ -181,7 +181,8 @@ _BY_API: Final[dict[tuple[str, Rule], tuple[E, ...]]] = {
     ),
     # 51 also says: this decision has been taken and is being carried out.
     ("EndTxn", Rule(UNKNOWN, RETRY)): (E.CONCURRENT_TRANSACTIONS,),
-    # They may all mean that the decision was taken earlier, by this client or by its successor: ask.
+    # All of these may mean that the transaction was ended earlier, by this client or its successor: look it
+    # up.
     ("EndTxn", Rule(UNKNOWN, LOOK_UP)): (
         E.INVALID_PRODUCER_EPOCH,
         E.INVALID_TXN_STATE,
@@ -215,9 +216,9 @@ _REFUSED: Final = Rule(NONE, REPORT)
 
 
 def rule_for(api: str, code: int) -> Rule:
-    """What to think of `code` as an answer to `api`.
+    """Return the rule for `code` as an answer to `api`.
 
-    A code without a row was refused for a reason that stays; a number this version does not know is WORST.
+    A known code without a row is a permanent refusal; a number this version does not know is WORST.
     """
     try:
         known = E(code)
@@ -228,7 +229,7 @@ def rule_for(api: str, code: int) -> Rule:
 
 
 def effect_of_loss(api: str) -> Effect:
-    """What may have happened when `api` was handed to the network and never answered."""
+    """Return the possible effect of a request that was sent and never answered."""
     return NONE if api in READS else UNKNOWN
 
 
@@ -237,15 +238,16 @@ def _of_read(api: str, rule: Rule) -> Rule:
 
 
 def backoff_ms(attempt: int, first_ms: int, max_ms: int, noise: float) -> int:
-    """How long to wait before the next try.
+    """Return how long to wait before the next try.
 
-    Doubles with every attempt up to `max_ms`, then 20 % up or down, so that many clients do not knock
-    together.
+    The wait doubles with every attempt up to `max_ms`, then varies by 20 % either way, so that clients do not
+    retry in lockstep.
 
     Source: KIP-580; Kafka ExponentialBackoff.
+
     Args:
         attempt: failures so far, 0 for the first wait.
-        noise: 0 to 1, drawn by the caller.
+        noise: between 0 and 1, drawn by the caller.
     """
     grown = min(first_ms << min(attempt, 30), max_ms)
     return int(grown * (0.8 + 0.4 * noise))
@@ -253,12 +255,12 @@ def backoff_ms(attempt: int, first_ms: int, max_ms: int, noise: float) -> int:
 
 @frozen
 class Deadline:
-    """The end of a wait, and the setting that fixed it: every wait has a limit with a name [CLI-2]."""
+    """End of a wait, and the setting that fixed it: every wait has a named limit [CLI-2]."""
 
     at_ms: int
     limit: str
     length_ms: int
 
     def left_ms(self, now_ms: int) -> int:
-        """Milliseconds until then, 0 when it has passed."""
+        """Return the milliseconds left, 0 when it has passed."""
         return max(self.at_ms - now_ms, 0)

@@ -133,7 +133,7 @@ class GroupSettings:
 
     @property
     def cooperative(self) -> bool:
-        """Whether every assignor is cooperative: an eager one, if chosen, assumes that no partition is owned."""
+        """Whether every assignor is cooperative: an eager one, if chosen, assumes that nothing is owned."""
         return all(assignor.cooperative for assignor in self.assignors)
 
 

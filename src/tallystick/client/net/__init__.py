@@ -1,5 +1,5 @@
-"""Sockets and what is known of a cluster: connections, requests in flight, metadata, coordinators.
+"""Network layer of the client: connections, requests in flight, metadata, coordinators.
 
-Everything that talks to a broker goes through `cluster`. `connection` and `metadata` are pure. Nothing here
-knows records, transactions or groups.
+Every request to a broker goes through `cluster`. `connection` and `metadata` are pure. The package does not
+depend on records, transactions or groups.
 """

@@ -1,4 +1,4 @@
-"""A cluster, as one client sees it: who to ask, what is known, and trying again.
+"""A cluster as one client sees it: sends requests, finds leaders and coordinators, and retries.
 
     cluster = Cluster(config)
     deadline = cluster.deadline("max.block.ms", 60_000)
@@ -12,9 +12,9 @@
 
     answer = await cluster.retrying("EndTxn", "pay-7", attempt, deadline)
 
-A Cluster lives on one loop and starts no task before it is asked for something. Everything in here that waits
-is bounded: by `request.timeout.ms`, by the connection limits, and inside `retrying` by its deadline, too
-[CLI-2]. `send`, `node_for`, `coordinator` and `refresh` make one attempt; only `retrying` repeats.
+A Cluster lives on one loop and starts no task before its first call. Every wait in it is bounded: by
+`request.timeout.ms`, by the connection limits, and inside `retrying` by its deadline, too [CLI-2].
+`send`, `node_for`, `coordinator` and `refresh` make one attempt; only `retrying` repeats.
 """
 
 import asyncio
@@ -58,7 +58,7 @@ _SPECS: Final[Mapping[type, ApiSpec]] = {spec.request: spec for spec in API.valu
 
 
 class _Scope:
-    """The time that one `retrying` has. Tasks begun inside inherit it, and are free of it when that ends."""
+    """Time limit of one `retrying`. Tasks begun inside inherit it, and are free of it when that ends."""
 
     __slots__ = ("deadline", "ended", "outer")
 
@@ -73,7 +73,7 @@ _SCOPE: ContextVar[_Scope | None] = ContextVar("tallystick.scope", default=None)
 
 
 def _scope() -> _Scope | None:
-    """The innermost scope that has not ended."""
+    """Return the innermost scope that has not ended."""
     scope = _SCOPE.get()
     while scope is not None and scope.ended:
         scope = scope.outer
@@ -81,7 +81,7 @@ def _scope() -> _Scope | None:
 
 
 class Cluster:
-    """Brokers, metadata, coordinators. One per client, on one loop."""
+    """Brokers, metadata and coordinators. One per client, on one loop."""
 
     def __init__(
         self,
@@ -92,12 +92,14 @@ class Cluster:
         auto_create_topics: bool = False,
         topics_idle_ms: int | None = None,
     ) -> None:
-        """Args:
-        in_flight_max: requests under way on one connection.
-        answer_bytes_max: a broker that announces more is not believed; above fetch.max.bytes.
-        auto_create_topics: whether asking about a missing topic may create it, if the broker allows.
-        topics_idle_ms: a topic that `node_for` and `topic` were not asked about for so long is no longer
-            refreshed.
+        """Create a cluster without connections.
+
+        Args:
+            in_flight_max: requests in flight on one connection.
+            answer_bytes_max: largest response accepted; must be above fetch.max.bytes.
+            auto_create_topics: whether asking about a missing topic may create it, if the broker allows.
+            topics_idle_ms: a topic that `node_for` and `topic` were not asked about for this long is no
+                longer refreshed.
         """
         self.config = config
         self.measures = Measures()
@@ -112,11 +114,11 @@ class Cluster:
         self._closed = False
 
     async def start(self) -> None:
-        """Find the cluster: one attempt. Not needed, every call does it. Raises: Unreachable."""
+        """Find the cluster, in one attempt. Optional, since every call does it. Raises: Unreachable."""
         await self.refresh()
 
     async def close(self, timeout_s: float = CLOSE_S) -> None:
-        """End every connection and every wait. Takes `timeout_s` at most; again is harmless."""
+        """Close every connection and end every wait, within `timeout_s`; harmless if repeated."""
         self._closed = True
         self._coordinators.close()
         ended = [end for link in self._links.values() if (end := link.close()) is not None]
@@ -127,11 +129,11 @@ class Cluster:
     # -------------------------------------------------------------------------- limits
 
     def now_ms(self) -> int:
-        """The loop's clock: never steps back, starts anywhere."""
+        """Return the loop's monotonic clock; its origin is arbitrary."""
         return int(asyncio.get_running_loop().time() * 1000)
 
     def deadline(self, limit: str, length_ms: int) -> Deadline:
-        """`length_ms` from now, under the name of the setting that says so."""
+        """Return a deadline `length_ms` from now, with the name of the setting behind it."""
         return Deadline(self.now_ms() + length_ms, limit, length_ms)
 
     def _limit(self, timeout_ms: int | None = None) -> Deadline:
@@ -144,7 +146,7 @@ class Cluster:
         return outer.deadline if outer is not None and outer.deadline.at_ms < own.at_ms else own
 
     async def _within(self, waited: "asyncio.Future[T]", doing: str) -> T:
-        """Wait for what others wait for as well: a limit ends the wait and not the work."""
+        """Wait for a shared future: a limit ends this wait and not the work."""
         scope = _scope()
         limit = None if scope is None else scope.deadline
         left_s = None if limit is None else limit.left_ms(self.now_ms()) / 1000
@@ -167,7 +169,7 @@ class Cluster:
         timeout_ms: int | None = None,
         lane: str = "",
     ) -> "asyncio.Future[object]":
-        """`send`, begun at once: requests to one node and lane leave in the order of these calls [CLI-5]."""
+        """Send like `send`, but at once: requests to one node and lane leave in call order [CLI-5]."""
         timeout = self.config.request_timeout_ms if timeout_ms is None else timeout_ms
         spec = API[request.key] if isinstance(request, ByVersion) else _SPECS[type(request)]
         ask, now = Ask(spec, request, self._limit(timeout_ms)), self.now_ms()
@@ -198,17 +200,17 @@ class Cluster:
     ) -> R:
         """Send a request to a broker and wait for its answer. One attempt.
 
-        Produce with acks=0 has no answer: do not wait for one, `submit` it; its future yields None.
+        Produce with acks=0 has no answer: use `submit`, whose future then yields None.
 
         Args:
             node_id: from `node_for`, `coordinator` or `image.nodes`.
             request: a message, or ByVersion.
             answer: the class of the response that belongs to `request`.
-            max_version: the highest version both sides have is used, but none above this one.
+            max_version: upper bound for the version; the highest one that both sides support is used.
             version: exactly this one, or NotSupported.
-            timeout_ms: instead of request.timeout.ms, for what brokers hold back (JoinGroup).
-            lane: a connection of its own by this name. A broker answers a connection's requests one after
-                the other, so a heartbeat behind a waiting fetch would be late.
+            timeout_ms: instead of request.timeout.ms, for requests that brokers hold back (JoinGroup).
+            lane: name of a separate connection. A broker answers a connection's requests in order, so a
+                heartbeat behind a waiting fetch would be late.
         Raises: ConnectionLost, Unreachable, TimedOut, BadAnswer, NotSupported, Closed. Error codes in the
             answer are for the caller.
         """
@@ -227,13 +229,13 @@ class Cluster:
             self.suspect(node_id)
 
     def suspect(self, node_id: int) -> None:
-        """A broker did not answer: whatever it coordinated may have moved, and so may what it led."""
+        """Note that a broker did not answer: its coordinators and leaders may have moved."""
         self._coordinators.forget_on(node_id)
         if not self._closed:
             self._refresher.next_round()
 
     async def versions(self, node_id: int) -> BrokerVersions:
-        """What a broker can do; connects if need be. Raises: Unreachable, TimedOut, Closed."""
+        """Return a broker's API versions; connect if necessary. Raises: Unreachable, TimedOut, Closed."""
         try:
             link = self._link(node_id, "")
             task = asyncio.get_running_loop().create_task(link.versions(), context=Context())
@@ -246,13 +248,13 @@ class Cluster:
             raise
 
     def feature(self, name: str) -> int:
-        """The finalized level of a feature, the newest any broker told; 0 when it has none."""
+        """Return the finalized level of a feature, as the newest that any broker reported; 0 for none."""
         return self.features.levels.get(name, 0)
 
     async def send_any(self, request: object, answer: type[R], *, max_version: int | None = None) -> R:
-        """Ask what any broker can answer. One that fails is passed over, unless it may have done it.
+        """Send a request that any broker can answer; try the next one if an attempt had no effect.
 
-        Raises: Unreachable with what each of them said; NotSupported, Closed, TimedOut; ConnectionLost.
+        Raises: Unreachable with the error of each broker; NotSupported, Closed, TimedOut; ConnectionLost.
         """
         failures: list[ClientError] = []
         for node_id in self._candidates():
@@ -272,7 +274,7 @@ class Cluster:
         raise Unreachable(asked, "; ".join(failure.what() for failure in failures))
 
     def metrics(self) -> dict[str, float]:
-        """What the network did, by Kafka's names."""
+        """Return the network's metrics, by Kafka's names."""
         return self.measures.as_metrics()
 
     # -------------------------------------------------------------------------- retrying
@@ -280,12 +282,12 @@ class Cluster:
     async def retrying(
         self, api: str, subject: object, attempt: Callable[[], Awaitable[T]], deadline: Deadline
     ) -> T:
-        """Make attempts until one succeeds, an error says that repeating is no use, or time is up.
+        """Make attempts until one succeeds, an error rules out a retry, or time is up.
 
-        Errors that `attempt` raises say themselves what to do (`remedy`): wait, refresh, or look for the
+        The `remedy` of an attempt's error says what to do before the next: wait, refresh, or look up the
         coordinator of `subject` again. Within an attempt everything this class does stops at the deadline.
 
-        Raises: what the last attempt raised, or TimedOut; its `effect` is the worst of all attempts [CLI-1].
+        Raises: the error of the last attempt, or TimedOut; its `effect` is the worst of all attempts [CLI-1].
         """
         scope = _Scope(deadline, _scope())
         deadline = scope.deadline
@@ -336,17 +338,17 @@ class Cluster:
 
     @property
     def image(self) -> MetadataImage:
-        """What is known of the cluster."""
+        """Cluster metadata as last seen."""
         return self._refresher.image
 
     async def refresh(self, topics: Iterable[str] | None = ()) -> MetadataImage:
         """Ask for brokers and topics now; later refreshes ask for these topics, too.
 
-        Calls while a refresh is under way share the next one: what it answers is newer than the call.
+        Calls during a refresh share the next one, so that its answer is newer than the call.
 
         Args:
-            topics: names; None for all there are, now and from then on.
-        Raises: Unreachable with what every broker that was tried said, TimedOut, Closed.
+            topics: names; None for all topics, now and from then on.
+        Raises: Unreachable with the error of every broker that was tried, TimedOut, Closed.
         """
         if topics is None:
             self._refresher.all_topics = True
@@ -358,14 +360,14 @@ class Cluster:
         return self.image
 
     def forget_topics(self, topics: Iterable[str] | None) -> None:
-        """Ask for these no longer; None: no longer for all there are."""
+        """Stop asking for these topics; None: stop asking for all topics."""
         if topics is None:
             self._refresher.all_topics = False
         else:
             self._refresher.forget(topics)
 
     async def topic(self, name: str) -> TopicInfo:
-        """A topic, from what is known or after one refresh. Raises: UnknownTopic, BrokerRefused."""
+        """Return a topic, from metadata or after one refresh. Raises: UnknownTopic, BrokerRefused."""
         self._follow((name,))
         found = self.image.topics.get(name)
         if found is None:
@@ -377,9 +379,9 @@ class Cluster:
         return found
 
     async def node_for(self, at: TopicPartition) -> int:
-        """The broker that leads a partition, from what is known or after one refresh.
+        """Return the leader of a partition, from metadata or after one refresh.
 
-        Raises: UnknownTopic, BrokerRefused (LEADER_NOT_AVAILABLE and its like).
+        Raises: UnknownTopic, BrokerRefused (LEADER_NOT_AVAILABLE and similar).
         """
         self._follow((at.topic,))
         leader = self.image.leader(at)
@@ -393,7 +395,7 @@ class Cluster:
     def learn_leaders(
         self, leaders: Mapping[TopicPartition, tuple[int, int]], nodes: Iterable[Node] = ()
     ) -> None:
-        """An answer named new leaders with their epochs (KIP-951): no need to ask for metadata."""
+        """Apply new leaders and their epochs from a response (KIP-951), without a metadata request."""
         self._refresher.image = with_leaders(self.image, leaders, nodes)
 
     def _follow(self, topics: Iterable[str]) -> None:
@@ -409,7 +411,7 @@ class Cluster:
         if before is not None and answer.cluster_id not in (None, before):
             _log.warning("bootstrap.servers lead to cluster %s, before to %s", answer.cluster_id, before)
             self._coordinators.forget_on()
-            # Whoever answered was connected to before this was known, and told its features then.
+            # The broker that answered reported its features when it was connected to, before this was known.
             self.features = NO_FEATURES
             for link in self._links.values():
                 self._learn(link.versions_now)
@@ -418,7 +420,7 @@ class Cluster:
     # ---------------------------------------------------------------------- coordinators
 
     async def coordinator(self, kind: CoordinatorKind, key: str) -> int:
-        """The broker that looks after a group or a transactional id; cached, lookups are shared. One attempt.
+        """Return the coordinator of a group or transactional id, in one attempt. Cached; lookups are shared.
 
         Raises: BrokerRefused (COORDINATOR_NOT_AVAILABLE: try again), NotAuthorized, Unreachable, TimedOut.
         """
@@ -433,11 +435,11 @@ class Cluster:
         return found
 
     def known_coordinator(self, kind: CoordinatorKind, key: str) -> int | None:
-        """The same, if it need not be looked up."""
+        """Return the coordinator if it is cached."""
         return self._coordinators.known(kind, key)
 
     def forget_coordinator(self, kind: CoordinatorKind, key: str) -> None:
-        """Look it up again next time."""
+        """Drop the cached coordinator; the next call looks it up."""
         self._coordinators.forget((kind, key))
 
     async def _ask_coordinator(self, request: ByVersion) -> FindCoordinatorResponse:
@@ -446,9 +448,9 @@ class Cluster:
     # --------------------------------------------------------------------------- brokers
 
     def _candidates(self) -> list[int]:
-        """Brokers to ask what any can answer, the best first: reachable, connected, idle.
+        """Return brokers for requests that any can answer, the best first: reachable, connected, idle.
 
-        Behind those that are known come the addresses of bootstrap.servers, as negative ids.
+        The addresses of bootstrap.servers follow the known brokers, as negative ids.
         """
         if self._closed:
             raise Closed("the client was closed")

@@ -1,11 +1,12 @@
-"""One connection to a broker, without the socket: versions, correlation ids, requests in flight. Pure.
+"""Protocol state of one connection, without the socket: versions, correlation ids, requests in flight. Pure.
 
-The first exchange is ApiVersions. A broker that does not know the version we ask with says so in version 0,
-with code 35 and, if it is recent, the range it has; then we ask once more in a version both have (KIP-511).
+The first exchange is ApiVersions. A broker that does not support the version of our request answers in
+version 0, with code 35 and, if it is recent, its range of versions; the client then asks once more in a
+version that both support (KIP-511).
 
-After that a request is a frame with a number, answers come in the order of the requests, and an answer out of
-turn, a frame that cannot be read or one that nobody asked for ends the connection [CLI-3]: nothing that comes
-after it could be trusted to be what it claims. At most `in_flight_max` requests await an answer.
+After that a request is a frame with a correlation id, and answers arrive in the order of the requests. An
+answer out of order, an unreadable frame or an unexpected one ends the connection [CLI-3]: later frames could
+not be trusted. At most `in_flight_max` requests await an answer.
 """
 
 from collections import deque
@@ -36,13 +37,13 @@ _HELLO: Final = API[ApiKey.API_VERSIONS]
 
 @frozen
 class Features:
-    """Finalized feature levels, and the epoch they were read at; a lower epoch is older news (KIP-584)."""
+    """Finalized feature levels, and the epoch they were read at; a lower epoch is older (KIP-584)."""
 
     epoch: int
     levels: Mapping[str, int]
 
     def newest(self, other: "Features") -> "Features":
-        """Of two, the one with the higher epoch."""
+        """Return the one with the higher epoch."""
         return other if other.epoch > self.epoch else self
 
 
@@ -51,13 +52,13 @@ NO_FEATURES: Final = Features(-1, MappingProxyType({}))
 
 @frozen
 class BrokerVersions:
-    """What one broker said it can do."""
+    """API versions and features that one broker announced."""
 
     ranges: Mapping[int, Versions]
     features: Features
 
     def highest(self, key: ApiKey, max_version: int | None = None) -> int | None:
-        """The highest version both sides have, not above `max_version`; None when there is none."""
+        """Return the highest version both sides support, up to `max_version`; None when there is none."""
         ours, theirs = API[key], self.ranges.get(key)
         if theirs is None or theirs.last is None:
             return None
@@ -67,7 +68,7 @@ class BrokerVersions:
         return version if version >= max(ours.min_version, theirs.first) else None
 
     def exactly(self, key: ApiKey, version: int) -> int:
-        """`version`, or NotSupported."""
+        """Return `version`. Raise NotSupported if the two sides do not share it."""
         if self.highest(key, version) != version:
             theirs = self.ranges.get(key)
             offered = "does not offer it" if theirs is None else f"has {theirs.first} to {theirs.last}"
@@ -75,7 +76,7 @@ class BrokerVersions:
         return version
 
     def pick(self, key: ApiKey, max_version: int | None = None) -> int:
-        """The same, or NotSupported with both ranges in its text."""
+        """Return the highest shared version. Raise NotSupported, with both ranges in its text, for none."""
         version = self.highest(key, max_version)
         if version is not None:
             return version
@@ -101,7 +102,7 @@ class InFlight(Generic[W]):
 
 
 class Session(Generic[W]):
-    """The protocol state of one connection; whoever owns the socket feeds it and sends what it returns."""
+    """Protocol state of one connection; the owner of the socket feeds it and sends what it returns."""
 
     __slots__ = (
         "_client_id",
@@ -114,7 +115,10 @@ class Session(Generic[W]):
     )
 
     def __init__(self, client_id: str, software: str, in_flight_max: int) -> None:
-        """`software`: the version of this program that brokers are told (KIP-511)."""
+        """Create the state of a new connection.
+
+        `software`: the version of this program that is sent to brokers (KIP-511).
+        """
         self._client_id = client_id.encode()
         self._software = software
         self._correlation_id = 0
@@ -126,16 +130,16 @@ class Session(Generic[W]):
     # ----------------------------------------------------------------------- negotiation
 
     def hello(self) -> bytes:
-        """The frame that asks what the broker can do."""
+        """Return the ApiVersions request frame."""
         version = self._hello_version
         named = ApiVersionsRequest(client_software_name="tallystick", client_software_version=self._software)
         body = encode(named if version >= 3 else ApiVersionsRequest(), version)
         return self._header(_HELLO, version, self._next_id(), len(body)) + body
 
     def welcome(self, body: Buffer) -> bytes | None:
-        """Read the answer to `hello`; the frame to send if it has to be asked again in an older version.
+        """Read the answer to `hello`; return the next frame to send if an older version is needed.
 
-        Raises: DecodeError; NotSupported when there is no version both can speak.
+        Raises: DecodeError; NotSupported when the two sides share no version.
         """
         self._check_id(body, self._correlation_id)
         at = _CORRELATION.size
@@ -161,7 +165,7 @@ class Session(Generic[W]):
 
     @property
     def may_ask(self) -> bool:
-        """Is there room for one more request?"""
+        """Whether there is room for one more request."""
         return len(self._in_flight) < self.in_flight_max
 
     @property
@@ -170,11 +174,11 @@ class Session(Generic[W]):
 
     @property
     def waiters(self) -> list[W]:
-        """Who awaits an answer, oldest first."""
+        """Waiters of the requests in flight, oldest first."""
         return [flight.waiter for flight in self._in_flight]
 
     def ask(self, spec: ApiSpec, version: int, size: int, waiter: W | None) -> bytes:
-        """The header of the next request, frame length included; `size` bytes of body follow it.
+        """Return the header of the next request, frame length included; `size` bytes of body follow it.
 
         Without a `waiter` no answer is expected (Produce with acks=0).
         """
@@ -185,9 +189,9 @@ class Session(Generic[W]):
         return self._header(spec, version, correlation_id, size)
 
     def answer(self, body: Buffer) -> tuple[W, object]:
-        """Whose answer this frame is, and the answer. Record data stays a view of `body` [CLI-3].
+        """Return the waiter of this frame, and the answer. Record data stays a view of `body` [CLI-3].
 
-        Raises: DecodeError; the connection is of no more use then.
+        Raises: DecodeError; the connection is unusable then.
         """
         if not self._in_flight:
             raise DecodeError(f"{len(body)} bytes that nobody asked for")
@@ -205,11 +209,11 @@ class Session(Generic[W]):
 
     @property
     def awaited(self) -> str:
-        """The API whose answer comes next, for error texts."""
+        """API of the next answer, for error texts."""
         return self._in_flight[0].spec.name if self._in_flight else _HELLO.name
 
     def abandon(self) -> list[W]:
-        """Everybody who will get no answer any more."""
+        """Drop all requests in flight and return their waiters."""
         waiters = self.waiters
         self._in_flight.clear()
         return waiters
@@ -236,7 +240,7 @@ class Session(Generic[W]):
 
 
 def guess_protocol(start: Buffer) -> str:
-    """What the other side may be speaking, from the first bytes it sent; empty if they say nothing."""
+    """Guess the peer's protocol from its first bytes, for error texts; empty if they give no clue."""
     first = bytes(start[:8])
     if first.startswith(b"HTTP"):
         return "that is an HTTP server"

@@ -1,4 +1,4 @@
-"""Which broker looks after a group or a transactional id: asked once for all who want to know, and kept."""
+"""Coordinators of groups and transactional ids: lookups are shared, and their results cached."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -21,20 +21,22 @@ CoordinatorKind = Literal["group", "transaction"]
 _KEY_TYPES: Final = {"group": 0, "transaction": 1}
 
 Lookup = asyncio.Task[int | ClientError]
-"""Yields the broker, or why there is none: several may wait for one lookup, or nobody any more."""
+"""Yields the broker, or the error: any number of callers may wait for one lookup."""
 
 
 class Coordinators:
-    """The coordinators that were looked up. Lives on one loop."""
+    """Cached coordinators and lookups in flight. Lives on one loop."""
 
     def __init__(
         self,
         ask: Callable[[ByVersion], Awaitable[FindCoordinatorResponse]],
         learn: Callable[[Node], None],
     ) -> None:
-        """Args:
-        ask: asks one broker or another; raises ClientError.
-        learn: told where a coordinator is; metadata may not list it yet.
+        """Create an empty cache.
+
+        Args:
+            ask: asks one broker or another; raises ClientError.
+            learn: called with a coordinator's address, which metadata may not list yet.
         """
         self._ask = ask
         self._learn = learn
@@ -42,14 +44,14 @@ class Coordinators:
         self._lookups: dict[tuple[CoordinatorKind, str], Lookup] = {}
 
     def known(self, kind: CoordinatorKind, key: str) -> int | None:
-        """The broker, if it was looked up and not forgotten since."""
+        """Return the broker if it is cached."""
         return self._found.get((kind, key))
 
     def look_up(self, kind: CoordinatorKind, key: str) -> Lookup:
-        """The lookup that is under way, or a new one."""
+        """Return the lookup in flight, or start one."""
         under_way = self._lookups.get((kind, key))
         if under_way is None:
-            # Not in the context of whoever asks first: its limits are not those of the others.
+            # In a fresh context: the first caller's limits do not apply to the others.
             loop = asyncio.get_running_loop()
             under_way = loop.create_task(self._find(kind, key), context=Context())
             self._lookups[kind, key] = under_way
@@ -57,18 +59,18 @@ class Coordinators:
         return under_way
 
     def forget(self, *named: tuple[CoordinatorKind, str]) -> None:
-        """Look these up again next time."""
+        """Drop these from the cache."""
         for name in named:
             self._found.pop(name, None)
 
     def forget_on(self, node_id: int | None = None) -> None:
-        """Look up again whatever is on this broker; None: on any."""
+        """Drop the coordinators on this broker; None: on all."""
         self._found = {
             named: node for named, node in self._found.items() if node_id is not None and node != node_id
         }
 
     def close(self) -> None:
-        """End the lookups that are under way."""
+        """Cancel the lookups in flight."""
         for lookup in self._lookups.values():
             lookup.cancel()
 
@@ -88,7 +90,7 @@ def _request(kind: CoordinatorKind, key: str) -> ByVersion:
     key_type = _KEY_TYPES[kind]
 
     def build(version: int) -> FindCoordinatorRequest:
-        if version >= 4:  # several keys may be asked for (KIP-699)
+        if version >= 4:  # KIP-699: several keys in one request
             return FindCoordinatorRequest(coordinator_keys=(key,), key_type=key_type)
         return FindCoordinatorRequest(key=key, key_type=key_type)
 
@@ -96,7 +98,7 @@ def _request(kind: CoordinatorKind, key: str) -> ByVersion:
 
 
 def _only(key: str, answer: FindCoordinatorResponse) -> Coordinator:
-    """The coordinator of an answer, in either form."""
+    """Return the coordinator of a response, in either form."""
     if not answer.coordinators:
         return Coordinator(
             key=key,

@@ -1,6 +1,4 @@
-"""The way to one broker: connects when somebody asks, again after a wait that grows with every failure, and
-keeps what was asked meanwhile, in order.
-"""
+"""Link to one broker: connects on demand, reconnects with backoff, queues requests meanwhile in order."""
 
 import asyncio
 import logging
@@ -18,13 +16,15 @@ _log = logging.getLogger("tallystick.client")
 
 
 class Link:
-    """The way to one broker: a connection when somebody needs one, a new one after it broke."""
+    """Link to one broker: opens a connection when one is needed, and a new one after it broke."""
 
     def __init__(
         self, address: Address, terms: Terms, measures: Measures, opened: Callable[[Connection], None]
     ) -> None:
-        """Args:
-        opened: told of every new connection, before anything is sent on it.
+        """Create a link without a connection.
+
+        Args:
+            opened: called with every new connection, before anything is sent on it.
         """
         self.address = address
         self._terms = terms
@@ -43,22 +43,22 @@ class Link:
 
     @property
     def versions_now(self) -> BrokerVersions | None:
-        """What the broker said it can do when the connection that is open was opened."""
+        """API versions of the open connection; None without one."""
         connection = self._connection
         return connection.session.versions if connection is not None and connection.usable else None
 
     @property
     def load(self) -> int:
-        """Requests under way, to choose the idlest of several brokers by."""
+        """Number of requests waiting or in flight, to choose the idlest broker."""
         return len(self._backlog) + (self._connection.load if self._connection is not None else 0)
 
     @property
     def failing(self) -> bool:
-        """Did the last attempt to connect fail?"""
+        """Whether the last attempt to connect failed."""
         return self._failures > 0
 
     def submit(self, ask: Ask) -> None:
-        """Send a request, in the order of these calls [CLI-5]; connects if need be."""
+        """Send a request, in the order of these calls [CLI-5]; connect if necessary."""
         connection = self._connection
         if self._closed:
             ask.fail(Closed("the client was closed"))
@@ -72,7 +72,7 @@ class Link:
             self._open()
 
     async def versions(self) -> BrokerVersions:
-        """What the broker can do; connects if need be. Raises: Unreachable, Closed."""
+        """Return the broker's API versions; connect if necessary. Raises: Unreachable, Closed."""
         while self._connection is None or not self._connection.usable:
             if self._closed:
                 raise Closed("the client was closed")
@@ -84,7 +84,7 @@ class Link:
         return versions
 
     def close(self) -> "asyncio.Future[None] | None":
-        """End, now and for good; the future is done when the socket is closed."""
+        """Close for good; the future is done when the socket is closed."""
         self._closed = True
         if self._opening is not None:
             self._opening.cancel()
@@ -97,12 +97,12 @@ class Link:
 
     def _open(self) -> "asyncio.Task[None]":
         if self._opening is None or self._opening.done():
-            # Not in the context of whoever asked first: its limits are not those of the others.
+            # In a fresh context: the first caller's limits do not apply to the others.
             self._opening = asyncio.get_running_loop().create_task(self._connect(), context=Context())
         return self._opening
 
     async def _connect(self) -> None:
-        """One attempt, after the wait that the failures before it ask for."""
+        """Make one attempt to connect, after the backoff for earlier failures."""
         config = self._terms.config
         if self._failures:
             wait_ms = backoff_ms(

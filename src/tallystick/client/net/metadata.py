@@ -1,8 +1,8 @@
-"""What a client knows of a cluster: brokers, topics, leaders. Values, and how an answer changes them.
+"""Cluster metadata: brokers, topics and leaders as values, and how a response changes them.
 
-An answer may be older than what is known already: two brokers learn of a new leader at different times. A
-leader epoch says which is newer, so a partition only ever goes to a higher epoch [CLI-4], unless its topic is
-another one by the same name (another topic id) or the cluster is another one.
+A response may be older than what is known already: brokers learn of a new leader at different times. Leader
+epochs say which is newer, so a partition only ever moves to a higher epoch [CLI-4], unless its topic was
+recreated (another topic id) or the cluster is another one.
 
 Source: KIP-320 for leader epochs, KIP-516 for topic ids; Kafka MetadataCache, Metadata.updateLatestMetadata.
 """
@@ -35,7 +35,7 @@ class Node:
 
 @frozen(kw_only=True)
 class PartitionInfo:
-    """A partition. `leader` None: nobody leads it now; `leader_epoch` None: the broker does not tell."""
+    """A partition. `leader` None: it has none now; `leader_epoch` None: the broker does not report it."""
 
     index: int
     leader: int | None
@@ -58,7 +58,7 @@ class TopicInfo:
 
 @frozen(kw_only=True)
 class MetadataImage:
-    """The cluster as last seen. `errors`: topics that were asked for and are not there, with the code."""
+    """The cluster as last seen. `errors`: topics that were asked for and are missing, with the error code."""
 
     cluster_id: str | None
     controller: int | None
@@ -71,18 +71,18 @@ class MetadataImage:
         return None if topic is None else topic.partitions.get(at.partition)
 
     def leader(self, at: TopicPartition) -> int | None:
-        """The broker that leads a partition, if one does and its address is known."""
+        """Return the leader of a partition, if there is one and its address is known."""
         found = self.partition(at)
         if found is None or found.leader is None or found.leader not in self.nodes:
             return None
         return found.leader
 
     def topic_named(self, topic_id: UUID) -> str | None:
-        """The name of a topic by its id. Cost: linear; for answers that name topics by id, keep a dict."""
+        """Return the name of a topic by its id. Cost: linear; keep a dict to read whole responses."""
         return next((t.name for t in self.topics.values() if t.id == topic_id), None)
 
     def why_not(self, at: TopicPartition) -> int:
-        """The code that says why a partition has no leader to send to."""
+        """Return the error code for a partition without a usable leader."""
         if at.topic in self.errors:
             return self.errors[at.topic]
         found = self.partition(at)
@@ -101,14 +101,14 @@ _TOPIC_LETTERS: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRS
 
 
 def is_topic_name(name: str) -> bool:
-    """Could a topic have this name? Source: Kafka Topic.validate."""
+    """Tell whether a topic may have this name. Source: Kafka Topic.validate."""
     return (
         0 < len(name) <= TOPIC_NAME_LENGTH_MAX and name not in (".", "..") and _TOPIC_LETTERS.issuperset(name)
     )
 
 
 def merge(known: MetadataImage, answer: MetadataResponse, *, all_topics: bool) -> MetadataImage:
-    """What is known after `answer`; `all_topics` when it was asked for all: what it leaves out is gone."""
+    """Return the image updated by `answer`; with `all_topics`, topics it leaves out are gone."""
     same = known.cluster_id in (None, answer.cluster_id) or answer.cluster_id is None
     before = known.topics if same else {}
     topics = {} if all_topics else dict(before)
@@ -139,7 +139,7 @@ def merge(known: MetadataImage, answer: MetadataResponse, *, all_topics: bool) -
 def with_leaders(
     known: MetadataImage, leaders: Mapping[TopicPartition, tuple[int, int]], nodes: Iterable[Node] = ()
 ) -> MetadataImage:
-    """What is known after an answer named new leaders, their epochs and where they are (KIP-951)."""
+    """Return the image updated by new leaders, their epochs and addresses in a response (KIP-951)."""
     topics = dict(known.topics)
     for at, (leader, epoch) in leaders.items():
         found = known.partition(at)
@@ -158,7 +158,7 @@ def with_leaders(
 
 
 def without_topics(known: MetadataImage, names: Iterable[str]) -> MetadataImage:
-    """What is known without these topics."""
+    """Return the image without these topics."""
     gone = set(names)
     return replace(
         known,

@@ -1,7 +1,7 @@
-"""Keeping the picture of a cluster fresh: one question at a time, for everybody who wants an answer.
+"""Metadata refresh: one request at a time, shared by all callers that need fresh metadata.
 
-A refresh that was begun may answer with what was true before somebody noticed that something moved. So who
-asks while one is under way shares the next one, and a thousand partitions that lost their leader cost two.
+A refresh in flight may return a state older than the change a caller has just noticed. Such a caller
+therefore shares the next one, and a thousand partitions that lost their leader cost two requests.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ _log = logging.getLogger("tallystick.client")
 
 
 class Refresher:
-    """The image of a cluster, and the rounds that renew it. Lives on one loop; begins when first asked."""
+    """Metadata image of a cluster, and the rounds that refresh it. On one loop; starts when first asked."""
 
     def __init__(
         self,
@@ -28,11 +28,13 @@ class Refresher:
         auto_create: bool,
         idle_ms: int | None,
     ) -> None:
-        """Args:
-        ask: asks one broker or another; raises ClientError.
-        max_age_ms: a round is begun this long after the last one, whoever asks.
-        auto_create: whether asking may create a topic.
-        idle_ms: a topic nobody followed for so long is left out.
+        """Create a refresher with an empty image.
+
+        Args:
+            ask: asks one broker or another; raises ClientError.
+            max_age_ms: a round begins at the latest this long after the last one.
+            auto_create: whether asking may create a topic.
+            idle_ms: a topic not followed for this long is left out.
         """
         self.image: MetadataImage = EMPTY
         self.all_topics = False
@@ -48,32 +50,32 @@ class Refresher:
         self._closed = False
 
     def follow(self, topics: Iterable[str]) -> None:
-        """Ask for these from now on."""
+        """Ask for these topics from now on."""
         now = asyncio.get_running_loop().time()
         for topic in topics:
             self._followed[topic] = now
 
     def forget(self, topics: Iterable[str]) -> None:
-        """Ask for these no longer."""
+        """Stop asking for these topics."""
         gone = list(topics)
         for topic in gone:
             self._followed.pop(topic, None)
         self.image = without_topics(self.image, gone)
 
     def next_round(self) -> "asyncio.Future[ClientError | None]":
-        """The next refresh that is not under way yet; what it yields is why it failed, if it did."""
+        """Return a future for the next refresh not in flight yet; it yields the error, or None."""
         loop = asyncio.get_running_loop()
         if self._next is None:
             self._next = loop.create_future()
             if self._closed:
                 self._next.set_result(Closed("the client was closed"))
         if not self._closed and (self._task is None or self._task.done()):
-            # Not in the context of whoever asks first: its limits are not those of the others.
+            # In a fresh context: the first caller's limits do not apply to the others.
             self._task = loop.create_task(self._rounds(), context=Context())
         return self._next
 
     def close(self) -> list["asyncio.Task[None]"]:
-        """No further round; what is still to be waited for, cancelled."""
+        """Cancel the rounds; return the tasks to wait for."""
         self._closed = True
         if self._aging is not None:
             self._aging.cancel()

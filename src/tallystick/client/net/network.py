@@ -1,6 +1,6 @@
-"""Sockets: requests out, answers in. What they mean is `connection.py`'s business and that of those who ask.
+"""Connections to brokers: sockets that send requests and receive answers.
 
-A Connection is one socket; `links.py` makes them.
+`connection.py` and the callers decide what they mean. A Connection is one socket; `links.py` makes them.
 
 Order. Requests leave in the order in which they were submitted, those that waited for the connection or for
 room among the requests in flight first [CLI-5].
@@ -8,9 +8,9 @@ room among the requests in flight first [CLI-5].
 Effect. Until its bytes are handed to the socket a request had no effect; from then on it may have had one
 [CLI-6], unless it only reads.
 
-Ends. A request that is not answered in time takes its connection with it, as in Kafka: what comes after it
-would wait behind it. Who waits less long than that (an `Ask` with an earlier `limit`) is told so, and the
-answer is dropped when it comes.
+Ends. A request that is not answered in time closes its connection, as in Kafka, since later requests would
+wait behind it. If the caller's own limit is shorter (an `Ask` with an earlier `limit`), only the caller's
+wait ends, and the answer is dropped when it arrives.
 """
 
 import asyncio
@@ -42,14 +42,14 @@ from tallystick.protocol.apis import ApiKey, ApiSpec
 from tallystick.protocol.frames import Frame, frame_at
 
 BUFFER_BYTES: Final = 64 * KIB
-# A frame up to this size gets its buffer at once; a larger one as its bytes arrive.
+# A frame up to this size gets its buffer at once; the buffer of a larger one grows as bytes arrive.
 TRUSTED_FRAME_BYTES: Final = 2 * MIB
 WRITE_HIGH_WATER_BYTES: Final = 1 * MIB
 CLOSE_S: Final = 1.0
 
 
 class Measures:
-    """What the network did so far; plain counters, read by whoever shows them."""
+    """Network counters; plain numbers, read by metrics."""
 
     __slots__ = (
         "connection_close_total",
@@ -76,7 +76,7 @@ class Measures:
     latency_ms_max: float
 
     def as_metrics(self) -> dict[str, float]:
-        """By Kafka's names (client metrics, group `producer-metrics` and its like)."""
+        """Return the counters by Kafka's names (client metrics, group `producer-metrics` and similar)."""
         answered = self.response_total or 1
         return {
             "connection-creation-total": self.connection_creation_total,
@@ -93,7 +93,7 @@ class Measures:
 
 @frozen(kw_only=True)
 class Terms:
-    """What all connections of a client have in common."""
+    """Settings that all connections of a client share."""
 
     config: ClientConfig
     in_flight_max: int
@@ -102,14 +102,14 @@ class Terms:
 
 @frozen
 class ByVersion:
-    """A request whose form depends on the version that is chosen, such as one coordinator key or several."""
+    """A request whose form depends on the chosen version, such as one coordinator key or several."""
 
     key: ApiKey
     build: Callable[[int], object]
 
 
 class Ask:
-    """A request on its way, and the future of its answer."""
+    """A request in flight or waiting, and the future of its answer."""
 
     __slots__ = (
         "answer",
@@ -124,38 +124,40 @@ class Ask:
     )
 
     def __init__(self, spec: ApiSpec, message: object, limit: Deadline) -> None:
-        """Args:
-        limit: when whoever asks stops waiting.
+        """Create a request that has not been submitted.
+
+        Args:
+            limit: when the caller stops waiting.
         """
         self.spec, self.message, self.limit = spec, message, limit
         self.answer: asyncio.Future[object] = asyncio.get_running_loop().create_future()
-        self.version: int | None = None  # exactly this one
+        self.version: int | None = None  # exactly this version, if set
         self.max_version: int | None = None
-        self.expires_ms = limit.at_ms  # when its connection is given up
+        self.expires_ms = limit.at_ms  # when its connection is closed
         self.sent_ms = -1.0
         self.where: Address | None = None
 
     def fail(self, error: TallystickError) -> None:
-        """Tell whoever waits, if somebody still does."""
+        """Set the error, unless the answer is already settled."""
         if not self.answer.done():
             self.answer.set_exception(error)
 
     def time_out(self) -> None:
-        """Its limit passed [CLI-6]."""
+        """Fail with TimedOut: the limit passed [CLI-6]."""
         name, sent = self.spec.name, self.sent_ms >= 0
         doing = f"{name} at {self.where}{'' if sent else ', not sent yet'}"
         error = TimedOut(self.limit.limit, self.limit.length_ms, doing)
         self.fail(error.after(effect_of_loss(name)) if sent else error)
 
     def watch(self) -> None:
-        """Keep the limit, wherever the request is. A connection does so only for `expires_ms`."""
+        """Enforce the limit wherever the request is. A connection enforces only `expires_ms`."""
         loop = asyncio.get_running_loop()
         timer = loop.call_at(self.limit.at_ms / 1000, self.time_out)
         self.answer.add_done_callback(lambda _: timer.cancel())
 
     @property
     def wants_answer(self) -> bool:
-        """All but Produce with acks=0 are answered."""
+        """Whether an answer is expected: always, except for Produce with acks=0."""
         return self.spec.key is not ApiKey.PRODUCE or getattr(self.message, "acks", None) != 0
 
 
@@ -178,7 +180,7 @@ class Connection(asyncio.BufferedProtocol):
         self._big: bytearray | None = None
         self._big_filled = self._big_size = 0
         self._writing_paused = False
-        self._quiet: asyncio.TimerHandle | None = None  # the broker asked for a pause (KIP-219)
+        self._quiet: asyncio.TimerHandle | None = None  # KIP-219: the broker throttles this connection
         self._why: Exception | None = None
         self._transport: asyncio.Transport | None = None
         self._watch: asyncio.TimerHandle | None = None
@@ -192,12 +194,12 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def usable(self) -> bool:
-        """May a request be submitted?"""
+        """Whether a request may be submitted."""
         return self._transport is not None and self._why is None and not self._transport.is_closing()
 
     @property
     def load(self) -> int:
-        """Requests that wait or are in flight."""
+        """Number of requests that wait or are in flight."""
         return len(self._queue) + self.session.in_flight
 
     # ------------------------------------------------------------------ what asyncio calls
@@ -249,7 +251,7 @@ class Connection(asyncio.BufferedProtocol):
     # --------------------------------------------------------------------------- asking
 
     def submit(self, ask: Ask) -> None:
-        """Send a request when its turn comes. Whatever goes wrong is told to its future."""
+        """Send a request when its turn comes. Errors are set on its future."""
         versions = self.session.versions
         if not self.usable or versions is None:
             ask.fail(Unreachable(str(self.address), f"the connection is closed: {self._why}"))
@@ -271,7 +273,7 @@ class Connection(asyncio.BufferedProtocol):
         self._watch_until(ask.expires_ms)
 
     def _pump(self) -> None:
-        """Hand to the socket what may go."""
+        """Write the requests that may be sent now."""
         queue, session = self._queue, self.session
         while queue and session.may_ask and self._may_write:
             ask, version, body = queue.popleft()
@@ -292,10 +294,10 @@ class Connection(asyncio.BufferedProtocol):
         return not self._writing_paused and self._quiet is None and self._why is None
 
     def _be_quiet(self, length_ms: int) -> None:
-        """A broker that throttles reads nothing meanwhile: what is held back here has had no effect yet.
+        """Pause writing while the broker throttles (KIP-219): requests held back here have no effect yet.
 
-        Kafka's pauses are bounded by a quota window, some seconds; a number above any request's patience
-        is not believed.
+        A throttling broker reads nothing meanwhile. Kafka's pauses are bounded by a quota window, some
+        seconds; a longer one is cut to request.timeout.ms.
         """
         if self._quiet is not None:
             self._quiet.cancel()
@@ -379,7 +381,7 @@ class Connection(asyncio.BufferedProtocol):
     # --------------------------------------------------------------------------- limits
 
     def _watch_until(self, at_ms: float) -> None:
-        """Look at the limits no later than at `at_ms`. One timer serves the connection."""
+        """Check the limits at `at_ms` or earlier. One timer serves the connection."""
         when = at_ms / 1000
         if self._watch is not None:
             if self._watch.when() <= when:
@@ -408,13 +410,13 @@ class Connection(asyncio.BufferedProtocol):
     # -------------------------------------------------------------------------- the end
 
     def fail(self, why: Exception) -> None:
-        """End at once. Who awaits an answer is told that it may have happened."""
+        """Close at once. Requests awaiting an answer fail with an unknown effect, unless they only read."""
         self._end_all(why)
         if self._transport is not None:
             self._transport.abort()
 
     def close(self) -> None:
-        """End; what is in the socket's buffer still goes out, for `CLOSE_S` at most."""
+        """Close; bytes in the socket's buffer are still sent, for at most `CLOSE_S`."""
         self._end_all(Closed("the client was closed"))
         if self._transport is not None and not self.ended.done():
             self._transport.close()
@@ -454,10 +456,10 @@ def _encoded(message: object, spec: ApiSpec, version: int) -> list[bytes | memor
 
 
 async def connect(address: Address, terms: Terms, measures: Measures, failures: int = 0) -> Connection:
-    """A connection that has been welcomed: TCP, then ApiVersions.
+    """Open a connection and negotiate versions: TCP, then ApiVersions.
 
     Args:
-        failures: attempts that failed before, which lengthen socket.connection.setup.timeout.ms.
+        failures: number of earlier failures, which lengthen socket.connection.setup.timeout.ms.
     Raises: Unreachable, within that limit plus request.timeout.ms.
     """
     config = terms.config
@@ -487,7 +489,7 @@ async def connect(address: Address, terms: Terms, measures: Measures, failures: 
 
 @asynccontextmanager
 async def _limited(address: Address, what: str, limit: str, length_ms: int) -> AsyncIterator[None]:
-    """Whatever prevents a connection is Unreachable; a host or port that cannot be one, too."""
+    """Turn everything that prevents a connection, an invalid host or port included, into Unreachable."""
     try:
         async with asyncio.timeout(length_ms / 1000):
             yield
