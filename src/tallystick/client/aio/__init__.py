@@ -1,1 +1,1 @@
-"""The asynchronous clients: the engines of `tallystick.client`, run on the caller's own loop."""
+"""Asynchronous clients: the engines of `tallystick.client`, run on the caller's own loop."""

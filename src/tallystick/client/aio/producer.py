@@ -1,7 +1,7 @@
-"""`tallystick.aio.Producer`: records and transactions, on the caller's own loop.
+"""Asynchronous producer, `tallystick.aio.Producer`: records and transactions on the caller's own loop.
 
-The engine sends records, the transaction manager decides when they may be sent; here they are put together,
-opened and closed as one. The synchronous Producer is this one on the engine thread.
+The engine sends records, and the transaction manager decides when they may be sent; the Producer combines
+them, and opens and closes both. The synchronous Producer is this one on the engine thread.
 """
 
 import asyncio
@@ -39,13 +39,13 @@ T = TypeVar("T")
 _log = logging.getLogger("tallystick.producer")
 
 CLOSE_S: Final = 30.0
-# What nobody has decided on. PREPARED and IN_DOUBT are not here: whoever recovers decides them [CLI-62].
+# States without a decision. Not PREPARED and IN_DOUBT: recovery decides such transactions [CLI-62].
 _UNDECIDED: Final = frozenset({State.IN_TRANSACTION, State.PREPARING, State.ABORTABLE_ERROR})
 
 
 @runtime_checkable
 class ArrowColumn(Protocol):
-    """An Arrow array of binaries or strings, or anything else that turns itself into a list."""
+    """An Arrow array of binaries or strings, or any other object with `to_pylist`."""
 
     def __len__(self) -> int: ...
     def to_pylist(self) -> list[bytes | None]: ...
@@ -58,11 +58,11 @@ Offsets = Mapping[TopicPartition, OffsetAndMetadata | int]
 class Producer:
     """Sends records, in transactions if `transactional.id` is set. Made, used and closed on one loop.
 
-    Its methods are those of `tallystick.Producer`, where they are described; here they are awaited.
+    `tallystick.Producer` documents the methods; here they are awaited.
     """
 
     def __init__(self, config: Mapping[str, object]) -> None:
-        """Connects to nothing yet. Raises: BadConfig with all problems."""
+        """Read the configuration, without connecting. Raises: BadConfig with all problems."""
         self.config = ProducerConfig.parse(config)
         for note in self.config.notes:
             _log.warning("%s", note)
@@ -94,7 +94,7 @@ class Producer:
         headers: Iterable[tuple[str, bytes | None]] = (),
         on_delivery: DeliveryCallback | None = None,
     ) -> Delivery:
-        """Take one record. Waits for metadata and memory alone; the Delivery can be awaited."""
+        """Take one record. Waits only for metadata and memory; the returned Delivery can be awaited."""
         take = partial(
             self.append,
             topic,
@@ -139,7 +139,7 @@ class Producer:
                 deadline = await self.admitted(topic, deadline)
 
     async def admitted(self, topic: str, deadline: Deadline | None) -> Deadline:
-        """Wait until a record for `topic` may be taken; the deadline, for the next such wait of one call."""
+        """Wait until a record for `topic` may be taken; return the deadline, for more waits of this call."""
         if deadline is None:
             deadline = self._cluster.deadline("max.block.ms", self.config.max_block_ms)
         await self._engine.admitted(topic, deadline)
@@ -155,7 +155,7 @@ class Producer:
     # ------------------------------------------------------------------------- transactions
 
     async def init_transactions(self, keep_prepared_txn: bool = False) -> None:
-        """Claim the transactional id; abort what an earlier client left open, or keep it."""
+        """Claim the transactional id; abort or keep the open transaction of an earlier client."""
         await self.transactions("init_transactions").init(keep_prepared_txn)
 
     async def begin_transaction(self) -> None:
@@ -182,26 +182,26 @@ class Producer:
         await self.transactions("abort_transaction").abort()
 
     async def complete_transaction(self, state: PreparedTxnState) -> Completion:
-        """Commit what is in doubt if `state` names it, abort it otherwise."""
+        """Commit the transaction in doubt if `state` names it, abort it otherwise."""
         return await self.transactions("complete_transaction").complete(state)
 
     @property
     def mode(self) -> Mode | None:
-        """What a prepared transaction rests on."""
+        """Mode that holds a prepared transaction, after `init_transactions`; None: there is no such mode."""
         return None if self._txn is None else self._txn.mode
 
     @property
     def transaction_version(self) -> int:
-        """Under which `transaction.version` the open transaction was begun, else the next one will be."""
+        """`transaction.version` of the open transaction, else of the next one."""
         return 0 if self._txn is None else self._txn.transaction_version
 
     @property
     def needs_claim(self) -> bool:
-        """Will `begin_transaction` initialise the id first?"""
+        """Whether `begin_transaction` has to initialise the id first."""
         return self._txn is not None and self._txn.needs_claim
 
     def transactions(self, call: str) -> TransactionManager:
-        """What carries out `call`. Raises: Closed; IllegalState without `transactional.id`."""
+        """Return the transaction manager. Raises: Closed; IllegalState without `transactional.id`."""
         if self._closed:
             raise Closed(f"{call}: the producer is closed")
         if self._txn is None:
@@ -211,11 +211,11 @@ class Producer:
     # ------------------------------------------------------------------------- the whole of it
 
     def metrics(self) -> dict[str, float]:
-        """Measurements by Kafka's names."""
+        """Return the metrics by Kafka's names."""
         return {**self._engine.metrics(), **({} if self._txn is None else self._txn.metrics())}
 
     async def close(self, timeout_s: float = CLOSE_S, *, abort: bool = True) -> None:
-        """End it: abort what nobody has decided on, send what was taken, for `timeout_s` at most.
+        """Abort an undecided transaction, send the records taken, and close, all within `timeout_s`.
 
         With `abort=False` an open transaction is left to the next initialisation of the id.
         """
@@ -227,7 +227,7 @@ class Producer:
         try:
             if abort and self._txn is not None and self._txn.machine.state in _UNDECIDED:
                 await self._abort(self._txn, timeout_s)
-        except BaseException:  # cancelled: it takes no longer, and every delivery has its end all the same
+        except BaseException:  # cancelled: stop waiting, but still settle every delivery
             deadline = self._cluster.deadline("timeout_s", 0)
             raise
         finally:
@@ -237,7 +237,7 @@ class Producer:
                 await self._cluster.close()
 
     async def _abort(self, txn: TransactionManager, limit_s: float) -> None:
-        """Nobody will commit it; what this cannot reach, transaction.timeout.ms or the next init ends."""
+        """Abort the transaction; if that fails, transaction.timeout.ms or the next init ends it."""
         try:
             async with asyncio.timeout(limit_s):
                 await txn.abort()
@@ -255,7 +255,7 @@ class Producer:
 
 
 def delivery_of(share: Share, parts: Parts) -> BatchDelivery:
-    """The future of a share; its rows are places in the batch it is a share of."""
+    """Return the future of a share; its rows are places in the whole batch."""
     places = share.places
     if not isinstance(places, range):
         parts = [(outcome, [places[row] for row in rows]) for outcome, rows in parts]
@@ -268,7 +268,7 @@ def columns(
     timestamp_ms: int | None,
     headers: Iterable[tuple[str, bytes | None]],
 ) -> Columns | ArrowRows:
-    """The records of one `send_batch`. Raises: TypeError, ValueError when they do not fit together."""
+    """Return the records of one `send_batch`. Raises: TypeError, ValueError when they do not fit together."""
     if keys is not None and len(keys) != len(values):
         raise ValueError(f"{len(values)} values and {len(keys)} keys")
     if not len(values):

@@ -1,4 +1,4 @@
-"""Which member of a group reads which partition: Kafka's assignors, and their bytes. Pure.
+"""Assignors: Kafka's strategies to assign partitions to group members, and their wire formats. Pure.
 
-Nothing here does I/O or knows the rest of the consumer.
+The package does no I/O and does not depend on the rest of the consumer.
 """

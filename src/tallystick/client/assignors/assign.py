@@ -1,11 +1,12 @@
-"""Who reads what: the four assignors of Kafka's consumers, as functions of the group's subscriptions.
+"""Kafka's four consumer assignors, as functions of the group's subscriptions.
 
     range               per topic, neighbouring partitions to members in order; keeps topics aligned
     roundrobin          partition by partition over members
     sticky              balanced, and as before as far as that allows; eager
-    cooperative-sticky  the same; what must move is first given up, and moves a rebalance later (KIP-429)
+    cooperative-sticky  the same; partitions that must move are given up first, and move one rebalance
+                        later (KIP-429)
 
-Every partition of a topic that somebody wants goes to one member that wants it, and to no other [CLI-30].
+Every partition of a subscribed topic is assigned to exactly one member that subscribes to it [CLI-30].
 The same subscriptions give the same assignment as in Kafka 4: a group may be led by any client. Where some
 member and replicas name racks, members get partitions with a replica in their rack as far as balance
 allows (KIP-881).
@@ -41,9 +42,9 @@ class Assignor:
     """One strategy.
 
     name         in JoinGroup and in `partition.assignment.strategy`
-    cooperative  members keep what they have while the group rebalances
-    assign       topics with the racks of their partitions, members in the order they were told -> assignment
-    user_data    what a member adds to its subscription, from what it was last assigned
+    cooperative  members keep their partitions while the group rebalances
+    assign       topics with the racks of their partitions, members in the coordinator's order -> assignment
+    user_data    data that a member adds to its subscription, from its last assignment
     """
 
     name: str
@@ -53,7 +54,7 @@ class Assignor:
 
 
 def assign_range(topics: Topics, members: Members) -> Assignment:
-    """Every topic for itself: partitions in numeric order, members in theirs, static ones first."""
+    """Assign each topic separately: partitions in numeric order, members in theirs, static ones first."""
     order = _in_order(members)
     states = []
     for topic, racks in topics.items():
@@ -72,7 +73,7 @@ def assign_range(topics: Topics, members: Members) -> Assignment:
 
 
 def assign_round_robin(topics: Topics, members: Members) -> Assignment:
-    """All partitions in order, each to the next member that wants its topic."""
+    """Assign all partitions in order, each to the next member that subscribes to its topic."""
     assigned: dict[MemberId, list[TopicPartition]] = {member: [] for member in members}
     wanted = {topic for subscription in members.values() for topic in subscription.topics}
     turns = cycle(_in_order(members))
@@ -84,15 +85,15 @@ def assign_round_robin(topics: Topics, members: Members) -> Assignment:
 
 
 def assign_eager_sticky(topics: Topics, members: Members) -> Assignment:
-    """Balanced, and every member keeps what it had as far as that allows."""
+    """Balance the group; every member keeps its former partitions as far as that allows."""
     previous = {member: decode_sticky(given.user_data) for member, given in members.items()}
     return _settled(assign_sticky(topics, members, previous).assignment)
 
 
 def assign_cooperative_sticky(topics: Topics, members: Members) -> Assignment:
-    """As `sticky`, without what another member still has [CLI-31].
+    """Assign like `sticky`, without partitions that another member still owns [CLI-31].
 
-    That one gives it up first and rejoins; the next rebalance finds the partition free.
+    That member gives them up first and rejoins; the next rebalance finds them free.
     """
     previous = {member: _claimed(given) for member, given in members.items()}
     outcome = assign_sticky(topics, members, previous)
@@ -123,7 +124,7 @@ def _settled(assignment: Mapping[MemberId, list[TopicPartition]]) -> Assignment:
 
 
 def _in_order(members: Members) -> list[MemberId]:
-    """Static members by instance id, so that one that returns has its old place; then by member id."""
+    """Sort static members by instance id, so that a returning one has its old place; then by member id."""
 
     def place(member: MemberId) -> tuple[bool, bytes]:
         instance = members[member].instance_id
@@ -133,7 +134,7 @@ def _in_order(members: Members) -> list[MemberId]:
 
 
 class _Range:
-    """One topic while `range` hands out its partitions."""
+    """One topic while `range` assigns its partitions."""
 
     def __init__(
         self, topic: str, racks: tuple[frozenset[str], ...], members: dict[MemberId, str | None]
@@ -167,7 +168,10 @@ class _Range:
 
 
 def _match_racks(states: list[_Range]) -> None:
-    """Give out what can be read within a rack; topics of the same size and members stay aligned."""
+    """Assign partitions with a replica in the member's rack.
+
+    Topics with the same number of partitions and the same members stay aligned.
+    """
     alike: dict[object, list[_Range]] = {}
     for state in states:
         alike.setdefault((frozenset(state.members.items()), len(state.racks)), []).append(state)

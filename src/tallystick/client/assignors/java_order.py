@@ -1,8 +1,8 @@
-"""The order in which Java walks strings and hash maps.
+"""Iteration order of Java's strings and hash maps.
 
-Assignors are deterministic functions, and the members of a group take turns in leading it: two leaders that
-think alike keep every partition where it is. Kafka's own break ties by the order of a HashMap, so ours walk
-in that order, too.
+Assignors are deterministic functions, and any member of a group may lead it: if all leaders compute the same
+assignment, every partition stays where it is. Kafka's assignors break ties by the order of a HashMap, so
+these iterate in that order, too.
 
 Source: String.hashCode, String.compareTo, HashMap.
 """
@@ -20,12 +20,12 @@ _MASK: Final = 0xFFFFFFFF
 
 
 def string_order(text: str) -> bytes:
-    """Sorts as Java sorts strings: by UTF-16 code units."""
+    """Return a sort key that sorts as Java sorts strings: by UTF-16 code units."""
     return text.encode("utf-16-be", "surrogatepass")
 
 
 def string_hash(text: str) -> int:
-    """String.hashCode, unsigned."""
+    """Return String.hashCode, unsigned."""
     value = 0
     for (unit,) in struct.iter_unpack(">H", string_order(text)):
         value = (31 * value + unit) & _MASK
@@ -33,15 +33,15 @@ def string_hash(text: str) -> int:
 
 
 def partition_hash(partition: TopicPartition) -> int:
-    """TopicPartition.hashCode, unsigned."""
+    """Return TopicPartition.hashCode, unsigned."""
     return (31 * (31 + partition.partition) + string_hash(partition.topic)) & _MASK
 
 
 def hash_order(keys: Iterable[T], hash_of: Callable[[T], int], capacity: int = _CAPACITY_MIN) -> list[T]:
-    """The keys, in order of insertion, as a HashMap yields them.
+    """Return the keys, given in insertion order, in the order of a HashMap.
 
     Args:
-        capacity: buckets the map has at least; it never has fewer again than it once needed.
+        capacity: minimum number of buckets; a map never shrinks below a size it once needed.
     """
     inserted = list(keys)
     last = capacity_for(len(inserted), capacity) - 1
@@ -54,7 +54,7 @@ def hash_order(keys: Iterable[T], hash_of: Callable[[T], int], capacity: int = _
 
 
 def capacity_for(size: int, capacity: int = _CAPACITY_MIN) -> int:
-    """Buckets of a map that holds `size` keys and had `capacity` before: three quarters may be taken."""
+    """Return the buckets of a map with `size` keys that had `capacity`: the load factor is three quarters."""
     while size > capacity * 3 // 4:
         capacity *= 2
     return capacity

@@ -1,9 +1,10 @@
-"""The sticky algorithm: balanced first, then as few partitions moved as possible.
+"""Sticky algorithm: a balanced assignment first, then as few partitions moved as possible.
 
-Where all members want the same topics every one ends with the smaller or the larger share, and it is known
-beforehand how many get which: `_Equal` keeps what fits and deals out the rest in turn. Otherwise `_General`
-starts from what members have and moves partitions from long lists to short ones until no single move helps;
-a move that would pass another one of the same topic the other way takes that one back instead.
+If all members subscribe to the same topics, each ends with the smaller or the larger share, and the number of
+members with each is known beforehand: `_Equal` keeps what fits and deals out the rest in turn. Otherwise
+`_General` starts from the current assignment and moves partitions from long lists to short ones until no
+single move helps; instead of moving two partitions of a topic in opposite directions, it takes the earlier
+move back.
 
 Source: KIP-54, KIP-341; AbstractStickyAssignor of Kafka 4.
 """
@@ -35,7 +36,7 @@ _NOWHERE: Final = frozenset[str]()
 
 @frozen
 class Sticky:
-    """An assignment, and which of its partitions somebody else still has; None where that was not watched."""
+    """An assignment, and its partitions that another member still owns; None where that was not tracked."""
 
     assignment: Shares
     moving: dict[TopicPartition, MemberId] | None
@@ -45,8 +46,8 @@ def assign_sticky(topics: Topics, members: Members, previous: Mapping[MemberId, 
     """Balance the group.
 
     Args:
-        members: in the order they were told by the coordinator.
-        previous: what each of them had.
+        members: in the coordinator's order.
+        previous: the former assignment of each.
     """
     subscribed = {topic for given in members.values() for topic in given.topics}
     topics = {topic: partitions for topic, partitions in topics.items() if topic in subscribed}
@@ -68,10 +69,10 @@ def assign_sticky(topics: Topics, members: Members, previous: Mapping[MemberId, 
 def _owned(
     order: list[MemberId], topics: Topics, members: Members, previous: Mapping[MemberId, Previous]
 ) -> tuple[Shares, set[TopicPartition]]:
-    """What each member rightly has. Of two that claim a partition the newer generation is right.
+    """Return the partitions each member validly owns; of two claims the newer generation's is valid.
 
-    Two of the same generation are both wrong: second result. Partitions that are gone are left out; Kafka
-    looks at the topic alone, and would hand out one that does not exist.
+    Two claims of the same generation are both invalid: second result. Partitions that do not exist are left
+    out; Kafka checks only the topic, and would assign a partition that does not exist.
     """
     owned: Shares = {}
     owner: dict[TopicPartition, MemberId] = {}
@@ -99,7 +100,7 @@ def _owned(
 def _older(
     order: list[MemberId], previous: Mapping[MemberId, Previous]
 ) -> dict[TopicPartition, tuple[MemberId, int]]:
-    """Who had a partition in a generation before the newest; the latest of them."""
+    """Return the latest owner of each partition in generations before the newest."""
     newest = max(_number(had.generation) for had in previous.values())
     older: dict[TopicPartition, tuple[MemberId, int]] = {}
     for member in order:
@@ -117,7 +118,7 @@ def _number(generation: int | None) -> int:
 
 
 class _Racks:
-    """Who reads within its rack; says nothing at all where that cannot make a difference."""
+    """Members' racks and the partitions they can read there; empty where racks make no difference."""
 
     def __init__(self, order: list[MemberId], topics: Topics, members: Members) -> None:
         placed = {member: rack for member in order if (rack := members[member].rack)}
@@ -137,7 +138,7 @@ class _Racks:
         return rack is not None and rack not in self.of(partition)
 
     def by_readers(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
-        """Those first that fewest members could read within their rack."""
+        """Sort partitions by the number of members that could read them within their rack, fewest first."""
         if not self._population:
             return partitions
 
@@ -149,17 +150,17 @@ class _Racks:
         return sorted(partitions, key=readers)
 
     def next_reader(self, partition: TopicPartition, among: list[MemberId], first: int) -> int | None:
-        """Index of the next member, going round from `first`, in a rack of the partition."""
+        """Return the index of the next member, going round from `first`, in a rack of the partition."""
         racks = self.of(partition)
         round_from_first = [*range(first, len(among)), *range(first)]
         return next((index for index in round_from_first if self.members.get(among[index]) in racks), None)
 
 
 class _Equal:
-    """All members want the same. Some get one partition more than the others: `_larger` of them.
+    """Assignment for members with the same subscription. `_larger` of them get one partition more.
 
-    _under   have less than the smaller share
-    _exact   have the smaller share, and may get one more
+    _under   members with less than the smaller share
+    _exact   members with the smaller share that may get one more
     """
 
     def __init__(self, topics: Topics, racks: _Racks, owned: Shares, disputed: set[TopicPartition]) -> None:
@@ -196,7 +197,7 @@ class _Equal:
         )
 
     def _keep(self, member: MemberId) -> None:
-        """Leave a member what it had, up to its share."""
+        """Leave a member its former partitions, up to its share."""
         mine = []
         for partition in sorted(self._owned[member], key=lambda p: (p.partition, string_order(p.topic))):
             if self._racks.mismatch(member, partition):
@@ -217,7 +218,7 @@ class _Equal:
         self._given_up.update(dict.fromkeys(mine[share:], member))
 
     def _deal_within_racks(self, rest: list[TopicPartition]) -> list[TopicPartition]:
-        """Deal what can be read within a rack; returns what could not."""
+        """Deal partitions to members that can read them within their rack; return the others."""
         left, turn = [], 0
         for partition in rest:
             at = self._racks.next_reader(partition, self._under, turn)
@@ -242,7 +243,7 @@ class _Equal:
         return left
 
     def _deal(self, rest: list[TopicPartition]) -> None:
-        """Deal in turn to those below the smaller share, then one more to as many as may have it."""
+        """Deal in turn to members below the smaller share, then one more to as many as may have it."""
         turn = 0
         for partition in rest:
             if self._under:
@@ -274,7 +275,7 @@ class _Equal:
 
 
 class _General:
-    """Members want different topics."""
+    """Assignment for members with different subscriptions."""
 
     def __init__(self, topics: Topics, racks: _Racks, owned: Shares, members: Members) -> None:
         self.shares = owned
@@ -320,7 +321,7 @@ class _General:
         self.shares |= fixed
 
     def _drop_what_cannot_stay(self) -> bool:
-        """Take away what members no longer want or read across racks; was there any?"""
+        """Remove partitions no longer subscribed to or read across racks; return whether there were any."""
         dropped = False
         for member, share in self.shares.items():
             wanted = self._members[member].topics
@@ -331,12 +332,12 @@ class _General:
         return dropped
 
     def _all_partitions(self) -> list[TopicPartition]:
-        """Those first that fewest members want."""
+        """Return all partitions, those with the fewest subscribers first."""
         topics = sorted(self._counts, key=lambda topic: (len(self._readers[topic]), string_order(topic)))
         return [TopicPartition(topic, number) for topic in topics for number in range(self._counts[topic])]
 
     def _place(self, partition: TopicPartition, *, within_rack: bool = False) -> bool:
-        """Give a partition nobody has to the member with the fewest."""
+        """Assign a free partition to the member with the fewest that can take it."""
         for member in self._by_size:
             if partition.topic in self._wanted[member] and not (
                 within_rack and self._racks.mismatch(member, partition)
@@ -356,7 +357,7 @@ class _General:
         return len(share) < self._room(member) or any(len(self._readers[p.topic]) >= 2 for p in share)
 
     def _is_balanced(self) -> bool:
-        """Nobody could take over a partition from somebody with two more."""
+        """Tell whether no member could take a partition from one that has at least two more."""
         if self._by_size.smallest >= self._by_size.largest - 1:
             return True
         owner = {partition: member for member, share in self.shares.items() for partition in share}
@@ -373,7 +374,7 @@ class _General:
         return True
 
     def _improve(self, partitions: list[TopicPartition]) -> bool:
-        """Move partitions to shorter lists until none can be; was there any?"""
+        """Move partitions to shorter lists until no move helps; return whether there was any."""
         changed, modified = False, True
         while modified:
             modified = False
@@ -387,15 +388,15 @@ class _General:
         return changed
 
     def _better_owner(self, partition: TopicPartition) -> MemberId | None:
-        """Who had it before, or the member with the fewest that wants it, if that balances."""
+        """Return a former owner, or the subscriber with the fewest partitions, if that improves balance."""
         owner = self._owner[partition]
         size = len(self.shares[owner])
         before, _ = self._previous.get(partition, (owner, 0))
-        # Kafka gives it back to one that no longer wants the topic, too.
+        # Kafka also gives it back to a member that no longer subscribes to the topic.
         wanted = partition.topic in self._wanted.get(before, ())
         if wanted and before in self.shares and size > len(self.shares[before]) + 1:
             return before
-        # Readers in the owner's rack are looked at first in Kafka; the choice does not depend on it.
+        # Kafka looks at readers in the owner's rack first; the choice does not depend on it.
         if not any(size > len(self.shares[reader]) + 1 for reader in self._readers[partition.topic]):
             return None
         return next(member for member in self._by_size if partition.topic in self._wanted[member])
@@ -414,7 +415,7 @@ class _General:
 
 
 class _BySize:
-    """Members, those with the fewest partitions first."""
+    """Members sorted by their number of partitions, fewest first."""
 
     def __init__(self, shares: Shares) -> None:
         self._shares = shares
@@ -435,7 +436,7 @@ class _BySize:
         insort(self._entries, self._entry(member, len(self._shares[member])))
 
     def discard(self, member: MemberId, size: int | None = None) -> None:
-        """Take a member out; before its share changes, or with the size it had."""
+        """Remove a member; before its share changes, or with its size before the change."""
         entry = self._entry(member, len(self._shares[member]) if size is None else size)
         at = bisect_left(self._entries, entry)
         if at < len(self._entries) and self._entries[at] == entry:
@@ -446,14 +447,14 @@ class _BySize:
 
 
 class _Moves:
-    """Which partitions of a topic went from whom to whom in this rebalance."""
+    """Moves of partitions between members in this rebalance, by topic."""
 
     def __init__(self) -> None:
         self._moved: dict[TopicPartition, tuple[MemberId, MemberId]] = {}
         self._between: dict[tuple[str, MemberId, MemberId], _HashSet] = {}
 
     def instead_of(self, partition: TopicPartition, source: MemberId, target: MemberId) -> TopicPartition:
-        """A partition of the same topic that went the other way goes back, in place of this one."""
+        """Return a partition of the topic that moved the opposite way, to take that back; else this one."""
         if partition in self._moved:
             source = self._moved[partition][0]
         back = self._between.get((partition.topic, target, source))
@@ -473,7 +474,7 @@ class _Moves:
 
 
 class _HashSet:
-    """A set of partitions in Java's order; it remembers how large it once was."""
+    """A set of partitions in Java's order; its capacity does not shrink."""
 
     def __init__(self) -> None:
         self._partitions: dict[TopicPartition, None] = {}
@@ -494,7 +495,7 @@ class _HashSet:
 
 
 def _imbalance(shares: Mapping[MemberId, Iterable[TopicPartition]]) -> int:
-    """The sum of all differences between two members' numbers of partitions; 0 for a perfect balance."""
+    """Return the sum of all differences between two members' partition counts; 0 for perfect balance."""
     sizes = sorted(len(list(share)) for share in shares.values())
-    # In order, every size is counted once for each smaller one and taken off once for each larger one.
+    # In sorted order, every size is added once per smaller one and subtracted once per larger one.
     return sum(size * (2 * index - len(sizes) + 1) for index, size in enumerate(sizes))

@@ -1,9 +1,9 @@
-"""What a member tells its group, and what the leader answers: subscriptions and assignments as bytes.
+"""Subscriptions and assignments of the consumer protocol, as bytes.
 
-They travel inside JoinGroup and SyncGroup, unread by the broker. The assignors' user data is inside a
-subscription again:
+They travel inside JoinGroup and SyncGroup, unread by the broker. A subscription also contains the user data
+of the assignor:
 
-    sticky              what it was assigned last and in which generation, since it has given it up by then
+    sticky              the last assignment and its generation, since by then the member has given it up
     cooperative-sticky  the generation, for leaders that read subscriptions of version 1
 
 Source: KIP-54, KIP-341 (the generation), KIP-429, KIP-792, KIP-881; ConsumerProtocol.
@@ -30,10 +30,10 @@ _INT32: Final = Struct(">i")
 
 @frozen(kw_only=True)
 class Subscription:
-    """What one member wants, as an assignor sees it.
+    """One member's subscription, as an assignor sees it.
 
-    owned       what it reads now; nothing in an eager group, where it was given up before joining
-    generation  in which it got that; None for unknown
+    owned       partitions it reads now; empty in an eager group, where they are given up before joining
+    generation  generation in which it got them; None for unknown
     """
 
     topics: tuple[str, ...]
@@ -46,14 +46,14 @@ class Subscription:
 
 @frozen
 class Previous:
-    """What a member had before this rebalance, and in which generation; None for unknown."""
+    """A member's assignment before this rebalance, and its generation; None for unknown."""
 
     partitions: tuple[TopicPartition, ...] = ()
     generation: int | None = None
 
 
 def encode_subscription(subscription: Subscription) -> bytes:
-    """The `metadata` of one protocol in JoinGroup."""
+    """Return the `metadata` of one protocol in JoinGroup."""
     message = ConsumerProtocolSubscription(
         topics=tuple(sorted(subscription.topics)),
         user_data=subscription.user_data,
@@ -65,7 +65,7 @@ def encode_subscription(subscription: Subscription) -> bytes:
 
 
 def decode_subscription(data: bytes, instance_id: str | None = None) -> Subscription:
-    """What a member sent, of whatever version.
+    """Decode a member's subscription, of any version.
 
     Raises: DecodeError.
     """
@@ -83,13 +83,13 @@ def decode_subscription(data: bytes, instance_id: str | None = None) -> Subscrip
 
 
 def encode_assignment(partitions: Iterable[TopicPartition]) -> bytes:
-    """One member's part in SyncGroup."""
+    """Return one member's assignment in SyncGroup."""
     message = ConsumerProtocolAssignment(assigned_partitions=_by_topic(partitions))
     return _INT16.pack(VERSION) + encode(message, VERSION)
 
 
 def decode_assignment(data: bytes) -> tuple[TopicPartition, ...]:
-    """What a member may read, as the leader wrote it; in order of topic and partition.
+    """Decode the assignment of a member, as the leader wrote it; in order of topic and partition.
 
     Raises: DecodeError, also for no bytes at all: the leader forgot this member.
     """
@@ -98,7 +98,7 @@ def decode_assignment(data: bytes) -> tuple[TopicPartition, ...]:
 
 
 def encode_sticky(previous: Previous) -> bytes:
-    """User data of `sticky`: the last assignment and its generation."""
+    """Return the user data of `sticky`: the last assignment and its generation."""
     topics = _by_topic(previous.partitions)
     parts = [_INT32.pack(len(topics))]
     for topic in topics:
@@ -110,7 +110,7 @@ def encode_sticky(previous: Previous) -> bytes:
 
 
 def decode_sticky(data: bytes | None) -> Previous:
-    """User data of `sticky`; that of version 0 has no generation, and what cannot be read is forgotten.
+    """Decode the user data of `sticky`; version 0 has no generation, and unreadable data is dropped.
 
     Source: StickyAssignor.memberData.
     """
@@ -126,12 +126,12 @@ def decode_sticky(data: bytes | None) -> Previous:
 
 
 def encode_cooperative(generation: int | None) -> bytes:
-    """User data of `cooperative-sticky`."""
+    """Return the user data of `cooperative-sticky`."""
     return _INT32.pack(-1 if generation is None else generation)
 
 
 def decode_cooperative(data: bytes | None) -> int | None:
-    """The generation in the user data of `cooperative-sticky`; -1 where it cannot be read."""
+    """Return the generation in the user data of `cooperative-sticky`; -1 where it cannot be read."""
     if data is None:
         return None
     return int(_INT32.unpack_from(data)[0]) if len(data) >= _INT32.size else -1
@@ -168,7 +168,7 @@ def _version(data: bytes) -> int:
     (version,) = _INT16.unpack_from(data)
     if version < 0:
         raise DecodeError(f"version {version} of the consumer protocol")
-    return min(int(version), VERSION)  # a newer one begins like ours
+    return min(int(version), VERSION)  # newer versions begin with the same fields
 
 
 def _by_topic(partitions: Iterable[TopicPartition]) -> tuple[WirePartitions, ...]:

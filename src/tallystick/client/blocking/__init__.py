@@ -1,1 +1,1 @@
-"""The synchronous clients: the engines of `tallystick.client`, run on one daemon thread of the process."""
+"""Synchronous clients: the engines of `tallystick.client`, run on one daemon thread of the process."""

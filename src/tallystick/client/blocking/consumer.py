@@ -1,7 +1,7 @@
-"""`tallystick.Consumer`: reading, alone or in a group, for programs without an event loop.
+"""Synchronous consumer, `tallystick.Consumer`: reads alone or in a group, without an event loop.
 
-It is the asynchronous consumer on the engine thread of the process, which keeps up the membership and
-fetches while nobody polls. The callbacks of a rebalance run in the thread that polls.
+It is the asynchronous consumer on the engine thread of the process, which maintains the membership and
+fetches between polls. The callbacks of a rebalance run in the thread that polls.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _GRACE_S: Final = 5.0
-# An endless `for` looks up this often whether it is to end.
+# An endless `for` checks this often whether it has to end.
 _POLL_S: Final = 1.0
 
 Partitions = frozenset[TopicPartition]
@@ -38,20 +38,21 @@ CommitCallback = Callable[[BaseException | None], object]
 
 
 class RebalanceListener:
-    """What a user wants to hear of; called in the thread that polls, unsubscribes or closes.
+    """Callbacks about changes of the assignment, run in the thread that polls, unsubscribes or closes.
 
-    Revoked partitions may still be committed in the callback; lost ones may be others' already. Assigned ones
-    are told once they are, and an empty assignment is told, too. Inherit, and leave out what is not wanted.
+    Revoked partitions may still be committed in the callback; lost ones may already be assigned to other
+    members. A callback about assigned partitions comes after the assignment, also if it is empty. Inherit,
+    and override what is needed.
     """
 
     def on_partitions_assigned(self, partitions: Partitions) -> None:
-        """These are read from now on, in addition."""
+        """Handle partitions that are read from now on, in addition to earlier ones."""
 
     def on_partitions_revoked(self, partitions: Partitions) -> None:
-        """These go to others when this returns."""
+        """Handle partitions that go to other members when this returns."""
 
     def on_partitions_lost(self, partitions: Partitions) -> None:
-        """These went to others, unasked."""
+        """Handle partitions that went to other members without a revocation."""
 
 
 class Consumer:
@@ -62,12 +63,12 @@ class Consumer:
             for record in consumer:
                 ...
 
-    Life: made, used, closed; `with` closes it. For one thread at a time, as in Kafka: a second one is
+    Life cycle: made, used, closed; `with` closes it. For one thread at a time, as in Kafka: a second one is
     refused; only `wakeup` may be called by any. It does not survive a fork: the child opens its own.
     """
 
     def __init__(self, config: Mapping[str, object]) -> None:
-        """Connects to nothing yet.
+        """Read the configuration, without connecting.
 
         Args:
             config: Kafka's dotted names and their values, as texts, numbers or booleans: docs/config.md.
@@ -78,95 +79,96 @@ class Consumer:
         self._on_loop = self._thread.do(lambda: aio.Consumer(config), "Consumer")
         self._open = True
         self._api_s = self._on_loop.config.default_api_timeout_ms / 1000
-        self._user = threading.RLock()  # a callback of a rebalance may call again
+        self._user = threading.RLock()  # reentrant: a callback of a rebalance may call methods
         self._thread.opened(self)
 
-    # ------------------------------------------------------------------------ what to read
+    # ------------------------------------------------------------------------ subscription
 
     def subscribe(
         self, topics: Iterable[str] | re.Pattern[str], listener: RebalanceListener | None = None
     ) -> None:
-        """Share these topics with the group; the partitions come while polling.
+        """Share these topics with the group; the partitions are assigned while polling.
 
         Args:
-            topics: names; or a pattern, matched against the whole name of every topic there is or will be.
+            topics: names; or a pattern, matched against the whole name of every topic, now and later.
         Raises: IllegalState without `group.id` or after `assign`.
         """
         handed = None if listener is None else _InCallersThread(listener)
         self._do(partial(self._on_loop.subscribe, topics, handed), "subscribe")
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
-        """Read exactly these, without a group's help. Positions of those that were read already stay.
+        """Read exactly these partitions, outside of group management. Known positions are kept.
 
         Raises: IllegalState while subscribed.
         """
         self._do(partial(self._on_loop.assign, list(partitions)), "assign")
 
     def unsubscribe(self) -> None:
-        """Read nothing, and leave the group. Callbacks run; positions are not committed."""
+        """Stop reading and leave the group. Callbacks run; positions are not committed."""
         self._run(self._on_loop.unsubscribe(), None, "unsubscribe")
 
     @property
     def assignment(self) -> Partitions:
-        """The partitions that are read."""
+        """Partitions that are read."""
         return self._do(lambda: self._on_loop.assignment, "assignment")
 
     @property
     def subscription(self) -> frozenset[str]:
-        """The topics that are shared with the group."""
+        """Topics that are shared with the group."""
         return self._do(lambda: self._on_loop.subscription, "subscription")
 
     @property
     def paused(self) -> Partitions:
-        """The partitions of which nothing is returned for now."""
+        """Partitions of which no records are returned for now."""
         return self._do(lambda: self._on_loop.paused, "paused")
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
-        """Return no records of these until `resume`; what was fetched is kept."""
+        """Return no records of these partitions until `resume`; fetched data is kept."""
         self._do(partial(self._on_loop.pause, list(partitions)), "pause")
 
     def resume(self, partitions: Iterable[TopicPartition]) -> None:
-        """Return records of these again."""
+        """Return records of these partitions again."""
         self._do(partial(self._on_loop.resume, list(partitions)), "resume")
 
     # --------------------------------------------------------------------------- positions
 
     def seek(self, partition: TopicPartition, offset: int, leader_epoch: int | None = None) -> None:
-        """The next record is that at `offset`, or the first one after it.
+        """Continue with the record at `offset`, or the first one after it.
 
         Raises: IllegalState for a partition that is not assigned.
         """
         self._do(partial(self._on_loop.seek, partition, offset, leader_epoch), "seek")
 
     def rewind(self) -> None:
-        """From the next `poll` on, return again what was returned and never committed.
+        """From the next `poll` on, return records again that were returned and never committed.
 
-        That is what was returned since the last `commit` or `note_committed`, or else since reading began
-        here or the last `seek`. Positions stay until then: what is still at hand may be processed again, and
-        committed. A dual write that fails calls it for the consumer of its `send_offsets`.
+        These are the records returned since the last `commit` or `note_committed`, or else since reading
+        began here or the last `seek`. Positions stay until then: records the caller still holds may be
+        processed again, and committed. A dual write that fails calls it for the consumer of its
+        `send_offsets`.
         """
         self._do(self._on_loop.rewind, "rewind")
 
     def note_committed(self, offsets: Offsets) -> None:
-        """A transaction has committed these for the group: `rewind` does not go behind them.
+        """Note offsets that a transaction committed for the group: `rewind` does not go back before them.
 
         For programs that call `Producer.send_offsets_to_transaction`; `commit` and dual writes note it.
         """
         self._do(partial(self._on_loop.note_committed, offsets), "note_committed")
 
     def seek_to_beginning(self, partitions: Iterable[TopicPartition] = ()) -> None:
-        """To the first record there is; of all assigned partitions where none are given."""
+        """Seek to the first available record; in all assigned partitions if none are given."""
         self._do(partial(self._on_loop.seek_to_beginning, list(partitions)), "seek_to_beginning")
 
     def seek_to_end(self, partitions: Iterable[TopicPartition] = ()) -> None:
-        """Behind the last record, of committed ones where only those are read."""
+        """Seek past the last record; under `read_committed`, to the last stable offset."""
         self._do(partial(self._on_loop.seek_to_end, list(partitions)), "seek_to_end")
 
     def pin(self, partitions: Iterable[TopicPartition]) -> None:
-        """Take a position of these outside the log for an error, whatever `auto.offset.reset` says.
+        """Raise PositionUnknown for a position outside the log, whatever `auto.offset.reset` says.
 
-        `poll` raises PositionUnknown then; until the partition is assigned anew. For programs that keep
-        positions elsewhere, to which records that are gone are a loss.
+        The error is raised by `poll`; this holds until the partition is assigned anew. For programs that
+        store positions elsewhere, and for which deleted records are a loss.
         """
         self._do(partial(self._on_loop.pin, list(partitions)), "pin")
 
@@ -175,49 +177,49 @@ class Consumer:
         self._do(self._on_loop.read_committed, "read_committed")
 
     def position(self, partition: TopicPartition, timeout_s: float | None = None) -> int:
-        """The offset of the next record that `poll` would return. Raises: TimedOut, PositionUnknown."""
+        """Return the offset of the next record `poll` would return. Raises: TimedOut, PositionUnknown."""
         return self._run(self._on_loop.position(partition, timeout_s), timeout_s, "position")
 
     def beginning_offsets(
         self, partitions: Iterable[TopicPartition], timeout_s: float | None = None
     ) -> dict[TopicPartition, int]:
-        """Where each log begins. Raises: TimedOut, BrokerRefused."""
+        """Return the log start offset of each partition. Raises: TimedOut, BrokerRefused."""
         asked = self._on_loop.beginning_offsets(list(partitions), timeout_s)
         return self._run(asked, timeout_s, "beginning_offsets")
 
     def end_offsets(
         self, partitions: Iterable[TopicPartition], timeout_s: float | None = None
     ) -> dict[TopicPartition, int]:
-        """Where each log ends; for a reader of committed records, where the first open transaction begins."""
+        """Return the high watermark of each partition; under `read_committed`, the last stable offset."""
         asked = self._on_loop.end_offsets(list(partitions), timeout_s)
         return self._run(asked, timeout_s, "end_offsets")
 
     def offsets_for_times(
         self, times_ms: Mapping[TopicPartition, int], timeout_s: float | None = None
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-        """The first record of each time (milliseconds since the epoch) or later; None where there is none."""
+        """Return the first record of each time (milliseconds since the epoch) or later; None for none."""
         asked = self._on_loop.offsets_for_times(dict(times_ms), timeout_s)
         return self._run(asked, timeout_s, "offsets_for_times")
 
     # ------------------------------------------------------------------------------ reading
 
     def poll(self, timeout_s: float, most: int | None = None) -> list[ConsumerRecord]:
-        """Records, as soon as there are any; none when `timeout_s` has passed.
+        """Return records as soon as there are any; an empty list after `timeout_s`.
 
-        Callbacks of a rebalance run in here. Polling again says that what was returned has been processed:
-        with `enable.auto.commit` it may then be committed.
+        Callbacks of a rebalance run in this call. Polling again declares the records returned before as
+        processed: with `enable.auto.commit` they may then be committed.
 
         Args:
-            timeout_s: seconds; 0 returns what is at hand.
-            most: records to return; `max.poll.records` unless given.
+            timeout_s: seconds; 0 returns only buffered records.
+            most: maximum number of records; `max.poll.records` by default.
         Raises: WokenUp; BrokerRefused (a grant is missing, a topic is invalid, this member was fenced);
-            PositionUnknown, RecordUnreadable; Closed; whatever a callback raises.
+            PositionUnknown, RecordUnreadable; Closed; any error of a callback.
         """
         polled = self._on_loop.poll(timeout_s, most)
         return self._run(polled, timeout_s + self._api_s, "poll", self._take_back)
 
     def poll_arrow(self, timeout_s: float, most: int | None = None) -> "RecordBatch":
-        """`poll`, as one Arrow batch; it may have no rows. Needs pyarrow (the extra `arrow`).
+        """Poll like `poll`, and return one Arrow batch; it may have no rows. Needs pyarrow (extra `arrow`).
 
         Returns: a row for each record, with the columns of Spark's Kafka source: docs in
             `client.consumer.arrow`.
@@ -228,28 +230,28 @@ class Consumer:
         return self._run(polled, waited_s, "poll_arrow", self._take_back_rows)
 
     def __iter__(self) -> Iterator[ConsumerRecord]:
-        """Records one by one, for ever."""
+        """Yield records one by one, without end."""
         while True:
             yield from self.poll(_POLL_S)
 
     def wakeup(self) -> None:
-        """End the wait of `poll`, or of the next one, with WokenUp. From any thread, and a signal handler."""
+        """End the wait of this `poll`, or the next, with WokenUp. For any thread, and signal handlers."""
         self._thread.check_process("wakeup")
         self._thread.soon(self._on_loop.wakeup)
 
     # ------------------------------------------------------------------------------ commits
 
     def commit(self, offsets: Offsets | None = None, timeout_s: float | None = None) -> None:
-        """Commit these offsets for the group; the positions of all partitions where none are given.
+        """Commit these offsets for the group; the positions of all partitions if none are given.
 
         Args:
             offsets: the next offset to read of each partition, or OffsetAndMetadata.
-        Raises: CommitRefused when the partitions are others' by now; BrokerRefused, TimedOut.
+        Raises: CommitRefused when the partitions belong to other members by now; BrokerRefused, TimedOut.
         """
         self._run(self._on_loop.commit(offsets, timeout_s), timeout_s, "commit")
 
     def commit_soon(self, offsets: Offsets | None = None, on_done: CommitCallback | None = None) -> None:
-        """`commit`, under way when this returns. Commits are made in the order of these calls.
+        """Start a `commit` without waiting for it. Commits are made in the order of these calls.
 
         Args:
             on_done: called with None or the error, on the engine thread. A failure is logged, too.
@@ -265,26 +267,26 @@ class Consumer:
     def committed(
         self, partitions: Iterable[TopicPartition], timeout_s: float | None = None
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
-        """What the group has committed; None for nothing. Raises: TimedOut, BrokerRefused."""
+        """Return the group's committed offsets; None for none. Raises: TimedOut, BrokerRefused."""
         asked = self._on_loop.committed(list(partitions), timeout_s)
         return self._run(asked, timeout_s, "committed")
 
     def group_metadata(self) -> GroupMetadata:
-        """What a producer needs to commit this consumer's offsets in its transaction (KIP-447)."""
+        """Return the metadata a producer needs to commit offsets in its transaction (KIP-447)."""
         return self._do(self._on_loop.group_metadata, "group_metadata")
 
     # ------------------------------------------------------------------------- the whole of it
 
     def metrics(self) -> dict[str, float]:
-        """Measurements by Kafka's names: what the network did, how far behind each partition is."""
+        """Return metrics by Kafka's names: those of the network, and the lag of each partition."""
         return self._do(self._on_loop.metrics, "metrics")
 
     def close(self, timeout_s: float = CLOSE_S) -> None:
-        """Commit if that is automatic, leave the group, end the connections; again is harmless.
+        """Commit if auto-commit is on, leave the group, close the connections; harmless if repeated.
 
         Args:
-            timeout_s: the most it takes, in seconds, the time of callbacks apart.
-        Raises: whatever a callback raises, when all is closed.
+            timeout_s: maximum time in seconds, not counting callbacks.
+        Raises: any error of a callback, when everything is closed.
         """
         if self._open:
             try:
@@ -294,27 +296,27 @@ class Consumer:
                 self._thread.closed(self)
 
     def left_behind(self) -> None:
-        """In a forked child: nothing is to be closed here. Called by the engine thread's fork hook."""
+        """Mark the consumer as closed, in a forked child. Called by the engine thread's fork hook."""
         self._open = False
 
     def _enter(self, doing: str) -> None:
-        """This thread's turn, or none at all: positions mean something to one reader only [CLI-64]."""
-        self._thread.check_process(doing)  # first: the thread whose turn it is may not have been copied
+        """Claim the consumer for this thread, or refuse: positions belong to a single reader [CLI-64]."""
+        self._thread.check_process(doing)  # first: a fork may not have copied the thread with the lock
         if not self._user.acquire(blocking=False):
             raise IllegalState(f"{doing}: another thread uses this consumer, which is for one at a time")
 
     def _take_back(self, records: Iterable[ConsumerRecord]) -> None:
-        """They were read and never returned: read them again, and commit nothing behind them [CLI-67]."""
+        """Read records again that were never returned, so that no commit passes them [CLI-67]."""
         first: dict[TopicPartition, int] = {}
         for record in records:
             first.setdefault(TopicPartition(record.topic, record.partition), record.offset)
         self._rewind(first)
 
     def _rewind(self, first: Mapping[TopicPartition, int]) -> None:
-        """Before any call that comes after this one, `close` among them."""
+        """Seek back, before any later call takes effect, `close` included."""
 
         def seek() -> None:
-            with suppress(ClientError):  # closed, or others have it by now
+            with suppress(ClientError):  # closed, or assigned to another member by now
                 for at, offset in first.items():
                     if at in self._on_loop.assignment:
                         self._on_loop.go_back(at, offset)

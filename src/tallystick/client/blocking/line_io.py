@@ -1,8 +1,8 @@
-"""Lines into a topic, one by one or as one transaction; and out of topics, until somebody has enough.
+"""Lines into a topic, one by one or as one transaction, and records out of topics until a limit.
 
-What the command line's `produce` and `consume` do, for any source and sink of lines. A transaction is all the
-lines or none: a line that is no record, a record that was not written and an interruption abort it [CLI-65].
-What was read is committed for a group only after it was written out [CLI-66].
+This implements the command line's `produce` and `consume`, for any source and sink of lines. A transaction
+has all lines or none: an invalid line, a record that was not written, and an interruption abort it [CLI-65].
+Offsets are committed for a group only after their records were written out [CLI-66].
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -31,7 +31,7 @@ _FAILURES_MAX: Final = 10
 
 @frozen(kw_only=True)
 class Destination:
-    """Where lines go. `partition` and `headers` are for those that name none of their own.
+    """Target of lines. `partition` and `headers` are defaults for lines that name none.
 
     sync  wait for each record before the next one is read
     """
@@ -43,11 +43,11 @@ class Destination:
 
 
 class Feed:
-    """Sends lines, and counts what becomes of them.
+    """Sends lines, and counts their outcomes.
 
     taken     lines that were read
-    failed    of these, the ones whose record was not written
-    failures  the first few of those: number of the line, and why
+    failed    lines whose record was not written
+    failures  the first few of those: line number and error
     """
 
     def __init__(self, producer: Producer, to: Destination, form: Reads) -> None:
@@ -58,8 +58,8 @@ class Feed:
     def send(self, lines: Iterable[bytes]) -> None:
         """Send every line, and wait for all of them.
 
-        Raises: BadLine at the first line that is no record; TimedOut, UnknownTopic and others that the next
-            line would meet as well. What was taken before is on its way.
+        Raises: BadLine at the first invalid line; TimedOut, UnknownTopic and other errors that the next line
+            would meet as well. Records taken before are in flight.
         """
         for line in lines:
             self.taken += 1
@@ -104,9 +104,9 @@ def send_as_one(
     """Send lines in one transaction, and commit it, or prepare it and leave it in doubt [CLI-65].
 
     Args:
-        hold: called before it is ended: from then on no signal may interrupt, since an answer would be lost.
-    Returns: the name of what is prepared; None when it was committed.
-    Raises: BadLine, the first record's failure, whatever reading or an interruption raises: it is aborted.
+        hold: called before the end: from then on no signal may interrupt, since an answer would be lost.
+    Returns: the prepared state; None when it was committed.
+    Raises: BadLine, the first record's failure, any error of reading or of an interruption: it is aborted.
         InDoubt from the commit.
     """
     producer.init_transactions()
@@ -131,10 +131,10 @@ def send_as_one(
 
 @frozen(kw_only=True)
 class Until:
-    """When reading ends; for ever where nothing is said.
+    """End of reading; without limits, reading never ends.
 
-    records  after so many
-    idle_s   when nothing has come for so many seconds
+    records  end after this many
+    idle_s   end when no record has arrived for this many seconds
     """
 
     records: int | None = None
@@ -142,7 +142,7 @@ class Until:
 
 
 def read_until(consumer: Consumer, until: Until) -> Iterator[list[ConsumerRecord]]:
-    """What a consumer reads, in the lists it comes in."""
+    """Yield the records that a consumer reads, in the lists of its polls."""
     left, heard = until.records, monotonic()
     while left is None or left > 0:
         wait_s = _POLL_S if until.idle_s is None else min(_POLL_S, heard + until.idle_s - monotonic())
@@ -156,20 +156,20 @@ def read_until(consumer: Consumer, until: Until) -> Iterator[list[ConsumerRecord
 
 
 class Written(RebalanceListener):
-    """Commits for a group what was written out, and nothing else [CLI-66].
+    """Commits, for a group, only records that were written out [CLI-66].
 
-    Kafka's own automatic commit goes by what `poll` has returned: a reader that ends between the two loses
-    records.
+    Kafka's own automatic commit follows the records returned by `poll`: a reader that ends before it has
+    written them out loses records.
     """
 
     def __init__(self, consumer: Consumer, *, commits: bool) -> None:
-        """Args: commits: without, nothing is."""
+        """Start without offsets; with `commits` false, nothing is ever committed."""
         self._consumer, self._commits = consumer, commits
         self._next: dict[TopicPartition, int] = {}
         self._committed = monotonic()
 
     def wrote(self, records: Iterable[ConsumerRecord]) -> None:
-        """These are out, in order."""
+        """Note that these records are written out, in order."""
         if not self._commits:
             return
         for record in records:
@@ -178,14 +178,14 @@ class Written(RebalanceListener):
             self.commit()
 
     def commit(self) -> None:
-        """Raises: CommitRefused when the partitions are others' by now, and what else a commit may."""
+        """Commit what is written out. Raises: CommitRefused when others have the partitions; other errors."""
         self._committed = monotonic()
         if self._next:
             self._consumer.commit(self._next)
             self._next = {}
 
     def on_partitions_assigned(self, partitions: Partitions) -> None:
-        """Nothing of them is out yet."""
+        """Do nothing: no record of these is written out yet."""
 
     def on_partitions_revoked(self, partitions: Partitions) -> None:
         self.commit()

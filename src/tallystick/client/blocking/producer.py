@@ -1,4 +1,4 @@
-"""`tallystick.Producer`: records and transactions for programs without an event loop.
+"""Synchronous producer, `tallystick.Producer`: records and transactions without an event loop.
 
 It is the asynchronous producer on the engine thread of the process. Records are gathered in the caller's
 thread: `send` crosses to the engine thread only when a topic is new or the memory is full.
@@ -40,17 +40,17 @@ class Producer:
         with Producer({"bootstrap.servers": "localhost:9092"}) as producer:
             producer.send("orders", b"one", key=b"42")
 
-    Life: made, used, closed; `with` closes it. Threads may share one: `send`, `send_batch` and `flush` at
-    any time; the transaction's calls one after the other, since there is one transaction at a time. It does
-    not survive a fork: the child opens its own. Callbacks run on the engine thread, so they must not wait,
-    and calls that wait are refused there.
+    Life cycle: made, used, closed; `with` closes it. Threads may share one: `send`, `send_batch` and `flush`
+    at any time; the transaction's calls one after the other, since there is one transaction at a time. It
+    does not survive a fork: the child opens its own. Callbacks run on the engine thread, so they must not
+    wait, and calls that wait are refused there.
 
     Every error is a ClientError (or InDoubt, see `commit_transaction`) that says what may have happened in
     the cluster (`effect`) and what to do about it.
     """
 
     def __init__(self, config: Mapping[str, object]) -> None:
-        """Connects to nothing yet.
+        """Read the configuration, without connecting.
 
         Args:
             config: Kafka's dotted names and their values, as texts, numbers or booleans: docs/config.md.
@@ -67,7 +67,7 @@ class Producer:
         self._flush_s = 2 * settings.delivery_timeout_ms / 1000 + _GRACE_S
         # A flush, and as many requests as a transactional call makes, each within max.block.ms.
         self._txn_s = self._flush_s + 8 * self._block_s
-        # The answer to a call of the transaction that an interrupt kept from the caller [CLI-67].
+        # The answer to a transactional call that the caller missed because of an interrupt [CLI-67].
         self._unheard: tuple[str, object] | None = None
         self._thread.opened(self)
 
@@ -84,25 +84,25 @@ class Producer:
         headers: Iterable[tuple[str, bytes | None]] = (),
         on_delivery: DeliveryCallback | None = None,
     ) -> Delivery:
-        """Take one record to be sent; the future of what becomes of it.
+        """Take one record to be sent, and return the future of its outcome.
 
         Waits only while the topic is not known yet or `buffer.memory` is full, for `max.block.ms` at most.
         Records of one thread to one partition are written in the order of these calls.
 
         Args:
-            value: the content; None is a deletion mark in a compacted topic.
-            key: chooses the partition by Kafka's hash; without one a batch goes where there is room.
+            value: the content; None is a tombstone in a compacted topic.
+            key: chooses the partition by Kafka's hash; without one the partitioner spreads batches.
             partition: instead of that choice.
-            timestamp_ms: milliseconds since the epoch; now, unless given.
-            headers: names and contents, in order; a name may come twice.
+            timestamp_ms: milliseconds since the epoch; now by default.
+            headers: names and contents, in order; a name may occur twice.
             on_delivery: called with the Delivery when it is done, on the engine thread.
         Returns: a Delivery: `result(timeout)` is a RecordMetadata (topic, partition, offset, timestamp_ms).
         Raises: nothing was taken: TimedOut, TooLarge, UnknownTopic, IllegalState outside a transaction,
             AbortRequired when the transaction has failed, TypeError for anything but bytes, Closed.
-        Cost: about 0.5 us, and nothing but memory; a batch at a time goes to the engine thread.
+        Cost: about 0.5 us, without I/O; whole batches are passed to the engine thread.
         Source: Kafka KafkaProducer.send; KIP-91, KIP-480, KIP-794.
         """
-        # Most records have nothing more, and every argument handed on costs.
+        # Fast path for most records: every argument passed on costs time.
         if partition is None and timestamp_ms is None and on_delivery is None and not headers:
             try:
                 if key is None and (delivery := self._append_value(topic, value)) is not None:
@@ -137,8 +137,8 @@ class Producer:
         Args:
             values: bytes or None, a list or an Arrow array; at least one.
             keys: as many. Records are spread by the hash of their key; those without one stay together.
-            partition: for all of them, instead.
-            timestamp_ms: of all of them; now, unless given.
+            partition: for all of them, instead of that choice.
+            timestamp_ms: of all of them; now by default.
             headers: of every one of them.
         Returns: a BatchDelivery: `result(timeout)` is a BatchMetadata with a part for each batch the records
             went into.
@@ -153,12 +153,12 @@ class Producer:
         """Take the rows of an Arrow batch, each for the topic and partition it names.
 
         Args:
-            batch: `value`, and as wanted `key`, `topic`, `partition` (null where the key decides),
+            batch: `value`, and optionally `key`, `topic`, `partition` (null where the key decides),
                 `timestamp` (null for now) and `headers`: the columns of Spark's Kafka sink.
             topic: for all rows, instead of their column.
         Returns: a BatchDelivery for each topic and partition; their `rows` are places in `batch`.
-        Raises: as `send_batch`. Rows of topics and partitions that came before a refused one were taken, so
-            outside a transaction wait for nothing less than all deliveries; inside one, abort.
+        Raises: as `send_batch`. Rows of topics and partitions before a refused one were taken: outside a
+            transaction flush to wait for them; inside one, abort.
         """
         sent = []
         for share in shares(batch, topic, int(time.time() * 1000)):
@@ -167,13 +167,13 @@ class Producer:
         return sent
 
     def flush(self, timeout_s: float | None = None) -> None:
-        """Send everything that was taken before now, and wait until each record has its outcome.
+        """Send all records taken so far, and wait until each has its outcome.
 
-        What became of a record its Delivery says; a record that failed is no error here.
+        Deliveries carry the outcomes; a record that failed is no error here.
 
         Args:
-            timeout_s: seconds; without it `delivery.timeout.ms` ends the wait, which ends every record.
-        Raises: TimedOut after `timeout_s`: the rest stays under way.
+            timeout_s: seconds; by default `delivery.timeout.ms` ends the wait, as it ends every record.
+        Raises: TimedOut after `timeout_s`: the rest stays in flight.
         """
         limit_s = self._flush_s if timeout_s is None else timeout_s + _GRACE_S
         self._run(self._on_loop.flush(timeout_s), limit_s, "flush")
@@ -183,11 +183,11 @@ class Producer:
     def init_transactions(self, keep_prepared_txn: bool = False) -> None:
         """Claim the transactional id, once, before the first transaction.
 
-        Earlier producers of this id are fenced (in mode `resume`: when their transaction has ended). What
-        one of them left open is aborted, or kept.
+        Earlier producers of this id are fenced (in mode `resume`: when their transaction has ended). An open
+        transaction of theirs is aborted, or kept.
 
         Args:
-            keep_prepared_txn: leave a transaction that was prepared as it is, for `complete_transaction`.
+            keep_prepared_txn: keep a prepared transaction as it is, for `complete_transaction`.
         Raises: NotSupported, NotAuthorized or BrokerRefused if no mode of `tallystick.modes` is possible;
             the text names the version, grant or setting that is missing. InvalidTxnState for
             `keep_prepared_txn` without two-phase commit or modes. TimedOut.
@@ -196,9 +196,9 @@ class Producer:
         self._once(lambda: self._on_loop.init_transactions(keep_prepared_txn), "init_transactions")
 
     def begin_transaction(self) -> None:
-        """Begin a transaction: what is sent from now on belongs to it.
+        """Begin a transaction: records sent from now on belong to it.
 
-        Waits only after a transaction whose end did not move the producer's epoch.
+        Waits only after a transaction whose end did not bump the producer's epoch.
         Raises: IllegalState unless the producer is ready for one; Fenced.
         """
         self._thread.check_process("begin_transaction")
@@ -224,42 +224,42 @@ class Producer:
     def prepare_transaction(self) -> PreparedTxnState:
         """Flush everything, then leave the transaction in doubt: only commit, abort and complete are legal.
 
-        Returns: what names it; store `str()` of it in the other system's own transaction. Empty if nothing
-            was sent.
+        Returns: the prepared state; store `str()` of it in the other system's own transaction. Empty if
+            nothing was sent.
         Order: when this returns, every record and offset is in the cluster.
-        Raises: InvalidTxnState without two-phase commit or modes; AbortRequired if anything has failed.
+        Raises: InvalidTxnState without two-phase commit or modes; AbortRequired if any part has failed.
         Source: KIP-939 "KafkaProducer API Changes".
         """
         return self._once(self._on_loop.prepare_transaction, "prepare_transaction")
 
     def commit_transaction(self) -> None:
-        """Commit: all of it becomes visible to readers of committed records.
+        """Commit: `read_committed` consumers see the whole transaction.
 
-        Flushes first, unless it is prepared.
+        Flushes first, unless the transaction is prepared.
         Raises: AbortRequired if any record or offset has failed. InDoubt if the decision was sent and its
-            outcome could not be learned: commit again asks again. DecisionExpired if the cluster had ended
-            the transaction by itself. Fenced.
+            outcome is unknown: commit again asks again. DecisionExpired if the cluster had ended the
+            transaction by itself. Fenced.
 
-        After an interrupt (Ctrl-C, an exception from a signal handler) commit again: it goes on, says that
-        the transaction was committed by returning, or raises AbortRequired if it was never decided.
+        After an interrupt (Ctrl-C, an exception from a signal handler) commit again: the call continues,
+        returns if the transaction was committed, or raises AbortRequired if it was never decided.
         """
         self._once(self._on_loop.commit_transaction, "commit_transaction")
 
     def abort_transaction(self) -> None:
-        """Abort: what was not sent fails, what was sent is never shown to readers of committed records.
+        """Abort: unsent records fail, and `read_committed` consumers never see those that were sent.
 
         Raises: IllegalState outside a transaction; InDoubt, TimedOut: abort again asks again. Fenced.
         """
         self._once(self._on_loop.abort_transaction, "abort_transaction")
 
     def complete_transaction(self, state: PreparedTxnState) -> Completion:
-        """Bring what is in doubt to the end that another system has recorded.
+        """End the transaction in doubt as another system has recorded.
 
-        Commits if `state` names exactly what is in doubt, aborts otherwise; with nothing in doubt it changes
-        nothing, and finds out what it can about how the transaction that `state` names has ended.
+        Commits if `state` names exactly the transaction in doubt, aborts otherwise. With nothing in doubt it
+        changes nothing, and finds out, as far as possible, how the transaction that `state` names has ended.
 
         Args:
-            state: what the other system has stored, `PreparedTxnState(text)`.
+            state: the state stored by the other system, `PreparedTxnState(text)`.
         Raises: InvalidTxnState unless `init_transactions(True)` or `prepare_transaction()` came before;
             DecisionExpired if `state` was committed there and the cluster has aborted it; InDoubt.
         Source: KIP-939 "KafkaProducer API Changes" and "Recovery recipe".
@@ -268,7 +268,7 @@ class Producer:
 
     @property
     def mode(self) -> Mode | None:
-        """What a prepared transaction rests on, after `init_transactions`; None: nothing may be prepared.
+        """Mode that holds a prepared transaction, after `init_transactions`; None: nothing may be prepared.
 
         `mode.value` is its name in `tallystick.modes`, `mode.not_promised` what it does not guarantee.
         """
@@ -277,34 +277,33 @@ class Producer:
 
     @property
     def transaction_version(self) -> int:
-        """Under which `transaction.version` the open transaction was begun, else the next one will be.
+        """`transaction.version` of the open transaction, else of the next one.
 
-        From 2 on a pair of producer id and epoch names one transaction (KIP-890).
+        From 2 on a producer id and epoch name one transaction (KIP-890).
         """
         self._thread.check_process("transaction_version")
         return self._on_loop.transaction_version
 
     @property
     def needs_claim(self) -> bool:
-        """Will `begin_transaction` initialise the id first? That fences others, and ends what is open."""
+        """Whether `begin_transaction` initialises the id first, which fences others and ends what is open."""
         self._thread.check_process("needs_claim")
         return self._on_loop.needs_claim
 
     # ------------------------------------------------------------------------- the whole of it
 
     def metrics(self) -> dict[str, float]:
-        """Measurements by Kafka's names, `txn-*-time-ns-total` (nanoseconds) included."""
+        """Return metrics by Kafka's names, `txn-*-time-ns-total` (nanoseconds) included."""
         self._thread.check_process("metrics")
         return self._on_loop.metrics()
 
     def close(self, timeout_s: float = CLOSE_S, *, abort: bool = True) -> None:
-        """Send what was taken, and end everything; again is harmless.
+        """Send the records taken, and close; harmless if repeated.
 
-        A transaction that nobody has decided on is aborted; one that is prepared or in doubt is left as it
-        is, for whoever recovers it.
+        An undecided transaction is aborted; one that is prepared or in doubt is left as it is, for recovery.
 
         Args:
-            timeout_s: the most it takes, in seconds. What is not sent by then fails as Closed.
+            timeout_s: maximum time in seconds. Records not sent by then fail as Closed.
             abort: False leaves an open transaction to the next initialisation of the id, too.
         """
         if self._open:
@@ -313,12 +312,12 @@ class Producer:
             self._thread.closed(self)
 
     def left_behind(self) -> None:
-        """In a forked child: refuse every call [CLI-61]. Called by the engine thread's fork hook."""
+        """Refuse every call, in a forked child [CLI-61]. Called by the engine thread's fork hook."""
         self._open = False
         self._append_value = self._append = self._extend = _refuse
 
     def _when_admitted(self, topic: str, take: Callable[[], T], doing: str) -> T:
-        """What `take` returns, as soon as a record for `topic` may be taken. Within max.block.ms."""
+        """Return the result of `take` once a record for `topic` may be taken, within max.block.ms."""
         deadline: Deadline | None = None
         while True:
             try:
@@ -327,7 +326,7 @@ class Producer:
                 deadline = self._run(self._on_loop.admitted(topic, deadline), self._block_s, doing)
 
     def _once(self, ask: Callable[[], Coroutine[object, object, T]], doing: str) -> T:
-        """Carry out a call that is not legal twice; after an interrupt return its answer [CLI-67]."""
+        """Run a call that is not legal twice; repeated after an interrupt, return its answer [CLI-67]."""
         self._thread.check_process(doing)
         if self._unheard is not None:
             former, answer = self._unheard

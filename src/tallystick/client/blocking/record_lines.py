@@ -1,12 +1,12 @@
-"""Records as lines: of text, as Kafka's console tools read and print them, and of JSON. Pure.
+"""Records as lines: text, as Kafka's console tools read and print it, and JSON. Pure.
 
-A line to send is headers, key and value, of which the first two are there on request:
+A line to send is headers, key and value, of which the first two are optional:
 
     name:value,name:value <headers.delimiter> key <key.separator> value
 
-A line that was read has what is asked for, in Kafka's order: timestamp, partition, offset, leader epoch,
-headers, key, value. JSON loses nothing: a line that `JsonForm` prints is one that it reads, and bytes that
-are not UTF-8 are `{"base64": "..."}`.
+A printed line has the requested fields, in Kafka's order: timestamp, partition, offset, leader epoch,
+headers, key, value. JSON is lossless: `JsonForm` reads every line that it prints, and bytes that are not
+UTF-8 are `{"base64": "..."}`.
 
 Source: Kafka 4.3 LineMessageReader and DefaultMessageFormatter.
 """
@@ -31,13 +31,13 @@ _TIMESTAMP_TYPES: Final = {
     TimestampType.CREATE_TIME: "CreateTime",
     TimestampType.LOG_APPEND_TIME: "LogAppendTime",
 }
-# What a printed record has and a sent one cannot choose: read over, so that a topic can be copied.
+# Fields of a printed record that a sent one cannot choose: ignored, so that a topic can be copied.
 _OF_THE_LOG: Final = frozenset({"topic", "offset", "timestamp_type", "leader_epoch"})
 _OF_THE_RECORD: Final = frozenset({"partition", "timestamp", "headers", "key", "value"})
 
 
 class BadLine(TallystickError):
-    """A line is not a record in the form that was asked for. Nothing was sent of it."""
+    """A line is not a record in the requested form. No record of it was sent."""
 
     def __init__(self, why: str, line: bytes) -> None:
         super().__init__(why, line)
@@ -60,15 +60,15 @@ class Outgoing:
 
 
 class Reads(Protocol):
-    """From a line, without its end, to a record."""
+    """Reader of lines, without their end, as records."""
 
     def read(self, line: bytes) -> Outgoing:
-        """Raises: BadLine."""
+        """Read one line. Raises: BadLine."""
         ...
 
 
 class Prints(Protocol):
-    """From a record to its line, the end included."""
+    """Formatter of records as lines, the end included."""
 
     def format(self, record: ConsumerRecord) -> bytes: ...
 
@@ -78,9 +78,9 @@ class Prints(Protocol):
 
 @frozen(kw_only=True)
 class LineReader:
-    """How a line is split. The fields are Kafka's properties, with dots: `parse.key`, `null.marker` ...
+    """Splits lines into records. The fields are Kafka's properties, with dots: `parse.key`, `null.marker` ...
 
-    ignore_error  a line without a separator has no key, or no headers, and is no mistake
+    ignore_error  a line without a separator has no key, or no headers, and is no error
     """
 
     parse_key: bool = False
@@ -94,7 +94,7 @@ class LineReader:
 
     @classmethod
     def parse(cls, properties: Mapping[str, str]) -> "LineReader":
-        """Raises: BadConfig with every problem."""
+        """Read the properties. Raises: BadConfig with every problem."""
         made = _form(cls, properties, "--property")
         marks = {
             "headers.delimiter": made.headers_delimiter,
@@ -156,7 +156,10 @@ class LineReader:
 
 @frozen(kw_only=True)
 class LineWriter:
-    """What a line shows. The fields are Kafka's properties, with dots: `print.key`, `key.separator` ..."""
+    """Formats records as lines.
+
+    The fields are Kafka's properties, with dots: `print.key`, `key.separator` ...
+    """
 
     print_timestamp: bool = False
     print_partition: bool = False
@@ -172,7 +175,7 @@ class LineWriter:
 
     @classmethod
     def parse(cls, properties: Mapping[str, str]) -> "LineWriter":
-        """Raises: BadConfig with every problem."""
+        """Read the properties. Raises: BadConfig with every problem."""
         return _form(cls, properties, "--property")
 
     def format(self, record: ConsumerRecord) -> bytes:
@@ -200,7 +203,7 @@ class LineWriter:
 
 
 def _form(cls: type[F], properties: Mapping[str, str], option: str) -> F:
-    """An instance from texts by dotted name. Separators may be blank, so nothing is stripped."""
+    """Make an instance from texts by dotted name. Separators may be blank, so nothing is stripped."""
     declared = {name.replace("_", "."): name for name in cls.__annotations__}
     values: dict[str, object] = {}
     problems = []
@@ -222,11 +225,11 @@ def _form(cls: type[F], properties: Mapping[str, str], option: str) -> F:
 
 
 class JsonForm:
-    """One object a line.
+    """JSON lines, one object each.
 
     `{"topic", "partition", "offset", "timestamp", "timestamp_type", "leader_epoch", "headers": [[name,
-    content], ...], "key", "value"}`, a content being a text, null, or `{"base64": "..."}`. To send,
-    everything but one of key and value may be left out, and what only a log has is read over.
+    content], ...], "key", "value"}`, where a content is a text, null, or `{"base64": "..."}`. A line to send
+    needs only one of key and value, and fields that belong to the log are ignored.
     """
 
     def read(self, line: bytes) -> Outgoing:

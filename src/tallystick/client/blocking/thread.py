@@ -1,21 +1,21 @@
-"""The engine thread: one daemon thread with one event loop, for all synchronous clients of a process.
+"""Engine thread: one daemon thread with one event loop, for all synchronous clients of a process.
 
     answer = engine_thread().run(cluster.refresh(), limit_s=30, doing="refresh")
 
-Life. It is made when it is first needed, never by an import. A fork copies the memory and not the threads:
-the child makes an engine thread of its own when it needs one, and whatever was opened before the fork is
-*left behind* in it. Such a client refuses every call there, those that waited at the fork included; it is not
-opened again, for it would write under its parent's producer id, send what the parent sends as well, and share
-sockets with it [CLI-61]. At the interpreter's exit clients that are still open are closed, all of them within
-EXIT_S, and the thread ends.
+Life cycle. The thread is started when it is first needed, never by an import. A fork copies the memory and
+not the threads: the child starts its own engine thread when it needs one, and clients opened before the fork
+are *left behind* in it. Such a client refuses every call in the child, including those that waited at the
+fork. It is not opened again, since it would use its parent's producer id, send the parent's records a second
+time, and share sockets with it [CLI-61]. At the interpreter's exit clients that are still open are closed,
+all of them within EXIT_S, and the thread ends.
 
 Waiting. Every wait has a limit [CLI-2]. Most coroutines have a limit of their own with a better name; the
-one given here is the last resort. A wait that is interrupted (Ctrl-C) cancels what it waited for, so that
-nothing is done of which nobody hears. Where the answer came with the interrupt there is nothing to cancel:
-the client is told what the answer was (`unheard`), and keeps it for the same call, asked again [CLI-67]. A
-commit that is interrupted is in doubt, or done, and asked again it goes on.
+one given here is the last resort. An interrupted wait (Ctrl-C) cancels its coroutine, so that nothing happens
+unnoticed. If the answer arrived together with the interrupt, there is nothing to cancel: the client gets the
+answer through `unheard`, and returns it when the same call is repeated [CLI-67]. An interrupted commit is in
+doubt, or done, and continues when it is called again.
 
-Callbacks that belong to the caller, as those of a rebalance, run in its thread while it waits: `hand_back`.
+Callbacks of the caller, such as those of a rebalance, run in its thread while it waits: `hand_back`.
 A call from the engine thread would wait for itself, and is refused [CLI-60].
 """
 
@@ -40,13 +40,13 @@ try:
     import uvloop
 
     _new_loop = cast(Callable[[], asyncio.AbstractEventLoop], uvloop.new_event_loop)
-except ImportError:  # not installable everywhere
+except ImportError:  # uvloop is not available everywhere
     _new_loop = asyncio.new_event_loop
 
 T = TypeVar("T")
 
 EXIT_S: Final = 2.0
-"""What the exit of the interpreter may wait for clients that nobody closed."""
+"""Longest time that the interpreter's exit waits for clients that are still open."""
 _GRACE_S: Final = 5.0
 _START_S: Final = 30.0
 
@@ -55,10 +55,10 @@ class Opened(Protocol):
     """A synchronous client, as the engine thread sees it."""
 
     def close(self, timeout_s: float) -> None:
-        """End it within `timeout_s`."""
+        """Close within `timeout_s`."""
 
     def left_behind(self) -> None:
-        """In a forked child: refuse every call from now on. May take no lock: its owner was not copied."""
+        """Refuse every call from now on, in a forked child. May take no lock: its owner was not copied."""
 
 
 class _Call(Generic[T]):
@@ -76,11 +76,11 @@ class _Call(Generic[T]):
         self.ended = False
 
     def begin(self, coroutine: Coroutine[object, object, T]) -> None:
-        """On the loop."""
+        """Start the coroutine, on the loop."""
         self.task = asyncio.get_running_loop().create_task(self._follow(coroutine))
 
     async def _follow(self, coroutine: Coroutine[object, object, T]) -> None:
-        """Whatever ends it is told to the caller; nothing a coroutine raises ends the loop."""
+        """Report the end of the coroutine to the caller; none of its errors ends the loop."""
         _CALL.set(cast(_Call[object], self))
         try:
             self.result = await coroutine
@@ -94,12 +94,15 @@ class _Call(Generic[T]):
         self.inbox.put(None)
 
     def cancel(self) -> None:
-        """On the loop, after `begin`: behind the first step, without which nobody awaits the coroutine."""
+        """Cancel, on the loop and after `begin`.
+
+        The cancellation follows the task's first step, without which the coroutine would never be awaited.
+        """
         if self.task is not None:
             asyncio.get_running_loop().call_soon(self.task.cancel)
 
     def drop(self, coroutine: Coroutine[object, object, T]) -> None:
-        """On the loop, where it is not known whether `begin` was asked for."""
+        """Cancel, on the loop, when it is unknown whether `begin` was scheduled."""
         if self.task is None:
             coroutine.close()
             self.error = asyncio.CancelledError()
@@ -107,16 +110,16 @@ class _Call(Generic[T]):
         self.cancel()
 
     def leave_behind(self) -> None:
-        """In a forked child: it goes on in the parent, and what waits for it here waits for nothing."""
+        """Fail the call in a forked child: it continues in the parent only."""
         self.forked = True
         self.error = forked(self.doing)
         with suppress(Empty):
             while True:
-                self.inbox.get_nowait()  # callbacks are the parent's to make
+                self.inbox.get_nowait()  # the parent makes these callbacks
         self._end()
 
     def outcome(self) -> T:
-        """In the caller's thread, when it has ended."""
+        """Return the result in the caller's thread, or raise the error, after the end."""
         if isinstance(self.error, asyncio.CancelledError):
             raise Closed(f"{self.doing}: the engine thread ended")
         if self.error is not None:
@@ -154,7 +157,7 @@ class EngineThread:
 
     @property
     def alive(self) -> bool:
-        """Can it be used in this process?"""
+        """Whether it can be used in this process."""
         return not self.forked and self._thread.is_alive()
 
     def run(
@@ -164,15 +167,14 @@ class EngineThread:
         doing: str,
         unheard: Callable[[T], object] | None = None,
     ) -> T:
-        """Run a coroutine on the loop and wait for what it returns or raises.
+        """Run a coroutine on the loop and wait for its result.
 
         Args:
             limit_s: the last resort; the callback time of `hand_back` is not counted.
             doing: named in errors.
-            unheard: called, in this thread, with what was returned when an interrupt keeps it from the
-                caller.
-        Raises: what the coroutine raises; IllegalState on the engine thread itself and in a forked child;
-            Closed when the thread has ended; TimedOut after `limit_s`, and what was done is unknown.
+            unheard: called, in this thread, with the result if the caller misses it because of an interrupt.
+        Raises: the error of the coroutine; IllegalState on the engine thread itself and in a forked child;
+            Closed when the thread has ended; TimedOut after `limit_s`, with an unknown effect.
         """
         call = _Call[T](doing)
         try:
@@ -184,7 +186,7 @@ class EngineThread:
             late = TimedOut("engine thread", int(limit_s * 1000), doing)
             raise late.after(Effect.UNKNOWN) from None
         except ClientError:
-            if not call.ended:  # it was refused here, and never began
+            if not call.ended:  # refused here, so the coroutine never began
                 coroutine.close()
             raise
         except BaseException as exc:
@@ -201,17 +203,17 @@ class EngineThread:
         return self.run(once(), _GRACE_S, doing)
 
     def soon(self, function: Callable[[], object]) -> None:
-        """Call a function on the loop, and do not wait for it; from any thread and any signal handler.
+        """Call a function on the loop without waiting for it; from any thread and any signal handler.
 
-        Does nothing in a forked child: to wake the loop is to write to a descriptor of the parent's.
+        Does nothing in a forked child: waking the loop would write to a descriptor of the parent's.
         """
         if self.forked:
             return
-        with suppress(RuntimeError):  # the loop is closed, and all that was on it
+        with suppress(RuntimeError):  # the loop is closed, with everything on it
             self._loop.call_soon_threadsafe(function)
 
     def abandon(self, close: Callable[[float], Coroutine[object, object, None]]) -> None:
-        """Nobody has closed this client, and nobody can any more: do it, without waiting."""
+        """Close a client that was garbage-collected while open, without waiting."""
 
         def begin() -> None:
             closing = self._loop.create_task(close(0.0))
@@ -221,17 +223,17 @@ class EngineThread:
         self.soon(begin)
 
     def opened(self, client: Opened) -> None:
-        """A client that the interpreter's exit is to close, and a fork to leave behind."""
+        """Register a client to close at the interpreter's exit, and to leave behind at a fork."""
         self._clients.add(client)
 
     def closed(self, client: Opened) -> None:
         self._clients.discard(client)
 
     def end(self, limit_s: float) -> None:
-        """Close what is open, and the thread. Takes `limit_s` at most; never raises [CLI-63]."""
+        """Close the open clients and the thread. Takes at most `limit_s`; never raises [CLI-63]."""
         until = monotonic() + limit_s
         for client in list(self._clients):
-            with suppress(Exception):  # nobody is left to hear of it
+            with suppress(Exception):  # at exit, no caller is left to handle it
                 client.close(timeout_s=max(until - monotonic(), 0))
         try:
             self._loop.call_soon_threadsafe(self._ending.set)
@@ -240,15 +242,16 @@ class EngineThread:
         self._thread.join(max(until - monotonic(), 0.1))
 
     def leave_behind(self) -> list[object]:
-        """In a forked child: this thread is not here.
+        """Mark the thread as the parent's, in a forked child.
 
-        Returns: what must not be collected here, for its end would be told to the parent's loop.
+        Returns: objects that must not be collected here, since their finalizers would reach the parent's
+            loop.
         """
         self.forked = True
         _separate(self._loop)
         tasks = asyncio.all_tasks(self._loop)
         for task in tasks:
-            # It goes on in the parent: no complaint when the child ends.
+            # The task continues in the parent: no warning when the child ends.
             task._log_destroy_pending = False  # type: ignore[attr-defined]
         clients, calls = list(self._clients), list(self._calls)
         for client in clients:
@@ -258,7 +261,7 @@ class EngineThread:
         return [self, *tasks, *clients, *calls]
 
     def check_process(self, doing: str) -> None:
-        """Raises: IllegalState in a forked child."""
+        """Raise IllegalState in a forked child."""
         if self.forked:
             raise forked(doing)
 
@@ -293,7 +296,7 @@ class EngineThread:
         coroutine: Coroutine[object, object, T],
         unheard: Callable[[T], object] | None,
     ) -> None:
-        """Cancel it and see it ended, for a second one must not meet it; keep what it returned."""
+        """Cancel the call and wait for its end, so that a repeated call does not overlap; keep its result."""
         self.soon(lambda: call.drop(coroutine))
         with suppress(Empty):
             while not call.ended:
@@ -303,10 +306,10 @@ class EngineThread:
 
 
 async def hand_back(function: Callable[[], T]) -> T:
-    """In a coroutine under `run`: call a function in the thread that waits, and await what it returns.
+    """Call a function in the thread that waits in `run`, from the coroutine, and return its result.
 
-    In a child that the function forks off what it raises leaves `run` at once: no coroutine is there to hear
-    of it.
+    In a child that the function forks off, its errors leave `run` at once: no coroutine exists there to
+    receive them.
     """
     loop, call = asyncio.get_running_loop(), _CALL.get()
     done = loop.create_future()
@@ -316,7 +319,7 @@ async def hand_back(function: Callable[[], T]) -> T:
         result: T | None = None
         try:
             result = function()
-        except BaseException as exc:  # Ctrl-C as well: `run` raises it
+        except BaseException as exc:  # including Ctrl-C: `run` raises it
             if call.forked:
                 raise
             failures.append(exc)
@@ -336,10 +339,10 @@ def _settle(done: "asyncio.Future[object]", result: object) -> None:
 
 
 def _separate(loop: asyncio.AbstractEventLoop) -> None:
-    """In a forked child: give the loop an epoll set of its own in place of the one it shares.
+    """Give the loop its own epoll set in a forked child, in place of the one it shares with its parent.
 
-    Who closes a socket takes it out of the set first, and a set that two processes share is one: a transport
-    that is collected here would leave the parent waiting for ever for what it is sent.
+    Closing a socket removes it from the set first, and the set is shared by both processes: if a transport
+    were collected in the child, the parent would wait for ever for data on it.
     """
     if loop.is_closed() or not hasattr(select, "epoll"):  # a kqueue is not inherited
         return
@@ -357,7 +360,7 @@ _current: EngineThread | None = None
 
 
 def engine_thread() -> EngineThread:
-    """The engine thread of this process; started by the first call."""
+    """Return the engine thread of this process; the first call starts it."""
     global _current
     with _lock:
         if _current is None or not _current.alive:

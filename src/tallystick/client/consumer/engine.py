@@ -138,7 +138,7 @@ class ConsumerEngine:
         )
         return GroupRunner(settings, self._cluster, config.heartbeat_interval_ms, self._news.set)
 
-    # ------------------------------------------------------------------------ what to read
+    # ------------------------------------------------------------------------ subscription
 
     def subscribe(
         self, topics: Iterable[str] | re.Pattern[str], listener: RebalanceListener | None = None

@@ -193,7 +193,7 @@ class Change:
         return bool(self.revoked or self.lost)
 
 
-# --------------------------------------------------------------------- what the user does
+# ---------------------------------------------------------------------- calls of the user
 
 
 def subscribe(member: Member, topics: frozenset[str]) -> Member:

@@ -202,7 +202,7 @@ class Connection(asyncio.BufferedProtocol):
         """Number of requests that wait or are in flight."""
         return len(self._queue) + self.session.in_flight
 
-    # ------------------------------------------------------------------ what asyncio calls
+    # ---------------------------------------------------------------- callbacks of asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transport has the methods of asyncio.Transport and not the type.

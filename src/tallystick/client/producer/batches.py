@@ -41,7 +41,7 @@ _SIZES_MAX: Final = _TABLE - RECORD_OVERHEAD
 _RUN_MIN: Final = 8
 
 Run = tuple[int, int]
-"""Where a run of records with equal timestamps begins, and the timestamp."""
+"""First place of a run of records with equal timestamps, and the timestamp."""
 
 
 class Rows(Protocol):

@@ -130,7 +130,7 @@ def choose(listed: Iterable[Mode], offer: Offer, refused: Iterable[tuple[Mode, i
     return NoMode(tuple(lacks))
 
 
-# ---- what became of a transaction
+# ---- outcome of a transaction
 
 
 @frozen(kw_only=True)

@@ -214,7 +214,7 @@ class TxnProducer:
         legal = [call.value for call, state in CALLS if state is self.state] or ["to wait for the answer"]
         return Refused(f"{name}: the producer is {self.state.name}; legal are {', '.join(legal)}")
 
-    # ---- what is open
+    # ---- the open transaction
 
     @property
     def token(self) -> PreparedTxnState:
