@@ -356,6 +356,7 @@ class Fetcher:
         track.high_watermark = data.high_watermark
         track.last_stable_offset = data.last_stable_offset if data.last_stable_offset >= 0 else None
         track.log_start_offset = data.log_start_offset if data.log_start_offset >= 0 else None
+        # KIP-392: the leader names a replica nearer to client.rack.
         if data.preferred_read_replica >= 0:
             track.replica = data.preferred_read_replica
         if not data.records:

@@ -250,6 +250,7 @@ def joined(member: Member, answer: JoinGroupResponse) -> Member:
         protocol=answer.protocol_name or "",
         leads=answer.leader == answer.member_id,
         led=answer.members,
+        # KIP-814: a static leader that returns need not assign again.
         assigns=not answer.skip_assignment,
         rejoin=None,
     )
@@ -312,6 +313,7 @@ def refused(member: Member, api: str, code: int, *, generation: int | None, memb
         case Reaction.AGAIN | Reaction.FIND_COORDINATOR:
             # The generation of an interrupted SyncGroup may be over.
             return member if api != "SyncGroup" else _join_again(member)
+        # KIP-394: the coordinator gave a member id; the member joins again under it.
         case Reaction.TAKE_ID:
             return replace(member, member_id=MemberId(member_id))
         case Reaction.REJOIN:

@@ -144,6 +144,7 @@ class Session(Generic[W]):
         self._check_id(body, self._correlation_id)
         at = _CORRELATION.size
         code = int.from_bytes(body[at : at + 2], "big", signed=True)
+        # KIP-511: the refusal is in version 0, and has the range of versions if the broker is recent.
         if code == ErrorCode.UNSUPPORTED_VERSION and self._hello_version > 0:
             offered = decode_prefix(ApiVersionsResponse, body, 0, at)[0].api_keys
             theirs = next((k.max_version for k in offered if k.api_key == ApiKey.API_VERSIONS), 0)

@@ -122,6 +122,7 @@ class Refresher:
             MetadataRequest(topics=topics, allow_auto_topic_creation=self._auto_create and not everything)
         )
         if answer.error_code:
+            # KIP-1102: the broker asks the client to begin again from bootstrap.servers.
             if answer.error_code == ErrorCode.REBOOTSTRAP_REQUIRED:
                 self.image = replace(self.image, nodes={})
             raise refused("Metadata", "", answer.error_code)

@@ -353,6 +353,7 @@ class Dispatcher:
     def _read(
         self, node: int, sent: list[tuple[Slot, Batch]], names: Mapping[UUID, str], answer: ProduceResponse
     ) -> None:
+        # KIP-219: the client sends no Produce to this broker while it is throttled.
         if answer.throttle_time_ms > 0:
             self.measures.throttle_ms.add(answer.throttle_time_ms)
             self._muted_until_ms[node] = self._clock.monotonic_ms() + answer.throttle_time_ms
@@ -361,6 +362,7 @@ class Dispatcher:
             for topic in answer.responses
             for part in topic.partition_responses
         }
+        # KIP-951: a refused partition names its new leader, which saves a metadata request.
         leaders = {
             at: (part.current_leader.leader_id, part.current_leader.leader_epoch)
             for at, part in parts.items()

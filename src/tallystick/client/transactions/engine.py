@@ -118,6 +118,7 @@ class TransactionManager:
     def is_enlisted(self, partition: TopicPartition) -> bool:
         if self.machine.version < EPOCH_BUMP_VERSION:
             return partition in self._enlisted
+        # KIP-890: under version 2 the first Produce adds its partition to the transaction.
         if self.machine.writer is None and self.is_sending:
             self.machine = self.machine.opened()
         return True
