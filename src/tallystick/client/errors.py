@@ -52,7 +52,7 @@ class ClientError(TallystickError):
 class BrokerRefused(ClientError):
     """A broker answered `api` with an error code.
 
-    Attributes: api; subject, what the request was about (a partition, a transactional id); code, Kafka's
+    Attributes: api; subject, the object of the request (a partition, a transactional id); code, Kafka's
         number;
     message, the broker's own text if there was one; rule.
     """

@@ -181,8 +181,7 @@ _BY_API: Final[dict[tuple[str, Rule], tuple[E, ...]]] = {
     ),
     # 51 also says: this decision has been taken and is being carried out.
     ("EndTxn", Rule(UNKNOWN, RETRY)): (E.CONCURRENT_TRANSACTIONS,),
-    # All of these may mean that the transaction was ended earlier, by this client or its successor: look it
-    # up.
+    # All of these may mean that the transaction was ended before, by this client or its successor.
     ("EndTxn", Rule(UNKNOWN, LOOK_UP)): (
         E.INVALID_PRODUCER_EPOCH,
         E.INVALID_TXN_STATE,

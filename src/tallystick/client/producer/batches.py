@@ -34,7 +34,7 @@ from tallystick.protocol.records.section import seal
 RECORD_OVERHEAD: Final = 21
 HEADER_OVERHEAD: Final = 10
 
-# Varints of value sizes and offsets below this come from tables.
+# Varints of value sizes below this, and of all offsets, come from tables.
 _TABLE: Final = 8192
 _SIZES_MAX: Final = _TABLE - RECORD_OVERHEAD
 # Fewest records for which filling a column pays.

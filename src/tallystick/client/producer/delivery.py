@@ -32,8 +32,7 @@ _WAIT_MAX_S: Final = threading.TIMEOUT_MAX
 class RecordMetadata:
     """Topic, partition, offset and timestamp of a written record.
 
-    offset         None when the broker did not report it: acks=0, or a duplicate of records written long
-    before
+    offset         None when the broker did not report it: acks=0, or a duplicate of old records
     timestamp_ms   the record's own, or the broker's where the topic uses log append time
     """
 

@@ -37,8 +37,7 @@ from tallystick.protocol.primitives import NIL
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# Callers that wait for memory are woken together, once this share is free: waking them singly slows the
-# engine.
+# Callers that wait for memory are woken together, once this share is free: one by one is slower.
 _ROOM_SHARE: Final = 0.5
 
 

@@ -80,7 +80,7 @@ class Verdict(Enum):
     """Meaning of a sequence error (45, 46 or 59) for the batch that got it."""
 
     WRITTEN = auto()  # the broker has exactly these records
-    AGAIN = auto()  # an earlier batch is missing and in flight
+    AGAIN = auto()  # an earlier batch is missing, and still outstanding
     REFUSED = auto()  # it is the first: the answers to all outstanding batches decide, see `resolve`
     FAILED = auto()  # the same, in a transaction, which has to be aborted
 
@@ -229,8 +229,7 @@ class Lane(Generic[B]):
         first = self.again[0]
         if not first.doubtful:
             return Resolution.RENUMBER
-        # 59: the broker has no state of this producer; 47: another epoch wrote. Neither says anything about
-        # these.
+        # 59: the broker has no state of this producer; 47: another epoch wrote. Neither proves anything here.
         remembers = all(code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER for code in self._refusals.values())
         none_open = self._lost_end <= self._written_end  # a given-up batch is written if a later one is
         return Resolution.RENUMBER if remembers and none_open else Resolution.UNKNOWN

@@ -170,8 +170,7 @@ class TransactionManager:
     def begin_now(self) -> None:
         """Begin a transaction without waiting. Raises: IllegalState, also if `needs_claim`."""
         began = perf_counter_ns()
-        # Open the gate last: an interrupt before it leaves a transaction that takes no records and can be
-        # aborted.
+        # Open the gate last: an interrupt before it leaves an empty transaction that can be aborted.
         self._enlisted.clear()
         self._call(Call.BEGIN)
         self._before_init = None
@@ -394,8 +393,7 @@ class TransactionManager:
         """Find out how the transaction named `token` ended; this client knows of none that is open."""
         shown = self._before_init
         if self.machine.state is State.UNCLAIMED and self.machine.client is None:
-            # Mode `resume` has not fenced the earlier client: the description must be newer than the stored
-            # token.
+            # Mode `resume` has not fenced the earlier client, so describe now, after the token was stored.
             shown = (await self._wire.describe(),)
             (now,) = shown
             if now is not None and now.state == "Ongoing":

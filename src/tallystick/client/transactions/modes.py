@@ -63,7 +63,7 @@ _NOT_PROMISED: Final = {
 
 @frozen(kw_only=True)
 class Offer:
-    """Capabilities that a cluster announces before any request depends on them.
+    """Capabilities that a cluster announces.
 
     init_version         highest version of InitProducerId that both sides support
     transaction_version  finalized level of `transaction.version`
@@ -137,9 +137,8 @@ def choose(listed: Iterable[Mode], offer: Offer, refused: Iterable[tuple[Mode, i
 class Seen:
     """A coordinator's description of a transactional id.
 
-    forced  producer ids and epochs whose transactions were ended without their client, where the broker
-    reports
-            it (tallystick's does)
+    forced  producer ids and epochs of transactions ended without their client, if the broker reports them
+            (tallystick's does)
     """
 
     state: str

@@ -66,8 +66,7 @@ def seen(transactional_id: str, answer: DescribeTransactionsResponse) -> Seen | 
     identity = pair(state.producer_id, state.producer_epoch)
     if identity is None:  # created, and never initialised
         return None
-    # docs/formats/private-tags.md: tallystick's broker reports whole transactions it ended without their
-    # client.
+    # docs/formats/private-tags.md: tallystick's broker reports transactions it ended for a client.
     forced = {pair(f.producer_id, f.producer_epoch) for f in state.forced_outcomes if f.topic is None}
     return Seen(
         state=state.transaction_state, identity=identity, forced=frozenset(f for f in forced if f is not None)

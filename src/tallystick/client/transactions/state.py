@@ -127,8 +127,7 @@ class TxnProducer:
     mode         mechanism that holds a prepared transaction; None: nothing may be prepared
     version      transaction version of the open transaction, else of the next one
     client       producer id and epoch that sign requests; None before the first init
-    writer       producer id and epoch that signed the open transaction; None: the coordinator has none
-    [CLI-43]
+    writer       producer id and epoch that signed the open transaction; None: none is open [CLI-43]
     recovered    the open transaction was written by an earlier client of the id
     completable  init_transactions(True) or prepare_transaction() came after the last begin_transaction()
     stale        the epoch must move before the next transaction, and the end will not move it
