@@ -2,8 +2,8 @@
 
     from tallystick.dualwrite import DualWriter, SqlStore
 
-Names are imported when they are first used: each store needs its own library. `tallystick.dualwrite.aio` has
-the same writers under asyncio. docs/dualwrite.md says what is guaranteed, and how to write a store.
+Names are imported on first use, because each store needs its own library. `tallystick.dualwrite.aio` has the
+asyncio versions. docs/dualwrite.md describes the guarantees and how to write a store.
 """
 
 from typing import TYPE_CHECKING

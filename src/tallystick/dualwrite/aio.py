@@ -1,4 +1,4 @@
-"""The same dual writes under asyncio: `async with`, and stores that are awaited."""
+"""Public names of the asyncio dual-write API."""
 
 from tallystick.dualwrite.aio_consume import consume_into
 from tallystick.dualwrite.aio_pool import WriterPool

@@ -1,4 +1,4 @@
-"""consume_into under asyncio: as `tallystick.dualwrite.consume_into`, awaited."""
+"""Atomic consumption from Kafka into a database for asyncio: `tallystick.dualwrite.consume_into`, awaited."""
 
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
@@ -17,7 +17,7 @@ X = TypeVar("X", bound=AsyncOffsetTransaction)
 
 
 class Batch(Half[X]):
-    """Some records, and the database transaction that their rows go into."""
+    """A batch of records and the database transaction that takes their rows."""
 
     def __init__(self, database: X, records: tuple[ConsumerRecord, ...]) -> None:
         super().__init__(database)
@@ -36,7 +36,7 @@ class _OnRebalance(RebalanceListener):
 
 
 class Consuming(Generic[X]):
-    """A consumer whose offsets are in a database. Made by `consume_into`; for one task."""
+    """A consumer whose offsets are stored in a database. Created by `consume_into`; used by one task."""
 
     def __init__(self, reading: Reading[X], watch: Watch | None) -> None:
         self._reading = reading
@@ -44,7 +44,7 @@ class Consuming(Generic[X]):
 
     @asynccontextmanager
     async def batch(self, timeout_s: float = 1.0, most: int | None = None) -> AsyncIterator[Batch[X]]:
-        """Records and a transaction; when the block ends, rows and offsets are committed together."""
+        """Yield records and a transaction; commit rows and offsets together when the block ends."""
         driver, reading = self._driver, self._reading
         took = await driver.run_async(reading.poll(timeout_s, most))
         database = await driver.run_async(reading.begin(took))
@@ -69,7 +69,7 @@ def consume_into(
     on_data_loss: OnDataLoss = "fail",
     watch: Watch | None = None,
 ) -> Consuming[X]:
-    """Read topics into a database, each record once."""
+    """Read topics into a database, each record exactly once."""
     reading: Reading[X] = Reading(store, consumer, group, on_data_loss)
     if partitions:
         consumer.assign(partitions)

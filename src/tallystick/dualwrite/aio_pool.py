@@ -1,4 +1,4 @@
-"""WriterPool under asyncio: as `tallystick.dualwrite.WriterPool`, awaited."""
+"""The asyncio pool of dual writers: `tallystick.dualwrite.WriterPool`, awaited."""
 
 import asyncio
 import logging
@@ -21,7 +21,7 @@ _log = logging.getLogger("tallystick.dualwrite")
 
 
 class WriterPool(Generic[D]):
-    """Hands out writers, at most `size` at a time, to the tasks of one loop."""
+    """A pool that lends up to `size` writers at a time to the tasks of one event loop."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class WriterPool(Generic[D]):
         *,
         wait_s: float = WAIT_S,
     ) -> None:
-        """Connects to nothing yet. Raises: BadConfig."""
+        """Configure the pool without connecting. Raises: BadConfig."""
         self._store = store
         self._config = producer_config
         self._size = size
@@ -47,7 +47,7 @@ class WriterPool(Generic[D]):
         return DualWriter(self._store, config, pooled=True)
 
     async def recover(self, *, accept_torn: bool = False) -> Report:
-        """Recover every id, those of a larger pool before this one included."""
+        """Recover every id, including those left by an earlier, larger pool of the same name."""
         self._home.enter(f"{self._config['transactional.id']}: this pool")
         self._writers = self._writers or [self._writer(each) for each in self._ids]
         found: list[Recovered] = []
@@ -75,7 +75,7 @@ class WriterPool(Generic[D]):
 
     @asynccontextmanager
     async def writer(self, wait_s: float | None = None) -> AsyncIterator[DualWriter[D]]:
-        """A writer for this caller alone. Raises: NoFreeId after `wait_s`; NotRecovered."""
+        """Lend a writer to this caller alone. Raises: NoFreeId after `wait_s`; NotRecovered."""
         self._home.check(f"{self._config['transactional.id']}: this pool")
         if not self._recovered:
             raise NotRecovered("the pool has not been recovered: call recover() first")
@@ -91,7 +91,7 @@ class WriterPool(Generic[D]):
                 self._free.put_nowait(writer)
 
     async def _take(self, taken: list[DualWriter[D]], limit_s: float) -> DualWriter[D]:
-        """A writer that is ready, the last of `taken`; those before it could not be recovered."""
+        """Return a ready writer, appended last to `taken`; the ones before it could not be recovered."""
         failure: Exception | None = None
         while True:
             try:
@@ -105,7 +105,7 @@ class WriterPool(Generic[D]):
             try:
                 if not writer.ready:
                     _log.info("recovered before it is used again: %s", await writer.recover())
-            except Exception as exc:  # whatever is wrong with it, another one may do
+            except Exception as exc:  # any failure: another writer may still work
                 _log.warning("%r: could not be recovered: %s", writer, exc)
                 failure = exc
             else:
@@ -115,7 +115,7 @@ class WriterPool(Generic[D]):
     async def transaction(
         self, *, wait_visible: bool = False, wait_s: float | None = None
     ) -> AsyncIterator[Transaction[D]]:
-        """A dual write under a free id."""
+        """Run a dual write under a free id."""
         async with self.writer(wait_s) as writer, writer.transaction(wait_visible=wait_visible) as txn:
             yield txn
 
@@ -127,12 +127,12 @@ class WriterPool(Generic[D]):
         wait_visible: bool = False,
         wait_s: float | None = None,
     ) -> R:
-        """`work` in a transaction under a free id, never carried out twice."""
+        """Run `work` in a transaction under a free id, and never apply it twice."""
         async with self.writer(wait_s) as writer:
             return await writer.run(work, retries=retries, wait_visible=wait_visible)
 
     async def close(self) -> None:
-        """Close every writer; again is harmless."""
+        """Close every writer. Idempotent."""
         for writer in self._writers:
             await writer.close()
 

@@ -1,4 +1,4 @@
-"""The same dual writes under asyncio: `async with`, and stores that are awaited."""
+"""The asyncio `DualWriter` and its `Transaction`."""
 
 import asyncio
 import logging
@@ -41,7 +41,7 @@ _MAKING: Final = Making(producer=Producer, admin=Admin, pause=asyncio.sleep, clo
 
 
 class Transaction(Half[D]):
-    """One dual write, inside its block; as `tallystick.dualwrite.Transaction`, awaited."""
+    """One open dual write: `tallystick.dualwrite.Transaction`, awaited."""
 
     def __init__(
         self, database: D, producers: Mapping[str, Producer], driver: AsyncDriver, offsets: SentOffsets
@@ -105,7 +105,7 @@ class Transaction(Half[D]):
 
     @asynccontextmanager
     async def savepoint(self) -> AsyncIterator[Savepoint]:
-        """A savepoint of the database; its `send`, not awaited, goes out when it is released."""
+        """Open a database savepoint; its `send` is not awaited and takes effect on release."""
         part = Savepoint(self.send, self.send_batch)
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(savepoint_of(self.database))
@@ -121,11 +121,11 @@ class Transaction(Half[D]):
 
 
 class DualWriter(Generic[D]):
-    """Writes a database and Kafka, in transactions that commit in both or in neither.
+    """A writer whose transactions commit in both a database and Kafka, or in neither.
 
-    Its methods are those of `tallystick.dualwrite.DualWriter`, where they are described; here they are
-    awaited. A cancelled task is like an exception in the block; cancelled while the database commits, the
-    outcome is unknown, and recover() finds out.
+    `tallystick.dualwrite.DualWriter` documents the methods; here they are awaited. Cancelling the task
+    counts as an exception in the block. Cancelled while the database commits, the outcome is unknown until
+    recover() determines it.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class DualWriter(Generic[D]):
         watch: Watch | None = None,
         pooled: bool = False,
     ) -> None:
-        """Connects to nothing yet. Raises: BadConfig with all problems; ValueError."""
+        """Configure the writer without connecting. Raises: BadConfig with all problems; ValueError."""
         if (producer_config is None) == (clusters is None):
             raise ValueError("either producer_config or clusters")
         configs = clusters if producer_config is None else {ONLY: producer_config}
@@ -145,17 +145,17 @@ class DualWriter(Generic[D]):
         self._driver = AsyncDriver(watch)
 
     async def recover(self, *, accept_torn: bool = False) -> Report:
-        """Bring both halves of this writer's id to the same end; needed before the first transaction."""
+        """Bring both halves of this writer's id to the same outcome; required before a transaction."""
         with Block(self._session) as block, block:
             return await self._driver.run_async(self._session.recover(accept_torn=accept_torn, block=block))
 
     async def look(self) -> Report:
-        """What recover() would find and do now; nothing is claimed or changed, and it may be old news."""
+        """Report what recover() would find and do now, without claiming or changing anything."""
         return await self._driver.run_async(self._session.look())
 
     @asynccontextmanager
     async def transaction(self, *, wait_visible: bool = False) -> AsyncIterator[Transaction[D]]:
-        """A dual write. When the block ends, both halves are committed; if it raises, neither is."""
+        """Run a dual write: commit both halves when the block ends, neither if it raises."""
         driver, session = self._driver, self._session
         with Block(session) as block, block:
             database = await driver.run_async(session.begin(block))
@@ -179,20 +179,20 @@ class DualWriter(Generic[D]):
         retries: int = 0,
         wait_visible: bool = False,
     ) -> R:
-        """What `work` returns, in a transaction of its own; never carried out twice."""
+        """Run `work` in a transaction of its own, never apply it twice, and return its result."""
         for left in reversed(range(retries + 1)):
             done: list[R] = []
             try:
                 async with self.transaction(wait_visible=wait_visible) as txn:
                     done.append(await work(txn))
             except WriteInDoubt as doubt:
-                if not done:  # of another writer, inside the work
+                if not done:  # raised by another writer inside `work`
                     raise
                 try:
                     _log.info("%s", await self.recover())
                 except (Torn, Halted):
                     raise
-                except Exception as exc:  # it may be known by now, and must not look like a failed write
+                except Exception as exc:  # the outcome may be known by now: do not report a failed write
                     raise doubt from exc
                 if doubt.outcome() is Outcome.COMMITTED:
                     return done[0]
@@ -204,16 +204,16 @@ class DualWriter(Generic[D]):
 
     @property
     def ready(self) -> bool:
-        """Can a transaction begin?"""
+        """Whether a transaction can begin."""
         return self._session.ready
 
     @property
     def modes(self) -> Mapping[str, Mode | None]:
-        """What a prepared transaction rests on in each cluster, after recover()."""
+        """The mode that protects a prepared transaction in each cluster, known after recover()."""
         return {name: branch.producer.mode for name, branch in self._session.branches.items()}
 
     async def close(self) -> None:
-        """End the clients; again is harmless."""
+        """Close the clients. Idempotent."""
         await self._driver.run_async(self._session.close())
 
     async def __aenter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""One cluster's half of a writer."""
+"""State of one Kafka cluster within a dual writer."""
 
 from collections.abc import Mapping
 from typing import Final, Generic
@@ -14,7 +14,7 @@ _ADMIN_SETTINGS: Final = {**CLIENT_SETTINGS, **ROLE_SETTINGS["admin"]}
 
 
 class Branch(Generic[P]):
-    """One cluster's half: a transactional id, its producer and its row."""
+    """One cluster's half of a writer: a transactional id, its producer and its row."""
 
     def __init__(self, cluster: str, config: Mapping[str, object]) -> None:
         two_phase = {"transaction.two.phase.commit.enable": True} if not _says_how_to_keep(config) else {}
@@ -31,13 +31,13 @@ class Branch(Generic[P]):
         self.admin: Describing | None = None
         self.cluster_id: str | None = None
         self.row: StoredState | None = None
-        self.finished = NOTHING  # the last one that this writer has seen committed in both halves
+        self.finished = NOTHING  # last transaction that this writer saw committed in both halves
         self._producer: P | None = None
         self.in_transaction = False
 
     @property
     def admin_config(self) -> Mapping[str, object]:
-        """What an administrator of the same cluster is told."""
+        """Admin client settings for the same cluster."""
         return {name: value for name, value in self.config.items() if name in _ADMIN_SETTINGS}
 
     @property
@@ -51,7 +51,7 @@ class Branch(Generic[P]):
         self.in_transaction = False
 
     def give_up(self) -> P | None:
-        """The producer, if there is one; it is not ours any more."""
+        """Detach and return the producer, or None."""
         producer, self._producer = self._producer, None
         self.in_transaction = False
         return producer

@@ -1,4 +1,4 @@
-"""What recovery says and raises of what it has found, in words. Pure."""
+"""Report lines and errors for the findings of recovery. Pure."""
 
 from typing import Final
 
@@ -29,7 +29,7 @@ WOULD: Final = {
 
 
 def recovered(row: StoredState, shown: Shown, finding: Finding, verdict: Verdict, did: str) -> Recovered:
-    """One line of a report."""
+    """Build one line of a report."""
     return Recovered(
         transactional_id=row.transactional_id,
         state=row.state,
@@ -41,15 +41,15 @@ def recovered(row: StoredState, shown: Shown, finding: Finding, verdict: Verdict
 
 
 def seen_of(told: TransactionDescription) -> Seen | None:
-    """What `modes` compares, of a description; None for an id that was never initialised."""
-    if told.writer.producer_id < 0:  # made, and never initialised
+    """Extract from a description what `modes` compares; None for an id that was never initialised."""
+    if told.writer.producer_id < 0:  # created, but never initialised
         return None
     forced = frozenset(each.writer for each in told.forced_outcomes if each.partition is None)
     return Seen(state=told.state, identity=told.writer, forced=forced)
 
 
 def check_halt(row: StoredState, shown: Shown, finding: Finding) -> None:
-    """Raises: Halted for a verdict that is the same in every mode. Nothing was changed in Kafka."""
+    """Raise Halted for a finding that halts in every mode. Nothing was changed in Kafka."""
     if any(VERDICTS[finding, mode] is not Verdict.HALT for mode in Mode):
         return
     seen = "nothing" if shown.seen is None else f"{shown.seen.state} {shown.seen.identity}"
@@ -62,7 +62,7 @@ def check_halt(row: StoredState, shown: Shown, finding: Finding) -> None:
 
 
 def torn(row: StoredState) -> Torn:
-    """The database has committed, the cluster has aborted."""
+    """Build the error for a transaction that the database committed and the cluster aborted."""
     return Torn(
         f"{row.transactional_id}: the database has committed {row.state}, and the cluster has aborted it: by "
         "transaction.timeout.ms or an operator. Send its records again or take its rows back, then "
@@ -71,7 +71,7 @@ def torn(row: StoredState) -> Torn:
 
 
 def overruled(row: StoredState, seen: Seen | None) -> Torn:
-    """The database has committed, and what was aborted last in the cluster can only be the same."""
+    """Build the error for a committed row whose transaction must be the last one the cluster aborted."""
     shows = "nothing" if seen is None else f"{seen.state} {seen.identity}"
     return Torn(
         f"{row.transactional_id}: the database has committed {row.state}, which was never seen finished, and "
@@ -82,7 +82,7 @@ def overruled(row: StoredState, seen: Seen | None) -> Torn:
 
 
 def behind(row: StoredState, seen: Seen | None) -> DatabaseBehind:
-    """The cluster has committed, and the database does not know it."""
+    """Build the error for a transaction that the cluster committed and the database lacks."""
     shows = "nothing" if seen is None else f"{seen.state} {seen.identity}"
     return DatabaseBehind(
         f"{row.transactional_id}: the database names {row.state or 'no transaction'} as the last one, and a "

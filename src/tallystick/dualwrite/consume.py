@@ -1,4 +1,4 @@
-"""consume_into: what is read from Kafka goes into a database together with how far it was read."""
+"""Atomic consumption from Kafka into a database: rows and consumed offsets in one transaction."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -16,7 +16,7 @@ X = TypeVar("X", bound=OffsetTransaction)
 
 
 class Batch(Half[X]):
-    """Some records, and the database transaction that their rows go into: `session`, `connection`."""
+    """A batch of records and the database transaction for their rows: `session`, `connection`."""
 
     def __init__(self, database: X, records: tuple[ConsumerRecord, ...]) -> None:
         super().__init__(database)
@@ -31,14 +31,14 @@ class _OnRebalance(RebalanceListener):
         self._reading.unsync()
 
     def on_partitions_revoked(self, partitions: frozenset[TopicPartition]) -> None:
-        """The database has the offsets already."""
+        """Do nothing: the database already has the offsets."""
 
     def on_partitions_lost(self, partitions: frozenset[TopicPartition]) -> None:
-        """The database refuses what is written of them now."""
+        """Do nothing: the database refuses later writes for these partitions."""
 
 
 class Consuming(Generic[X]):
-    """A consumer whose offsets are in a database. Made by `consume_into`; for one thread."""
+    """A consumer whose offsets are stored in a database. Created by `consume_into`; used by one thread."""
 
     def __init__(self, reading: Reading[X], watch: Watch | None) -> None:
         self._reading = reading
@@ -46,16 +46,16 @@ class Consuming(Generic[X]):
 
     @contextmanager
     def batch(self, timeout_s: float = 1.0, most: int | None = None) -> Iterator[Batch[X]]:
-        """Records and a transaction; when the block ends, rows and offsets are committed together.
+        """Yield records and a transaction; commit rows and offsets together when the block ends.
 
-        If it raises, neither is, and the records are returned again.
+        If the block raises, neither is committed, and the records are returned again.
 
         Args:
-            timeout_s: seconds to wait for records; without any the batch has none.
-            most: records at once; `max.poll.records` unless given.
-        Raises: DataLoss when records are gone, and again with every batch; Fenced when another reader has
-            moved a partition, InDoubt when the outcome is unknown: after these two, just go on, since the
-            next batch begins where the database says.
+            timeout_s: seconds to wait for records; the batch is empty if none arrive.
+            most: maximum number of records; `max.poll.records` by default.
+        Raises: DataLoss when records are missing from the log, and again with every batch. Fenced when
+            another reader has moved a partition, InDoubt when the outcome is unknown; after either, continue
+            with the next batch, which begins at the database's offsets.
         """
         driver, reading = self._driver, self._reading
         took = driver.run(reading.poll(timeout_s, most))
@@ -81,7 +81,7 @@ def consume_into(
     on_data_loss: OnDataLoss = "fail",
     watch: Watch | None = None,
 ) -> Consuming[X]:
-    """Read topics into a database, each record once.
+    """Read topics into a database, each record exactly once.
 
         reading = consume_into(store, consumer, ["payments"])
         while True:
@@ -89,19 +89,19 @@ def consume_into(
                 for record in batch.records:
                     batch.session.add(Payment(...))
 
-    The database's offsets are the ones that count. A partition it has none of begins where the group has
-    committed in Kafka, or else where `auto.offset.reset` says; Kafka's own are written only by
-    `enable.auto.commit`. Committed records alone are read, whatever the consumer's `isolation.level`.
+    The database's offsets are authoritative. A partition without one begins at the group's committed
+    offset in Kafka, or else at `auto.offset.reset`; offsets in Kafka are written only by
+    `enable.auto.commit`. Only committed records are read, whatever the consumer's `isolation.level`.
 
-    A partition that has an offset in the database is never set elsewhere: where the log does not have it any
-    longer, `batch` raises DataLoss.
+    `auto.offset.reset` never moves a partition that has an offset in the database: if the log no longer
+    contains that offset, `batch` raises DataLoss.
 
     Args:
-        topics: shared with the consumer's group.
-        partitions: instead: exactly these.
-        group: under which name the database keeps the offsets; the consumer's `group.id` unless given.
-        on_data_loss: "skip" goes on where the log goes on, with a warning, instead of DataLoss: at its first
-            record if those before it are gone, and at its end if the log is shorter than the offset.
+        topics: topics to subscribe to within the consumer's group.
+        partitions: exactly these partitions, instead of `topics`.
+        group: name under which the database keeps the offsets; the consumer's `group.id` by default.
+        on_data_loss: "skip" logs a warning and continues instead of raising DataLoss: at the log start
+            if earlier records are gone, at the log end if the log is shorter than the offset.
     Source: KIP-939 "Motivation", "recipe for atomic consumption from Kafka to a database".
     """
     reading: Reading[X] = Reading(store, consumer, group, on_data_loss)

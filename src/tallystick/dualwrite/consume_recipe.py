@@ -1,13 +1,13 @@
-"""The recipe of consuming into a database: rows and the offsets they came from, in one transaction.
+"""Recipe for consuming into a database: rows and the offsets they came from, in one transaction.
 
 KIP-939's other recipe: "the database tracks the consumption state atomically with the data update". The
-offset in the database is the only one that counts. After every assignment, failure or unknown outcome the
-consumer is set to it; and a transaction that would move it is refused unless it is still where this reader
-began [DW-4], so that a reader who has lost a partition, and does not know yet, cannot write.
+offset in the database is authoritative. After every assignment, failure or unknown outcome the consumer seeks
+to it. A transaction may move it only if it is still where this reader began [DW-4], so a reader that has lost
+a partition without knowing it cannot write.
 
-Only committed records are read: what was aborted must leave no rows. A partition that has an offset in the
-database is never set elsewhere by `auto.offset.reset`: that the log does not have the offset means that
-records are lost, which is an error, or skipped where the user wants that [DW-25].
+Only committed records are read: aborted records must leave no rows. `auto.offset.reset` never moves a
+partition that has an offset in the database: if the log does not contain that offset, records are lost, which
+is an error, or is skipped on request [DW-25].
 """
 
 import logging
@@ -30,7 +30,7 @@ _log = logging.getLogger("tallystick.dualwrite")
 
 
 class Polling(Protocol):
-    """`tallystick.Consumer` and `tallystick.aio.Consumer`."""
+    """The methods used of `tallystick.Consumer` and `tallystick.aio.Consumer`."""
 
     @property
     def assignment(self) -> frozenset[TopicPartition]: ...
@@ -45,7 +45,7 @@ class Polling(Protocol):
 
 
 class Moving(Transacting, Protocol):
-    """`OffsetTransaction` and `AsyncOffsetTransaction`."""
+    """The methods used of `OffsetTransaction` and `AsyncOffsetTransaction`."""
 
     def move_offsets(self, group: str, moved: Mapping[TopicPartition, OffsetMoved]) -> Later[None]: ...
 
@@ -56,7 +56,7 @@ M_co = TypeVar("M_co", bound=Moving, covariant=True)
 
 
 class Keeping(Protocol[M_co]):
-    """`OffsetStore` and `AsyncOffsetStore`."""
+    """The methods used of `OffsetStore` and `AsyncOffsetStore`."""
 
     def begin(self) -> Later[M_co]: ...
     def read_offsets(self, group: str) -> Later[Mapping[TopicPartition, int]]: ...
@@ -64,14 +64,14 @@ class Keeping(Protocol[M_co]):
 
 @frozen
 class Took:
-    """What one poll returned, and how far each partition is moved by it."""
+    """The result of one poll: records, and how far they move each partition."""
 
     records: tuple[ConsumerRecord, ...]
     moved: Mapping[TopicPartition, OffsetMoved]
 
 
 class Reading(Generic[M]):
-    """Where a consumer is, beside where the database has it. Its methods are recipes."""
+    """A consumer's positions together with the database's offsets. Its methods are recipes."""
 
     def __init__(
         self, store: Keeping[M], consumer: Polling, group: str | None, on_data_loss: OnDataLoss = "fail"
@@ -87,14 +87,14 @@ class Reading(Generic[M]):
         self._unsynced = True
 
     def unsync(self) -> None:
-        """What the consumer reads, or from where, is not known to be what the database says."""
+        """Mark the consumer's assignment or positions as possibly different from the database's offsets."""
         self._unsynced = True
 
     def poll(self, timeout_s: float, most: int | None) -> Recipe[Took]:
-        """Records that follow what the database has; none if `timeout_s` has passed."""
+        """Return records that follow the database's offsets; none if `timeout_s` has passed."""
         poll = partial(self._consumer.poll, timeout_s, most)
         records = yield from self._poll(poll)
-        if self._unsynced:  # these may not be the ones: an assignment may have come with them
+        if self._unsynced:  # an assignment may have come with these records: their offsets may be wrong
             yield from self._sync(records)
             records = yield from self._poll(poll)
             if self._unsynced:
@@ -111,12 +111,12 @@ class Reading(Generic[M]):
         return Took(tuple(records), moved)
 
     def _poll(self, poll: Callable[[], Later[list[ConsumerRecord]]]) -> Recipe[list[ConsumerRecord]]:
-        """Raises: DataLoss where the log does not have what follows the database's offset."""
+        """Poll once. Raises: DataLoss if the log does not contain the database's offset."""
         try:
             records: list[ConsumerRecord] = yield from do("poll", self.group, poll)
         except PositionUnknown as exc:
             at = TopicPartition(exc.topic, exc.partition)
-            if self._unsynced:  # the position may be one that the database does not have
+            if self._unsynced:  # the position may not come from the database
                 yield from self._sync(())
                 if at in self._kept:
                     return []
@@ -127,7 +127,7 @@ class Reading(Generic[M]):
         return records
 
     def _lost(self, at: TopicPartition, why: PositionUnknown) -> Recipe[None]:
-        """Fail, or go on where the log goes on; never before the database's offset."""
+        """Raise DataLoss, or seek to where the log continues, never before the database's offset."""
         begins = yield from do("position", str(at), partial(self._consumer.beginning_offsets, [at]))
         ends = yield from do("position", str(at), partial(self._consumer.end_offsets, [at]))
         loss = DataLoss(self.group, str(at), self._kept[at], begins[at], ends[at])
@@ -138,7 +138,7 @@ class Reading(Generic[M]):
         self._consumer.seek(at, place)
 
     def _sync(self, records: Iterable[ConsumerRecord]) -> Recipe[None]:
-        """Set the consumer to where the database is; partitions it does not have begin where they did."""
+        """Seek to the database's offsets; partitions without one go back to the start of `records`."""
         self._unsynced = False
         try:
             kept = yield from do("read offsets", self.group, partial(self._store.read_offsets, self.group))
@@ -151,7 +151,7 @@ class Reading(Generic[M]):
         self._seek({**_first_of(records), **self._kept})
 
     def _take_back(self, records: Iterable[ConsumerRecord]) -> None:
-        """They are returned again, unless the database has them. Without an offset there, only by this."""
+        """Seek back so that `records` are returned again, unless the database already has them."""
         self._unsynced = True
         self._seek(_first_of(records))
 
@@ -169,7 +169,7 @@ class Reading(Generic[M]):
             raise
 
     def commit(self, txn: M, took: Took) -> Recipe[None]:
-        """Raises: Fenced if another has moved a partition; InDoubt, and the next poll finds out."""
+        """Commit rows and offsets. Raises: Fenced if another reader moved a partition; InDoubt."""
         self._unsynced = True
         try:
             if took.moved:
@@ -193,16 +193,16 @@ class Reading(Generic[M]):
             self._consumer.pin(new)
 
     def rollback(self, txn: M, took: Took) -> Recipe[None]:
-        """The rows are taken back, and the records will be returned again, unless the database has them."""
+        """Roll back the rows and rewind to `took`; the next poll checks the database's offsets."""
         self._take_back(took.records)
         try:
             yield from do("roll back", self.group, txn.rollback)
-        except Exception as exc:  # it hides no other
+        except Exception as exc:  # must not hide the original error
             _log.warning("%s: the database's transaction could not be rolled back: %s", self.group, exc)
 
 
 def _first_of(records: Iterable[ConsumerRecord]) -> dict[TopicPartition, int]:
-    """The first offset of each partition."""
+    """Return the first offset of each partition."""
     first: dict[TopicPartition, int] = {}
     for each in records:
         first.setdefault(TopicPartition(each.topic, each.partition), each.offset)

@@ -1,9 +1,9 @@
-"""Who carries out the recipe: it is a generator of steps, and here each step is called, or awaited.
+"""Drivers that run a recipe, which is a generator of steps: one calls each step, the other awaits it.
 
     row = yield from do("claim", "payments-1", partial(store.claim, "payments-1"))
 
-So there is one recipe, for stores and producers that wait and for those that are awaited. Steps are numbered
-in the order in which they are taken, and a test may watch them: a crash test enumerates what it can meet.
+One recipe serves both blocking and asyncio stores and producers. Steps are numbered in execution order, and a
+test may watch them: a crash test enumerates them to kill the process at each.
 """
 
 from collections.abc import Awaitable, Callable, Generator
@@ -19,9 +19,9 @@ T = TypeVar("T")
 class Step:
     """One effect on the database, on Kafka or on time.
 
-    name   what it is: docs/dualwrite.md lists them
-    about  the transactional id, if it is about one
-    call   does it; what it returns is awaited by the asynchronous driver
+    name   kind of step; docs/dualwrite.md lists them
+    about  the transactional id, topic or group concerned, if any
+    call   performs the step; the asyncio driver awaits its result
     """
 
     name: str
@@ -31,23 +31,23 @@ class Step:
 
 Recipe = Generator[Step, object, T]
 Watch = Callable[[int, Step, bool], None]
-"""Told of each step: its number from 1 on, what it is, and False before it, True after it succeeded."""
+"""Callback for each step: its number from 1, the step, and False before it or True after it succeeded."""
 
 
 def do(name: str, about: str, call: Callable[[], T | Awaitable[T]]) -> Recipe[T]:
-    """One step of a recipe; what it returned."""
+    """Yield one step of a recipe and return its result."""
     return cast(T, (yield Step(name, about, call)))
 
 
 class Driver:
-    """Takes steps one after the other, in the caller's thread."""
+    """A driver that runs steps one after the other in the caller's thread."""
 
     def __init__(self, watch: Watch | None = None) -> None:
         self._watch = watch
         self._taken = 0
 
     def tell(self, step: Step) -> Callable[[], None]:
-        """Number a step, and say that it is about to be taken; what to call when it was."""
+        """Assign a number to a step and announce it; return the callback for its success."""
         watch = self._watch
         if watch is None:
             return _nothing
@@ -57,27 +57,27 @@ class Driver:
         return lambda: watch(number, step, True)
 
     def take(self, step: Step, call: Callable[[], T]) -> T:
-        """Take one step."""
+        """Run one step."""
         done = self.tell(step)
         result = call()
         done()
         return result
 
     def run(self, recipe: Recipe[T]) -> T:
-        """Carry a recipe out; what it returns or raises.
+        """Run a recipe to its end and return its result.
 
-        It hears of every failure, Ctrl-C included; also of what a signal's handler raises in here, between
-        two steps: that is a failure of the step before, or of the one after.
+        Every exception is thrown into the recipe, KeyboardInterrupt included. An exception that a signal
+        handler raises here, between two steps, counts as a failure of the step before or after.
         """
         resume, value = _first(recipe)
         while True:
             try:
-                while True:  # inside: a jump back is where a signal's handler may run
+                while True:  # inside `try`: a signal handler may run at the backward jump
                     step = resume(value)
                     value = self.take(step, step.call)
                     resume = recipe.send
             except BaseException as exc:
-                if getgeneratorstate(recipe) == GEN_CLOSED:  # it has ended, and this is how
+                if getgeneratorstate(recipe) == GEN_CLOSED:  # the recipe has ended with this exception
                     if isinstance(exc, StopIteration):
                         return cast(T, exc.value)
                     raise
@@ -86,10 +86,10 @@ class Driver:
 
 
 class AsyncDriver(Driver):
-    """The same on a loop; a cancelled wait is a failure of its step."""
+    """A driver for asyncio; cancellation counts as a failure of the awaited step."""
 
     async def take_async(self, step: Step, call: Callable[[], Awaitable[T]]) -> T:
-        """Take one step."""
+        """Run one step and await its result."""
         done = self.tell(step)
         result = await call()
         done()

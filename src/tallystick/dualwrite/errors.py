@@ -1,27 +1,29 @@
-"""What a dual write raises besides what its two halves raise. Each says what became of both.
+"""Errors of the dual-write library, beyond those of the database and the Kafka client.
+
+Each error states the outcome of both halves.
 
     DualWriteError
       Fenced            another writer has claimed the id: neither half was committed
-      NotRecovered      recover() comes first; nothing was begun
+      NotRecovered      recover() must be called first; nothing was begun
       TooLate           the block took too long for its mode: neither half was committed
-      NotYours          a half that the writer owns was ended, or would have been; or a fork's child uses it
-      UnsafeStore       the database would lose what it acknowledged; nothing was begun
+      NotYours          the block ended a half that the writer owns, or a forked child uses it
+      UnsafeStore       the database may lose acknowledged commits; nothing was begun
       BadStore          the table, path or family is missing or of another version
-      BadRow            the row of an id is not what this library writes
+      BadRow            the row of an id is not in the format of this library
       NotCommitted      (from stores) the database certainly did not commit; a writer raises its cause
       CommitUnknown     (from stores) the answer to a database commit was lost; a writer raises InDoubt
-      Halted            recovery found what it must not decide; nothing was changed in Kafka
+      Halted            recovery found a state that it must not resolve; nothing was changed in Kafka
         LogBehind         the cluster has lost a transaction that it acknowledged
         ForeignCluster    the row was recorded with another cluster
-        DatabaseBehind    the database has lost a transaction that it acknowledged, and Kafka has committed it
-      Torn              the database committed, and the cluster has aborted its half: to be repaired by hand
-      NotVisible        both halves are committed; whether readers see it could not be seen in time
+        DatabaseBehind    the database has lost a transaction that it acknowledged and Kafka has committed
+      Torn              the database committed, and the cluster aborted its half: repair by hand
+      NotVisible        both halves are committed; visibility to readers was not confirmed in time
       DataLoss          records that follow the database's offset are no longer in the log
       NoFreeId          every id of a pool was in use for too long
-    InDoubt             (kernel) a commit was sent, and its outcome is not known: recover() finds out
-      WriteInDoubt      the same of a dual write, with what to ask for: `outcome()`
+    InDoubt             (kernel) a commit was sent, and its outcome is unknown: recover() determines it
+      WriteInDoubt      the same for a dual write; `outcome()` returns the result once known
 
-All of them pickle.
+All errors can be pickled.
 """
 
 from collections.abc import Mapping
@@ -32,11 +34,11 @@ from tallystick.kernel.errors import InDoubt, TallystickError
 
 
 class DualWriteError(TallystickError):
-    """Root of these."""
+    """Base class of the dual-write errors."""
 
 
 class Fenced(DualWriteError):
-    """Another writer has claimed this transactional id in the database. Close this one, or recover it."""
+    """Another writer has claimed this transactional id in the database. Close this writer or recover it."""
 
     def __init__(self, transactional_id: str, owner: str, found: str = "") -> None:
         super().__init__(transactional_id, owner, found)
@@ -51,11 +53,11 @@ class Fenced(DualWriteError):
 
 
 class NotRecovered(DualWriteError):
-    """A transaction was asked for before recover(), or after an outcome that only recover() can settle."""
+    """A transaction was begun before recover(), or after an outcome that only recover() can resolve."""
 
 
 class TooLate(DualWriteError):
-    """The cluster may be about to abort by transaction.timeout.ms: both halves were taken back in time."""
+    """The block came too close to transaction.timeout.ms, so both halves were rolled back."""
 
     def __init__(self, transactional_id: str, took_ms: int, timeout_ms: int) -> None:
         super().__init__(transactional_id, took_ms, timeout_ms)
@@ -70,13 +72,13 @@ class TooLate(DualWriteError):
 
 
 class NotYours(DualWriteError):
-    """The writer commits both halves: inside its block the session and the connection are not committed."""
+    """An operation reserved to the writer, such as committing the session, or use in a forked child."""
 
 
 class UnsafeStore(DualWriteError):
-    """A database set up to lose what it acknowledged: `setting` has `found`, and `wanted` would be safe.
+    """The database may lose acknowledged commits: `setting` is `found`, and `wanted` would be safe.
 
-    risk  what allows exactly this in `allow_unsafe_durability`; empty where nothing but `wanted` will do
+    risk  the value of `allow_unsafe_durability` that allows it; empty if only `wanted` is accepted
     """
 
     def __init__(self, setting: str, found: str, wanted: str, risk: str = "") -> None:
@@ -98,11 +100,11 @@ class UnsafeStore(DualWriteError):
 
 
 class BadStore(DualWriteError):
-    """The place of the rows is missing or of another version; `create()` makes it."""
+    """The table, path or column family is missing or of another version; `create()` creates it."""
 
 
 class BadRow(DualWriteError):
-    """The row of `transactional_id` cannot be read. Never take it for an empty one."""
+    """The row of `transactional_id` cannot be read. It must never be treated as empty."""
 
     def __init__(self, transactional_id: str, why: str) -> None:
         super().__init__(transactional_id, why)
@@ -113,9 +115,9 @@ class BadRow(DualWriteError):
 
 
 class NotCommitted(DualWriteError):
-    """A store's word that COMMIT was not sent, or was refused: the transaction had no effect [DW-3].
+    """A store certifies that COMMIT was not sent or was refused: the transaction had no effect [DW-3].
 
-    Without this word a writer takes the outcome for unknown, whatever was raised.
+    A writer treats any other exception from a commit as an unknown outcome.
     """
 
     def __init__(self, cause: Exception) -> None:
@@ -127,11 +129,11 @@ class NotCommitted(DualWriteError):
 
 
 class CommitUnknown(DualWriteError):
-    """The database was told to commit and did not answer: only a claim, and then a look, can tell."""
+    """COMMIT was sent and not answered: only a claim followed by a read can determine the outcome."""
 
 
 class Outcome(Enum):
-    """What became of a dual write whose end was in doubt."""
+    """The outcome of a dual write that was in doubt."""
 
     COMMITTED = "both halves are committed, or will be by recover()"
     NOT_COMMITTED = "neither half is committed"
@@ -139,10 +141,10 @@ class Outcome(Enum):
 
 
 class WriteInDoubt(InDoubt):
-    """The end of a dual write is not known. `recover()` finds out; from then on `outcome()` tells.
+    """The outcome of a dual write is unknown until `recover()`; `outcome()` returns it from then on.
 
     states  the Kafka transaction of each transactional id; the database names them if it has committed.
-            Without records there is none, and nothing can tell whether the rows were committed.
+            Empty if no records were sent: then the database commit cannot be verified.
     """
 
     def __init__(self, text: str, states: Mapping[str, PreparedTxnState]) -> None:
@@ -154,51 +156,51 @@ class WriteInDoubt(InDoubt):
         return str(self.args[0])
 
     def outcome(self) -> Outcome:
-        """What became of it, as far as this writer has found out. Never repeat what is UNKNOWN."""
+        """Return the outcome as far as this writer knows it. Never repeat a write that is UNKNOWN."""
         return self._outcome
 
     def settle(self, outcome: Outcome) -> None:
-        """What a recovery, or the commit itself, has found out; the first word counts."""
+        """Set the outcome found by a recovery or by the commit itself; only the first call counts."""
         if self._outcome is Outcome.UNKNOWN:
             self._outcome = outcome
 
 
 class Halted(DualWriteError):
-    """Recovery found what neither commit nor abort would put right. Kafka was not touched."""
+    """Recovery found a state that neither commit nor abort would repair. Kafka was not changed."""
 
 
 class LogBehind(Halted):
-    """The cluster shows less than it once acknowledged: restored from a backup, or data was lost."""
+    """The cluster has lost data that it acknowledged, for example after a restored backup."""
 
 
 class ForeignCluster(Halted):
-    """The row was recorded with another cluster than the one the producer is connected to."""
+    """The row was recorded with a different cluster than the one the producer is connected to."""
 
 
 class DatabaseBehind(Halted):
-    """The database has lost a commit that it acknowledged, and Kafka has the records of it.
+    """The database has lost a commit that it acknowledged and whose records are in Kafka.
 
-    After a failover to an asynchronous replica, or a restored backup. Write those rows again, or make up for
-    the records; then recover(accept_torn=True).
+    This follows a failover to an asynchronous replica, or a restored backup. Write those rows again, or
+    compensate for the records; then call recover(accept_torn=True).
     """
 
 
 class Torn(DualWriteError):
-    """The rows are committed and their records are not: the cluster ended the transaction by itself.
+    """The rows are committed and their records are not, because the cluster aborted the transaction.
 
-    By transaction.timeout.ms in a mode weaker than two-phase commit, or by an operator. Send those records
-    again, or take the rows back.
+    The cause is transaction.timeout.ms, in a mode weaker than two-phase commit, or an operator. Send those
+    records again, or delete the rows.
     """
 
 
 class NotVisible(DualWriteError):
-    """Both halves are committed; that the markers are there for readers to see could not be seen in time."""
+    """Both halves are committed, but the transaction markers were not confirmed in time."""
 
 
 class DataLoss(DualWriteError):
-    """The log does not have the offset that the database wants next: nothing of the partition was read.
+    """The log does not contain the database's next offset; nothing was read from the partition.
 
-    Attributes: group; partition, its name; offset, the database's; begin, end: what the log has now.
+    Attributes: group; partition, its name; offset, the database's; begin and end, the log's current bounds.
     """
 
     def __init__(self, group: str, partition: str, offset: int, begin: int, end: int) -> None:
@@ -224,4 +226,4 @@ class DataLoss(DualWriteError):
 
 
 class NoFreeId(DualWriteError):
-    """Every id of the pool was in use for as long as the caller would wait."""
+    """No id of the pool became free within the caller's wait time."""

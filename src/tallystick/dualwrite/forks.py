@@ -1,7 +1,7 @@
-"""A writer is of the process that first used it: a forked child neither uses nor ends what is open [DW-11].
+"""Protection of open transactions across fork(): a child neither uses nor ends its parent's [DW-11].
 
-The child has copies of sockets and of file descriptors: a ROLLBACK, a COMMIT or a polite goodbye from it
-would be its parent's.
+A writer belongs to the process that first used it. The child has copies of its sockets and file descriptors:
+a ROLLBACK, a COMMIT or a protocol-level close sent by the child would take effect for the parent.
 """
 
 import ctypes
@@ -12,7 +12,7 @@ from tallystick.dualwrite.errors import NotYours
 
 
 class Home:
-    """The process in which something is used: the first one that does so."""
+    """The process that an object belongs to: the first one to use it."""
 
     def __init__(self) -> None:
         self._process: object = None
@@ -20,11 +20,11 @@ class Home:
 
     @property
     def is_elsewhere(self) -> bool:
-        """Was it used before this process was forked off?"""
+        """Whether this process is a fork of the one that used the object first."""
         return self._process is not None and self._process is not this_process()
 
     def check(self, what: str) -> None:
-        """Raises: NotYours in a forked child."""
+        """Raise NotYours in a forked child."""
         if self.is_elsewhere:
             raise NotYours(
                 f"{what} was in use in process {self._pid}, and this is a fork of it, {os.getpid()}: what is "
@@ -33,15 +33,15 @@ class Home:
             )
 
     def enter(self, what: str) -> None:
-        """It is used here. Raises: NotYours in a forked child."""
+        """Record this process as the owner. Raises: NotYours in a forked child."""
         self.check(what)
         self._process, self._pid = this_process(), os.getpid()
 
 
 def leave_to_parent(what: object) -> None:
-    """Keep it from ever being finalized here: that may end it, too.
+    """Leak a reference, so that the object is never finalized in this process.
 
-    No variable lasts beyond the interpreter's exit, where drivers close what is collected: SQLite's rolls the
-    transaction back, in the file that the parent writes to.
+    Finalization may end the parent's transaction. No variable outlives the interpreter's exit, when drivers
+    close collected connections: SQLite's would roll back the transaction in the file that the parent uses.
     """
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(what))

@@ -1,14 +1,15 @@
-"""What a database keeps of a transactional id: one row, in columns or in one text. Pure.
+"""The state row that a database keeps for a transactional id, as columns or as JSON text. Pure.
 
-A *claim* puts a new random `owner` into it and changes nothing else; from then on nobody's commit can succeed
-who holds an older owner. A *record*, in the database transaction of the user's own rows, puts there the name
-of the Kafka transaction that belongs to them. So the row always names the last Kafka transaction whose
-database half was committed. When recovery has seen that the other half is finished, too, it notes that as
-`settled`: initialising an id wipes out what the cluster could tell of the past.
+A *claim* writes a new random `owner` into the row and changes nothing else; from then on no commit by a
+writer with an older owner can succeed. A *record*, in the database transaction of the user's own rows, writes
+the name of the Kafka transaction that belongs to them. So the row always names the last Kafka transaction
+whose database half was committed. When recovery has seen that the Kafka half is finished too, it records that
+as `settled`, because initialising an id erases the cluster's record of the past.
 
 `former_producer_ids` is the row's history. A transactional id gets another producer id when the epochs of one
-are used up, and two producer ids alone do not tell which was first: brokers take them from different blocks.
-A transaction in doubt under a former one is older than the row, which a healthy log cannot show.
+are exhausted, and two producer ids alone do not show which came first: brokers allocate them from different
+blocks. A transaction in doubt under a former producer id is older than the row, which is impossible with an
+intact log.
 
 Source: KIP-939 "Normal processing recipe", "a mapping of transactionalId (string) to preparedTransactionState
 (string)".
@@ -24,16 +25,16 @@ from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.value import frozen, replace
 
 SCHEMA_VERSION: Final = 1
-"""The version of the columns below. A store with another one is refused, never guessed at."""
+"""The version of the columns below. Rows of any other version are refused."""
 
 TABLE: Final = "kafka_transaction_state"
-"""The name of the table, column family or path; KIP-939's."""
+"""The name of the table, column family or path, as in KIP-939."""
 
 FORMER_MAX: Final = 32
-"""How many former producer ids a row keeps: a million transactions, at 32,768 epochs each."""
+"""Maximum number of former producer ids in a row: a million transactions, at 32,768 epochs each."""
 
 NOTHING: Final = PreparedTxnState()
-# In the column `settled`, beside 0 or 1; who does not know them reads "not settled".
+# Flags in the column `settled`, beside 0 or 1; a reader that does not know them sees "not settled".
 _COMPLETED: Final = 2
 _NOTES: Final = 4
 _ALONE: Final = 8
@@ -41,20 +42,21 @@ _ALONE: Final = 8
 
 @frozen(kw_only=True)
 class StoredState:
-    """One transactional id in the store.
+    """The stored row of one transactional id.
 
-    owner                the token of who may record; a claim replaces it
-    state                the last Kafka transaction that the database committed; empty: there was none yet
+    owner                token of the writer that may record; a claim replaces it
+    state                the last Kafka transaction that the database committed; empty if there was none yet
     settled              both halves of `state` are known to be finished
-    completing           a recovery commits `state` in Kafka, or has: InitProducerId moves the pair on, and
-                         what the cluster shows committed afterwards is this one
-    notes                before a later transaction is aborted, it is noted that `state` is settled
-    alone                it was recorded by a DualWriter of its own, and not by one of a pool
-    former_producer_ids  those that `state` named before, oldest first
-    cluster_id           where that transaction was; None: nothing was recorded, or the cluster has no id
-    transaction_version  what it was started with; below 2 a pair names many transactions
-    started_at_ms        when it was begun, in milliseconds since the epoch, by the writer's clock
-    timeout_ms           after which the cluster might have aborted it; None: never
+    completing           a recovery is committing `state` in Kafka, or has done so: InitProducerId bumps the
+                         epoch, and the commit that the cluster shows afterwards is this one
+    notes                the writer records that `state` is settled before it aborts a later transaction
+    alone                recorded by a DualWriter of its own, not by one of a pool
+    former_producer_ids  producer ids that `state` named before, oldest first
+    cluster_id           cluster of that transaction; None: nothing was recorded, or the cluster has no id
+    transaction_version  transaction.version it was started with; below 2 one producer id and epoch names
+                         many transactions
+    started_at_ms        start time by the writer's clock, in milliseconds since the Unix epoch
+    timeout_ms           time after which the cluster might have aborted it; None: never
     """
 
     transactional_id: str
@@ -72,16 +74,16 @@ class StoredState:
     schema_version: int = SCHEMA_VERSION
 
     def owned_by(self, owner: str) -> "StoredState":
-        """The row after a claim."""
+        """Return the row as it is after a claim."""
         return replace(self, owner=owner)
 
     @property
     def pending(self) -> PreparedTxnState:
-        """What may still have to be committed in Kafka."""
+        """The transaction that may still have to be committed in Kafka, or an empty state."""
         return NOTHING if self.settled else self.state
 
     def after(self, state: PreparedTxnState) -> tuple[int, ...]:
-        """`former_producer_ids` once the row names `state`."""
+        """Return `former_producer_ids` for a row that names `state`."""
         now = self.state.producer_id
         if now is None or now == state.producer_id:
             return self.former_producer_ids
@@ -93,7 +95,7 @@ Value = str | int | None
 
 
 def to_columns(row: StoredState) -> dict[str, Value]:
-    """The row as plain values, in the order of the table's columns."""
+    """Convert a row to plain values, in the order of the table's columns."""
     return {
         "transactional_id": row.transactional_id,
         "owner": row.owner,
@@ -109,7 +111,7 @@ def to_columns(row: StoredState) -> dict[str, Value]:
 
 
 def from_columns(columns: Mapping[str, object]) -> StoredState:
-    """What `to_columns` gave. Raises: BadRow for anything else, a newer schema included."""
+    """Convert the result of `to_columns` back. Raises: BadRow otherwise, including for a newer schema."""
     who = columns.get("transactional_id")
     try:
         version = _whole(columns["schema_version"])
@@ -138,12 +140,12 @@ def from_columns(columns: Mapping[str, object]) -> StoredState:
 
 
 def to_bytes(row: StoredState) -> bytes:
-    """The row for a store that keeps values and no columns: a JSON object of the columns, in UTF-8."""
+    """Serialize a row as a UTF-8 JSON object of its columns, for key-value stores."""
     return json.dumps(to_columns(row), separators=(",", ":"), ensure_ascii=False).encode()
 
 
 def from_bytes(transactional_id: str, data: bytes) -> StoredState:
-    """What `to_bytes` gave. Raises: BadRow, also if it is the row of another id."""
+    """Parse the result of `to_bytes`. Raises: BadRow, also if it is the row of another id."""
     try:
         columns = json.loads(data)
     except ValueError as exc:

@@ -1,11 +1,11 @@
-"""The consumers whose offsets a dual write sends: where they go on, as the write ended.
+"""Positions of the consumers whose offsets a dual write sends, after each outcome.
 
-    committed       from where they are; what was sent counts
-    taken back      the next `poll` returns again what was returned and never committed [DW-26]
-    not known       nowhere, until recovery has found out: whether the offsets count is as open as the rows
+    committed      the consumer continues at its position; the offsets sent count
+    rolled back    the next `poll` returns again everything returned and never committed [DW-26]
+    unknown        the consumer is paused until recovery: the offsets are as undecided as the rows
 
-A consumer that went on before the outcome is known would hand out records whose predecessors may be taken
-back, and offsets behind them, committed later, would skip these for good.
+A consumer that continued before the outcome is known would return records whose predecessors may be rolled
+back, and a later commit of its offsets would skip those for good.
 """
 
 import logging
@@ -21,7 +21,7 @@ _log = logging.getLogger("tallystick.dualwrite")
 
 
 class Rewinding(Protocol):
-    """What this needs of `tallystick.Consumer` and `tallystick.aio.Consumer`."""
+    """The methods used of `tallystick.Consumer` and `tallystick.aio.Consumer`."""
 
     @property
     def assignment(self) -> frozenset[TopicPartition]: ...
@@ -35,10 +35,10 @@ class Rewinding(Protocol):
 
 @dataclass(slots=True)
 class Sent:
-    """One `send_offsets`.
+    """One call of `send_offsets`.
 
-    positions  what was sent
-    held       the partitions that return nothing until the outcome is known; None while nothing is held
+    positions  the offsets that were sent
+    held       partitions paused until the outcome is known; None while no partition is paused
     """
 
     consumer: Rewinding
@@ -47,27 +47,27 @@ class Sent:
 
 
 class SentOffsets:
-    """What one block has sent, until its outcome is known. Concluding it again changes nothing."""
+    """The offsets sent by one block, until its outcome is known. `conclude` is idempotent."""
 
     def __init__(self) -> None:
         self._sent: list[Sent] = []
 
     def add(self, consumer: Rewinding) -> Sent:
-        """Note it before its positions are known: what it has returned is part of the block already."""
+        """Add a consumer before its positions are known: its returned records already belong to the block."""
         sent = Sent(consumer)
         self._sent.append(sent)
         return sent
 
     def forget(self) -> None:
-        """In a forked child: these are the parent's."""
+        """Drop all entries in a forked child: they belong to the parent."""
         self._sent.clear()
 
     def conclude(self, outcome: Outcome) -> None:
-        """The block has ended like this, or recovery has found it out."""
+        """Apply the outcome of the block, as known at its end or after recovery."""
         for sent in tuple(self._sent):
             try:
                 _conclude(sent, outcome)
-            except ClientError as exc:  # it is closed, or another thread's: the block's own error comes first
+            except ClientError as exc:  # closed, or used by another thread: the block's own error comes first
                 _log.warning("%r: where it goes on was not set: %s", sent.consumer, exc)
             if outcome is not Outcome.UNKNOWN:
                 self._sent.remove(sent)
@@ -81,7 +81,7 @@ def _conclude(sent: Sent, outcome: Outcome) -> None:
             consumer.pause(held)
             sent.held = held
             _log.warning("%r returns no more records until recover() has found the outcome", consumer)
-        else:  # recovery has looked, and another writer had the id in between
+        else:  # recovery has run, and another writer held the id in between
             _log.error(
                 "%r returns no more records: nothing tells whether its offsets were committed. "
                 "Close it and open it anew: it begins at the offsets that the group has committed",

@@ -1,4 +1,4 @@
-"""WriterPool: a writer, and so a transactional id, for each of several transactions at the same time."""
+"""WriterPool: one writer, and so one transactional id, for each of several concurrent transactions."""
 
 import logging
 import re
@@ -29,7 +29,7 @@ SIZE_MAX: Final = 1000
 
 
 def ids_of(config: Mapping[str, object], size: int) -> list[str]:
-    """The ids of a pool: `transactional.id`, a hyphen and a number. Raises: BadConfig."""
+    """Build the ids of a pool: `transactional.id`, a hyphen and a number. Raises: BadConfig."""
     base = config.get("transactional.id")
     if not isinstance(base, str) or not base:
         raise BadConfig("transactional.id: must be set: the ids of the pool begin with it")
@@ -39,16 +39,16 @@ def ids_of(config: Mapping[str, object], size: int) -> list[str]:
 
 
 def beyond(base: object, size: int, stored: Iterable[str]) -> list[str]:
-    """Ids that a larger pool of the same name may have left in the store."""
+    """Select the stored ids that a larger pool of the same name may have left."""
     form = re.compile(rf"{re.escape(str(base))}-(0|[1-9][0-9]*)")
     return [each for each in stored if (found := form.fullmatch(each)) and int(found[1]) >= size]
 
 
 def is_a_pools(base: object, row: StoredState | None) -> bool:
-    """Is an id that `beyond` has found one of a pool's?
+    """Return whether an id found by `beyond` belongs to a pool.
 
-    Of a row that no transaction was recorded in nothing tells, nor of an earlier version's: those are taken
-    for a pool's, for what a larger pool has left in doubt is found by nobody else.
+    A row without a recorded transaction, or of an earlier version, does not show it. Such a row counts as a
+    pool's, because only this pool would find a transaction that a larger pool left in doubt.
     """
     if row is None or not row.alone:
         return True
@@ -62,7 +62,7 @@ def is_a_pools(base: object, row: StoredState | None) -> bool:
 
 
 def first_of(contradictions: Sequence[Torn | Halted]) -> Torn | Halted:
-    """The first one, with a note for each other."""
+    """Return the first error, with a note for each of the others."""
     first, *others = contradictions
     for each in others:
         first.add_note(f"and {type(each).__name__}: {each}")
@@ -70,7 +70,7 @@ def first_of(contradictions: Sequence[Torn | Halted]) -> Torn | Halted:
 
 
 def say_taken(base: object, writer: object, exc: BaseException) -> None:
-    """Log what one error of many may not show: that two processes have pools of one name."""
+    """Log that an id was lost to another client, which suggests two pools of the same name."""
     told: BaseException | None = exc
     while told is not None and not _tells_taken(told):
         told = told.__cause__
@@ -87,7 +87,7 @@ def say_taken(base: object, writer: object, exc: BaseException) -> None:
 
 
 def _tells_taken(exc: BaseException) -> bool:
-    """In the database, or in Kafka, which may notice first."""
+    """Return whether the id was fenced, in the database or in Kafka, which may notice first."""
     if isinstance(exc, BrokerRefused):
         return isinstance(exc, FencedInKafka) or exc.code == ErrorCode.INVALID_PRODUCER_EPOCH
     return isinstance(exc, Fenced)
@@ -98,25 +98,25 @@ def none_free(size: int, limit_s: float) -> NoFreeId:
 
 
 class WriterPool(Generic[D]):
-    """Hands out writers, at most `size` at a time. Threads share it.
+    """A pool that lends up to `size` writers at a time; shared by threads.
 
         pool = WriterPool(store, {"bootstrap.servers": ..., "transactional.id": "payments-host1"}, size=8)
         print(pool.recover())
         with pool.transaction() as txn:
             ...
 
-    Its ids are `payments-host1-0` to `payments-host1-7`. Two processes need two names, or they fence each
-    other. Life: made, recovered, used, closed.
+    Its ids are `payments-host1-0` to `payments-host1-7`. Each process needs a different name; otherwise they
+    fence each other. Life cycle: created, recovered, used, closed.
     """
 
     def __init__(
         self, store: Store[D], producer_config: Mapping[str, object], size: int, *, wait_s: float = WAIT_S
     ) -> None:
-        """Connects to nothing yet.
+        """Configure the pool without connecting.
 
         Args:
-            size: transactions at the same time, 1..1000.
-            wait_s: seconds that a caller waits for a free id, unless it says otherwise.
+            size: maximum number of concurrent transactions, 1..1000.
+            wait_s: default seconds that a caller waits for a free id.
         Raises: BadConfig.
         """
         self._store = store
@@ -133,10 +133,10 @@ class WriterPool(Generic[D]):
         return DualWriter(self._store, config, pooled=True)
 
     def recover(self, *, accept_torn: bool = False) -> Report:
-        """Recover every id, those of a larger pool before this one included: what a dead process left.
+        """Recover every id, including those left by an earlier, larger pool of the same name.
 
-        Before the first transaction, and no transaction may be open.
-        Raises: as DualWriter.recover. Torn, LogBehind and ForeignCluster when all other ids are recovered.
+        Call it before the first transaction; no transaction may be open.
+        Raises: as DualWriter.recover. Torn, LogBehind and ForeignCluster after all other ids are recovered.
         """
         self._home.enter(f"{self._config['transactional.id']}: this pool")
         found: list[Recovered] = []
@@ -164,10 +164,10 @@ class WriterPool(Generic[D]):
 
     @contextmanager
     def writer(self, wait_s: float | None = None) -> Iterator[DualWriter[D]]:
-        """A writer for this caller alone. One whose last outcome was not known is recovered first.
+        """Lend a writer to this caller alone, recovering it first if its last outcome is unknown.
 
-        If that fails, another one is tried, and the next caller tries again.
-        Raises: NoFreeId after `wait_s`; NotRecovered; as DualWriter.recover if no other one is free.
+        If that recovery fails, another free writer is tried, and the next caller tries the first one again.
+        Raises: NoFreeId after `wait_s`; NotRecovered; as DualWriter.recover if no other writer is free.
         """
         self._home.check(f"{self._config['transactional.id']}: this pool")
         if not self._recovered:
@@ -184,7 +184,7 @@ class WriterPool(Generic[D]):
                 self._free.put(writer)
 
     def _take(self, taken: list[DualWriter[D]], limit_s: float) -> DualWriter[D]:
-        """A writer that is ready, the last of `taken`; those before it could not be recovered."""
+        """Return a ready writer, appended last to `taken`; the ones before it could not be recovered."""
         failure: Exception | None = None
         while True:
             try:
@@ -195,7 +195,7 @@ class WriterPool(Generic[D]):
             try:
                 if not writer.ready:
                     _log.info("recovered before it is used again: %s", writer.recover())
-            except Exception as exc:  # whatever is wrong with it, another one may do
+            except Exception as exc:  # any failure: another writer may still work
                 _log.warning("%r: could not be recovered: %s", writer, exc)
                 failure = exc
             else:
@@ -205,7 +205,7 @@ class WriterPool(Generic[D]):
     def transaction(
         self, *, wait_visible: bool = False, wait_s: float | None = None
     ) -> Iterator[Transaction[D]]:
-        """A dual write under a free id. Raises: as `writer` and DualWriter.transaction."""
+        """Run a dual write under a free id. Raises: as `writer` and DualWriter.transaction."""
         with self.writer(wait_s) as writer, writer.transaction(wait_visible=wait_visible) as txn:
             yield txn
 
@@ -217,12 +217,12 @@ class WriterPool(Generic[D]):
         wait_visible: bool = False,
         wait_s: float | None = None,
     ) -> R:
-        """`work` in a transaction under a free id, never carried out twice. As DualWriter.run."""
+        """Run `work` in a transaction under a free id, and never apply it twice; see DualWriter.run."""
         with self.writer(wait_s) as writer:
             return writer.run(work, retries=retries, wait_visible=wait_visible)
 
     def close(self) -> None:
-        """Close every writer; again is harmless."""
+        """Close every writer. Idempotent."""
         for writer in self._writers:
             writer.close()
 

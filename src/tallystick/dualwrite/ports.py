@@ -1,4 +1,4 @@
-"""What the recipe needs of a producer, an administrator and a store, whether they wait or are awaited."""
+"""Protocols for the producer, admin client and store used by the recipe, blocking or asyncio."""
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Protocol, TypeAlias, TypeVar
@@ -16,7 +16,7 @@ Later: TypeAlias = T | Awaitable[T]
 
 
 class Producing(Protocol):
-    """`tallystick.Producer` and `tallystick.aio.Producer`."""
+    """The methods used of `tallystick.Producer` and `tallystick.aio.Producer`."""
 
     @property
     def mode(self) -> Mode | None: ...
@@ -34,7 +34,7 @@ class Producing(Protocol):
 
 
 class Describing(Protocol):
-    """`tallystick.Admin` and `tallystick.aio.Admin`."""
+    """The methods used of `tallystick.Admin` and `tallystick.aio.Admin`."""
 
     def describe_transactions(
         self, transactional_ids: Iterable[str]
@@ -44,7 +44,7 @@ class Describing(Protocol):
 
 
 class Transacting(Protocol):
-    """`StoreTransaction` and `AsyncStoreTransaction`."""
+    """The methods used of `StoreTransaction` and `AsyncStoreTransaction`."""
 
     def record(self, row: StoredState, before: StoredState | None = None) -> Later[None]: ...
     def commit(self) -> Later[None]: ...
@@ -56,7 +56,7 @@ D_co = TypeVar("D_co", bound=Transacting, covariant=True)
 
 
 class Storing(Protocol[D_co]):
-    """`Store` and `AsyncStore`."""
+    """The methods used of `Store` and `AsyncStore`."""
 
     def claim(self, transactional_id: str) -> Later[StoredState]: ...
     def begin(self) -> "D_co | Awaitable[D_co]": ...

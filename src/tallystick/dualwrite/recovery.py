@@ -1,15 +1,15 @@
-"""What recovery finds of a transactional id in both halves, and what follows from it. Pure.
+"""Decision table of recovery: compares both halves of a transactional id and decides what to do. Pure.
 
-The order is part of the rule [DW-5]. First the row is claimed: now no earlier writer's database commit can
-come any more, and what the row says is final. Then the cluster is asked what it holds, before the id is
-initialised there, because InitProducerId wipes out how the last transaction ended. `find` lays the two halves
-together, and `VERDICTS` says what follows. Only then is Kafka changed; a verdict that halts changes nothing.
+The order is part of the rule [DW-5]. First the row is claimed: from then on no earlier writer's database
+commit can succeed, and the row is final. Then the cluster is queried, before the id is initialised there,
+because InitProducerId erases how the last transaction ended. `find` compares the two halves, and `VERDICTS`
+maps the finding to an action. Only then is Kafka changed; a verdict that halts changes nothing.
 
-KIP-939's recovery recipe is the first column of the table: commit what is in doubt if the row names exactly
-that, abort it otherwise. The rest is about what the recipe takes for granted: that nothing in doubt means
-success, that the log never goes back, and that it is the same cluster.
+KIP-939's recovery recipe is the first column of the table: commit the transaction in doubt if the row names
+exactly that one, abort it otherwise. The other rows cover what the recipe takes for granted: that nothing in
+doubt means success, that the log never goes back, and that it is the same cluster.
 
-Sources: KIP-939 "Recovery recipe"; `client.transactions.modes` for what a description of an id tells
+Sources: KIP-939 "Recovery recipe"; `client.transactions.modes` for what a description of an id shows
 (KIP-890, KIP-664).
 """
 
@@ -26,11 +26,12 @@ from tallystick.kernel.value import frozen
 
 @frozen(kw_only=True)
 class Shown:
-    """What a cluster holds of a transactional id, before it is initialised.
+    """A cluster's state of a transactional id, before the id is initialised.
 
-    seen        what its coordinator shows; None: it does not know the id
-    visible     False: the cluster cannot describe ids, or we may not ask; `seen` says nothing then
-    cluster_id  None: the cluster has none
+    seen        state at the transaction coordinator; None if the id is unknown there
+    visible     False if the cluster cannot describe ids or the client is not authorized; `seen` is
+                meaningless then
+    cluster_id  None if the cluster has none
     """
 
     seen: Seen | None
@@ -39,12 +40,12 @@ class Shown:
 
     @property
     def open(self) -> Identity | None:
-        """The pair of what is in doubt: open, and not decided."""
+        """Producer id and epoch of the transaction in doubt: open, and not decided."""
         return self.seen.identity if self.seen is not None and self.seen.state == "Ongoing" else None
 
 
 class Finding(Enum):
-    """How the two halves relate. The value is what a report says of the cluster's half."""
+    """The relation of the two halves. The value is the text of a report."""
 
     IDLE = "nothing is in doubt"
     UNDECIDED = "it was in doubt, and the database never recorded one"
@@ -61,20 +62,20 @@ class Finding(Enum):
 
 
 class Verdict(Enum):
-    """What recovery does."""
+    """The action that recovery takes."""
 
     NOTHING = auto()  # both halves are finished
     COMMIT = auto()  # the open transaction
     ABORT = auto()  # the open transaction
-    COMPARE = auto()  # as KIP-939: let the cluster's answer to init be compared with the row
-    ALLOW = auto()  # go on, and say that it is not proven
-    TEAR = auto()  # say that the halves differ; go on only if somebody insists
-    LACK = auto()  # say that the database has lost a commit; go on only if somebody insists
-    HALT = auto()  # touch nothing; commit and abort would both hide it
+    COMPARE = auto()  # as KIP-939: compare the cluster's answer to InitProducerId with the row
+    ALLOW = auto()  # continue, and report that the outcome is not proven
+    TEAR = auto()  # report that the halves differ; continue only with accept_torn
+    LACK = auto()  # report that the database has lost a commit; continue only with accept_torn
+    HALT = auto()  # change nothing: commit and abort would both hide the contradiction
 
 
-# The columns: 2pc, keep, resume. A mode changes what may have happened to a transaction, and hence how often
-# FORCED and UNPROVEN are found, but not what follows. Only, `resume` rests on descriptions altogether.
+# The columns: 2pc, keep, resume. A mode affects what may have happened to a transaction, and so how often
+# FORCED and UNPROVEN occur, but not the verdict. The exception: `resume` relies on descriptions alone.
 _COLUMNS: Final = (Mode.TWO_PHASE, Mode.KEEP, Mode.RESUME)
 _ROWS: Final = {
     Finding.IDLE: (Verdict.NOTHING, Verdict.NOTHING, Verdict.NOTHING),
@@ -98,10 +99,10 @@ VERDICTS: Final = {
 
 
 def find(row: StoredState, shown: Shown, known: StoredState | None = None) -> Finding:
-    """Lay the two halves together [DW-6]. Only an exact match is DECIDED.
+    """Compare the two halves [DW-6]. Only an exact match is DECIDED.
 
     Args:
-        known: the row as this writer last saw it committed, if it has lived that long.
+        known: the row as this writer last saw it committed, if it ever did.
     """
     if row.state and None not in (row.cluster_id, shown.cluster_id) and row.cluster_id != shown.cluster_id:
         return Finding.FOREIGN
@@ -115,34 +116,34 @@ def find(row: StoredState, shown: Shown, known: StoredState | None = None) -> Fi
     if shown.seen is not None and ended in _ANOTHER and shown.seen.state in _COMMITS and not row.completing:
         return Finding.AHEAD if is_older(row, shown.seen.identity) else Finding.BEHIND
     if not row.pending:
-        # Nothing is expected. Still, an id that has not come to what was finished lost it.
+        # Nothing is expected. But an id that is behind a finished transaction has lost it.
         return Finding.AHEAD if ended is modes.Finding.LOST else Finding.IDLE
     if ended is modes.Finding.MOVED_ON and shown.seen is not None:
         return _of_past(row, shown.seen)
     return _ENDED[ended]
 
 
-# What the cluster shows is not the end of what the row names.
+# The cluster's state is not the end of the transaction that the row names.
 _ANOTHER: Final = (None, modes.Finding.MOVED_ON)
 _COMMITS: Final = ("PrepareCommit", "CompleteCommit")
 _ABORTS: Final = ("PrepareAbort", "CompleteAbort")
 
 
 def _has_lost(row: StoredState, known: StoredState) -> bool:
-    """Is the row older than the one that this writer saw committed [DW-12]?"""
+    """Return whether the row is older than the one that this writer saw committed [DW-12]."""
     name = row.state.identity
     return bool(known.state) and (name is None or is_older(known, name))
 
 
 def _of_past(row: StoredState, seen: Seen) -> Finding:
-    """The id has moved on from what the row names, and which is not known to be finished.
+    """Find the state of an unsettled row whose id has moved on to a later producer epoch.
 
-    Who ends a later transaction has noted first that this one is finished [DW-13], or has found it committed.
-    So an abort is this one's, unless the cluster itself may have moved on (below 2pc), or an operator has, or
-    a writer of an earlier version, whose rows do not say that it notes.
+    A writer that ends a later transaction has first noted that this one is finished [DW-13], or has found it
+    committed. So an abort belongs to this transaction, unless the cluster may have moved on by itself (below
+    2pc), or an operator has, or a writer of an earlier version, whose rows lack `notes`.
     """
     if seen.state in _COMMITS:
-        return Finding.FINISHED  # `completing`: else it is BEHIND
+        return Finding.FINISHED  # the row is `completing`; otherwise `find` returned BEHIND
     name, never_expires = row.state.identity, row.timeout_ms is None
     if row.notes and seen.state in _ABORTS and never_expires and not (seen.forced - {name}):
         return Finding.OVERRULED
@@ -163,9 +164,9 @@ def _of_open(row: StoredState, shown: Shown, pair: Identity) -> Finding:
 
 
 def is_older(row: StoredState, pair: Identity) -> bool:
-    """Does the history of the row prove that `pair` came before what the row names?
+    """Return whether the row's history proves that `pair` precedes the transaction that it names.
 
-    Under one producer id epochs only grow; of two producer ids, a former one of this row was the first.
+    Under one producer id epochs only grow; of two producer ids, one in `former_producer_ids` came first.
     """
     name = row.state.identity
     if name is None:
@@ -175,7 +176,7 @@ def is_older(row: StoredState, pair: Identity) -> bool:
     return pair.producer_id in row.former_producer_ids
 
 
-# How `modes` says that a transaction ended, in our words. It is not open here.
+# Findings of `modes` about an ended transaction, mapped to those of this module.
 _ENDED: Final = {
     None: Finding.IDLE,
     modes.Finding.COMMITTED: Finding.FINISHED,
@@ -188,7 +189,7 @@ _ENDED: Final = {
 
 
 def _ended(row: StoredState, shown: Shown) -> modes.Finding | None:
-    """What the cluster shows of the transaction that the row names; None if it names none."""
+    """Return the cluster's state of the transaction that the row names; None if it names none."""
     name = row.state.identity
     if name is None:
         return None
@@ -198,10 +199,10 @@ def _ended(row: StoredState, shown: Shown) -> modes.Finding | None:
 
 @frozen(kw_only=True)
 class Recovered:
-    """What recovery found of one id, and did. Prints as one line.
+    """The result of recovering one id. `str()` gives one line.
 
-    in_doubt  what was open in the cluster, when it was asked
-    did       in words: what was changed, if anything
+    in_doubt  the transaction open in the cluster when it was queried
+    did       description of the change made, if any
     """
 
     transactional_id: str
@@ -219,13 +220,13 @@ class Recovered:
 
 @frozen
 class Report:
-    """What `recover()` found and did, one line an id."""
+    """The result of `recover()`, one line for each id."""
 
     ids: tuple[Recovered, ...]
 
     @property
     def clean(self) -> bool:
-        """Was there nothing to do, and nothing to say?"""
+        """Whether every id was idle or finished, with nothing to do or report."""
         return all(each.finding in (Finding.IDLE, Finding.FINISHED) for each in self.ids)
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""What an operator does after a host is gone: finish every transactional id that a store has."""
+"""Operator recovery after a host is lost: finish every transactional id in a store."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -13,9 +13,9 @@ from tallystick.kernel.value import frozen
 
 @frozen(kw_only=True)
 class Resolved:
-    """What became of one id: what was found and done, or why it was not.
+    """The result for one id: the recovery report, or the failure.
 
-    contradicts  the halves differ, or must not be touched: trying again does not help
+    contradicts  the halves differ or must not be changed, so a retry does not help
     """
 
     transactional_id: str
@@ -27,29 +27,29 @@ class Resolved:
 def resolve(
     store: Store[Any], config: Mapping[str, object], ids: Iterable[str] = (), *, dry_run: bool
 ) -> Iterator[Resolved]:
-    """Recover each id under a writer of its own, which fences whoever has it. One failure hides no other.
+    """Recover each id with its own writer, which fences the current one. Failures do not stop the rest.
 
     Args:
-        config: of the producers, without `transactional.id`.
-        ids: only these, of those that the store has; all of them if there are none.
-        dry_run: look only, in both halves, and change neither.
+        config: producer settings without `transactional.id`.
+        ids: ids to recover; every id of the store if empty.
+        dry_run: read both halves and change neither.
     """
     for each in ids or list(store.transactional_ids()):
         try:
-            if store.read_state(each) is None:  # it may be another store's, which has decided
+            if store.read_state(each) is None:  # another store may hold the row that decides this id
                 yield Resolved(transactional_id=each, failure="the store has no row of it; nothing was done")
                 continue
             with DualWriter(store, {**config, "transactional.id": each}) as writer:
                 (found,) = (writer.look() if dry_run else writer.recover()).ids
                 yield Resolved(transactional_id=each, recovered=found)
-        except Exception as exc:  # of the client, or of the database's driver, and of no one class
+        except Exception as exc:  # client and database driver errors have no common base class
             yield Resolved(
                 transactional_id=each, failure=told_of(exc), contradicts=isinstance(exc, Halted | Torn)
             )
 
 
 def told_of(exc: Exception) -> str:
-    """What failed, in one line and without the statement, which SQLAlchemy adds."""
+    """Describe an error in one line, without the SQL statement that SQLAlchemy adds."""
     if isinstance(exc, TallystickError):
         return str(exc)
     told = getattr(exc, "orig", None) or exc

@@ -1,8 +1,8 @@
-"""A look at who owns a row, under its lock: what a proxy or a cluster sends to the primary [DW-9].
+"""Check of a row's owner under its lock, so that proxies and clusters send it to the primary [DW-9].
 
-A plain SELECT may be answered by a replica that is behind (pgpool-II's load balancing, ProxySQL's and
-MaxScale's read/write split, Galera with `wsrep_sync_wait=0`). So the row is recorded as it is, under its
-owner, in a transaction that is then rolled back.
+A plain SELECT may be answered by a lagging replica (pgpool-II's load balancing, ProxySQL's and MaxScale's
+read/write split, Galera with `wsrep_sync_wait=0`). So the check records the row unchanged, under its owner,
+in a transaction that is then rolled back.
 """
 
 import inspect
@@ -16,16 +16,17 @@ D = TypeVar("D", bound=Transacting)
 
 
 def begin_briefly(store: Storing[D]) -> "D | Awaitable[D]":
-    """Begin a transaction for a row of ours alone, whose lock a client that is gone may have for hours.
+    """Begin a transaction on a state row alone, with a limited wait for its lock if the store can.
 
-    A store that can, limits how long it waits for locks there: `begin_briefly`, as its `begin` otherwise.
+    A client whose host is gone may hold that lock for hours. `begin_briefly` is an optional method of a store
+    that limits the wait; `begin` is used otherwise.
     """
     begin: Callable[[], D | Awaitable[D]] = getattr(store, "begin_briefly", store.begin)
     return begin()
 
 
 def look_under_lock(store: Storing[Any], row: StoredState) -> "Awaitable[None] | None":
-    """Raises: Fenced unless `row.owner` still has the row; what is returned is awaited, if it can be."""
+    """Raise Fenced unless `row.owner` still owns the row; an asyncio store returns an awaitable."""
     begun: Any = None
     try:
         begun = begin_briefly(store)

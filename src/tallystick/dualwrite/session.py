@@ -1,22 +1,22 @@
-"""The recipe of a dual write, step by step, and the recipe of its recovery. One of each, for both drivers.
+"""Recipes of a dual write and of its recovery, shared by the blocking and the asyncio driver.
 
-Normal processing, as in KIP-939: begin the database's transaction, then Kafka's; the user's rows and records;
-prepare Kafka; record the prepared transaction beside the rows; commit the database; commit Kafka. The commit
-of the database is the one moment at which both are decided [DW-7]. Hence:
+Normal processing, as in KIP-939: begin the database's transaction, then Kafka's; write the user's rows and
+records; prepare Kafka; record the prepared transaction beside the rows; commit the database; commit Kafka.
+The commit of the database is the single moment at which both are decided [DW-7]. Hence:
 
-- What fails before it takes both halves back.
-- While its own outcome is not known, nothing is done to Kafka's half, which stays prepared: only a claim can
-  tell, and that is recovery's [DW-3]. It is known when the step has returned, or has raised NotCommitted; an
-  exception out of a signal's handler may come when COMMIT was answered, and says nothing.
-- What fails after it leaves a half to be finished, and recovery finishes it.
+- A failure before it rolls back both halves.
+- While its outcome is unknown, Kafka's half is left alone and stays prepared: only a claim can determine the
+  outcome, and that is up to recovery [DW-3]. The outcome is known when the step has returned, or has raised
+  NotCommitted. An exception from a signal handler may arrive after COMMIT was answered, and proves nothing.
+- A failure after it leaves one half unfinished, and recovery finishes it.
 
-Recovery claims before it reads, and reads before it asks Kafka [DW-5]; then it describes before it
-initialises. A cluster's half is finished only after every verdict that would halt has been ruled out, and
-only if the row is still ours once the id is initialised [DW-9]: the claim keeps earlier writers from
-deciding, that look finds out later ones, and who comes after it initialises the id after us.
+Recovery claims before it reads the row, and reads the row before it asks Kafka [DW-5]; then it describes the
+id before it initialises it. A cluster's half is finished only after every halting verdict has been ruled out,
+and only if the row is still ours once the id is initialised [DW-9]: the claim keeps earlier writers from
+deciding, that check detects later ones, and a writer that claims after the check initialises the id after us.
 
-A session stands in one place (`Standing`); after anything that left a half open it is UNSETTLED, and nothing
-but recovery is legal, which throws the producers away and makes others: there is one way to recover.
+A session is in one state (`Standing`). After anything that left a half open it is UNSETTLED, and only
+recovery is legal; it discards the producers and creates new ones, so there is one way to recover.
 """
 
 import inspect
@@ -74,7 +74,7 @@ _log = logging.getLogger("tallystick.dualwrite")
 VISIBLE_MS_MAX: Final = 30_000
 """How long `wait_visible` waits for the markers."""
 LATEST_SHARE: Final = 0.75
-"""Of transaction.timeout.ms, where the cluster keeps to it: later than that the database is not committed."""
+"""Share of transaction.timeout.ms, where it applies, after which the database is no longer committed."""
 _PAUSES_S: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05)
 _DECIDING: Final = frozenset({"PrepareCommit", "PrepareAbort"})
 
@@ -82,7 +82,7 @@ D = TypeVar("D", bound=Transacting)
 
 
 class Standing(Enum):
-    """Where a writer stands; the value is what an error says of it."""
+    """The state of a writer. The value is its text in errors."""
 
     NEW = "it has not been recovered"
     READY = "it is ready"
@@ -97,9 +97,9 @@ _WITHIN: Final = frozenset({Standing.IN_TRANSACTION, Standing.RECOVERING})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Making(Generic[P]):
-    """How a session makes what it needs; the difference between the two facades.
+    """Factories and clock of a session; the only difference between the blocking and asyncio facades.
 
-    pause  waits for some seconds
+    pause  sleeps for a number of seconds
     """
 
     producer: MakeProducer[P]
@@ -109,7 +109,7 @@ class Making(Generic[P]):
 
 
 class Session(Generic[D, P]):
-    """A writer's transactions, one after the other. Its methods are recipes: a driver runs them."""
+    """A writer's transactions, one after the other. Its methods are recipes, run by a driver."""
 
     def __init__(
         self,
@@ -119,8 +119,10 @@ class Session(Generic[D, P]):
         *,
         alone: bool = True,
     ) -> None:
-        """Args:
-        alone: its ids are of no pool.
+        """Create a session for one or more clusters.
+
+        Args:
+            alone: its ids belong to no pool.
         Raises: BadConfig with all problems of the first cluster that has any.
         """
         self._alone = alone
@@ -131,7 +133,7 @@ class Session(Generic[D, P]):
         ids = [branch.id for branch in self.branches.values()]
         if not ids or len(set(ids)) != len(ids):
             raise BadConfig(f"transactional.id: every cluster needs one of its own, not {', '.join(ids)}")
-        # In one order everywhere, so that two writers never wait for each other's rows.
+        # The same order everywhere, so that two writers never deadlock on each other's rows.
         self._in_order: Sequence[Branch[P]] = sorted(self.branches.values(), key=lambda branch: branch.id)
         self._store = store
         self._making = making
@@ -139,10 +141,10 @@ class Session(Generic[D, P]):
         self._started_at_ms = self._began_ms = 0
         self.home = Home()
         self._block: object = None
-        self._database: D | None = None  # begun and not ended, as far as is known
+        self._database: D | None = None  # begun and, as far as known, not ended
         self._in_doubt: WriteInDoubt | None = None
         self.offsets = SentOffsets()
-        self._outcome = Outcome.NOT_COMMITTED  # of the last block, or the one that is open
+        self._outcome = Outcome.NOT_COMMITTED  # of the last block or the open one
         self._deciding: Mapping[str, PreparedTxnState] = {}
 
     @property
@@ -150,7 +152,7 @@ class Session(Generic[D, P]):
         return ", ".join([branch.id for branch in self._in_order])
 
     def _enter(self, into: Standing, *allowed: Standing, block: object) -> None:
-        self.check_process()  # first: who holds the lock may not have been copied
+        self.check_process()  # first: after fork() the lock may be held by a thread that does not exist here
         with self._lock:
             if self.standing not in allowed:
                 raise NotRecovered(f"{self.name}: {self._why_not()}")
@@ -159,9 +161,9 @@ class Session(Generic[D, P]):
             self.standing = into
 
     def leave(self, block: object) -> None:
-        """The call that entered with `block` is over, however it ended. Does nothing when all was done.
+        """Leave the call that entered with `block`, however it ended. Does nothing if it already finished.
 
-        An interrupt may have come where no recipe heard of it; then only recovery knows what to do.
+        An interrupt may have occurred outside any recipe; the session is then UNSETTLED and needs recovery.
         """
         if self._block is not block:
             return
@@ -174,11 +176,11 @@ class Session(Generic[D, P]):
 
     @property
     def ready(self) -> bool:
-        """Can a transaction begin, in this process?"""
+        """Whether a transaction can begin in this process."""
         return self.standing is Standing.READY and not self.home.is_elsewhere
 
     def check_process(self) -> None:
-        """Raises: NotYours in a child of the process that uses this writer."""
+        """Raise NotYours in a forked child of the process that uses this writer."""
         self.home.check(f"{self.name}: this writer")
 
     def _why_not(self) -> str:
@@ -193,13 +195,13 @@ class Session(Generic[D, P]):
     # ------------------------------------------------------------------------------ recovery
 
     def recover(self, *, accept_torn: bool = False, block: object = None) -> Recipe[Report]:
-        """Bring both halves of every id to the same end.
+        """Bring both halves of every id to the same outcome.
 
-        Order: claims, in the database; descriptions; halting verdicts; only then anything in Kafka.
+        Order: claims in the database; descriptions; halting verdicts; only then any change in Kafka.
         """
         self._enter(Standing.RECOVERING, Standing.NEW, Standing.READY, Standing.UNSETTLED, block=block)
         try:
-            if self._database is not None:  # its locks would keep the claim waiting
+            if self._database is not None:  # its locks would block the claim
                 yield from self._rolled_back(self._database)
             yield from self._drop_producers()
             report = yield from self._recovered(accept_torn=accept_torn)
@@ -214,7 +216,7 @@ class Session(Generic[D, P]):
         try:
             report = yield from self._recovered_from(known, accept_torn=accept_torn)
         except BaseException:
-            for branch in self._in_order:  # the next recovery compares with it, too
+            for branch in self._in_order:  # the next recovery compares with it too
                 branch.row = known[branch.id] or branch.row
             raise
         return report
@@ -236,17 +238,18 @@ class Session(Generic[D, P]):
         for branch, shown, finding in halves:
             try:
                 ids.append((yield from self._finish(branch, shown, finding, accept_torn=accept_torn)))
-            except (Torn, DatabaseBehind) as exc:  # the other clusters are brought to their end first
+            except (Torn, DatabaseBehind) as exc:  # finish the other clusters first
                 differ.append(exc)
         if differ:
             raise type(differ[0])("; ".join(map(str, differ)))
         return Report(tuple(ids))
 
     def _tell_outcome(self, known: Mapping[str, StoredState | None]) -> None:
-        """Every row is claimed: what was in doubt was committed if they name it.
+        """Determine the outcome of the transaction in doubt from the rows, which are all claimed.
 
-        It was not, and never will be, if a row is as it was before. Any other row is of another writer, which
-        had the id in between, and may have come after either: that stays UNKNOWN.
+        It is committed if every row names it. It is not, and never will be, if a row is as it was before. Any
+        other row was written by another writer that held the id in between, possibly after either outcome:
+        that stays UNKNOWN.
         """
         doubt, self._in_doubt = self._in_doubt, None
         states = self._deciding if doubt is None else doubt.states
@@ -265,7 +268,7 @@ class Session(Generic[D, P]):
         self.offsets.conclude(self._outcome)
 
     def look(self) -> Recipe[Report]:
-        """What recovery would find, and change nothing: neither claim nor init. It may be old news."""
+        """Report what recovery would find, without claim, InitProducerId or any change. May be outdated."""
         self.home.enter(f"{self.name}: this writer")
         ids = []
         for branch in self._in_order:
@@ -310,7 +313,7 @@ class Session(Generic[D, P]):
                 raise _DIFFER[finding](row, shown.seen)
             token = NOTHING
         if finding in _SETTLED_FIRST or not token:
-            yield from self._note(branch, settled=True)  # before init wipes out the proof
+            yield from self._note(branch, settled=True)  # before InitProducerId erases the proof
         elif finding in (Finding.DECIDED, Finding.UNSEEN):
             yield from self._note(branch, settled=False)
         producer = self._making.producer(branch.config)
@@ -332,14 +335,14 @@ class Session(Generic[D, P]):
         return conclusions.recovered(row, shown, finding, verdict, conclusions.DID[done])
 
     def _check_owner(self, branch: Branch[P]) -> Recipe[None]:
-        """Raises: Fenced if the row was claimed since: then what is open may be decided, and is not ours."""
+        """Raise Fenced if another writer has claimed the row: it may have decided the open transaction."""
         row = branch.claimed()
         yield from do("check owner", branch.id, partial(look_under_lock, self._store, row))
 
     def _note(self, branch: Branch[P], *, settled: bool) -> Recipe[None]:
-        """Note that both halves are finished, or that the other one is about to be.
+        """Record in the row that both halves are finished, or that Kafka's half is about to be.
 
-        Not needed for any outcome: it keeps what InitProducerId wipes out.
+        No outcome depends on it: it preserves what InitProducerId erases.
         """
         row = branch.claimed()
         if not row.state or row.settled or (row.completing and not settled):
@@ -360,12 +363,12 @@ class Session(Generic[D, P]):
         branch.row = noted
 
     def _drop_producers(self) -> Recipe[None]:
-        """Close what was used before; what is prepared or in doubt stays as it is [CLI-62]."""
+        """Close the current producers; transactions prepared or in doubt stay as they are [CLI-62]."""
         for branch in self._in_order:
             row, producer = branch.row, branch.give_up()
             if producer is None:
                 continue
-            # What an abort would hide is noted by recovery, which then ends what is open [DW-13].
+            # An abort would hide how `row` ended: recovery notes that first, then ends what is open [DW-13].
             abort = producer.mode is not Mode.TWO_PHASE or row is None or not row.pending
             try:
                 yield from do("close producer", branch.id, partial(producer.close, abort=abort))
@@ -375,7 +378,7 @@ class Session(Generic[D, P]):
     # ---------------------------------------------------------------------------- a transaction
 
     def begin(self, block: object = None) -> Recipe[D]:
-        """Begin both halves. Whoever calls it calls `leave(block)` at the very end."""
+        """Begin both halves. The caller must call `leave(block)` at the very end."""
         self._enter(Standing.IN_TRANSACTION, Standing.READY, block=block)
         self._outcome, self._deciding = Outcome.NOT_COMMITTED, {}
         try:
@@ -390,13 +393,13 @@ class Session(Generic[D, P]):
             for branch in self._in_order:
                 yield from do("begin", branch.id, branch.producer.begin_transaction)
                 branch.in_transaction = True
-        except BaseException:  # a producer that cannot begin, or may have begun, is of no more use
+        except BaseException:  # a producer that cannot begin, or may have begun, is unusable
             yield from self._back_out(self._database, lost=self._database is not None)
             raise
         return txn
 
     def _open(self, begin: "Callable[[], D | Awaitable[D]]") -> "D | Awaitable[D]":
-        """Begin in the database; noted before anything can interrupt, so that it is given back."""
+        """Begin in the database, and keep the transaction before any interrupt so that it is released."""
         self._database = begun = begin()  # type: ignore[assignment]
         if not inspect.isawaitable(begun):
             return begun
@@ -408,11 +411,11 @@ class Session(Generic[D, P]):
         return txn
 
     def _renew(self) -> Recipe[None]:
-        """Be sure that no producer initialises its id, which ends what is open, where another has claimed it.
+        """Ensure that no producer initialises an id, ending its transaction, after another writer's claim.
 
-        Most transactions hand the next pair on. Where one did not, or mode `resume` has recovered, a producer
-        initialises as it begins. In `resume` nothing can do better than to look before that [DW-9]. What a
-        failed block has left open is ended in the same way [DW-13].
+        Most transactions return the next producer epoch. After one that did not, or after recovery in mode
+        `resume`, a producer calls InitProducerId when it begins. In `resume` a check of the owner before that
+        is the best possible [DW-9]. A transaction left open by a failed block is ended the same way [DW-13].
         """
         stale = [branch for branch in self._in_order if branch.in_transaction or branch.producer.needs_claim]
         for branch in stale:
@@ -422,10 +425,11 @@ class Session(Generic[D, P]):
             yield from self._recovered(accept_torn=False)
 
     def commit(self, txn: D, *, wait_visible: bool = False) -> Recipe[None]:
-        """Decide both halves [DW-7].
+        """Commit both halves [DW-7].
 
-        Raises: whatever failed before the database's commit, and both are taken back. InDoubt when that, or
-            a commit in Kafka, has an unknown outcome: recover() finds out. Torn if the cluster had aborted.
+        Raises: the failure, if it came before the database's commit; both halves are rolled back. InDoubt
+            when that commit, or one in Kafka, has an unknown outcome: recover() determines it. Torn if the
+            cluster had aborted.
         """
         if self._is_forked(txn):
             self.check_process()
@@ -448,14 +452,14 @@ class Session(Generic[D, P]):
                 yield from self._seen_by_readers(branch, row.state)
 
     def _commit_database(self, txn: D, rows: "Rows[P]") -> Recipe[Exception | None]:
-        """Why the database certainly did not commit; None if it did [DW-3]."""
+        """Commit the database; return None, or the reason why it certainly did not commit [DW-3]."""
         self._deciding, self._outcome = self._states(rows), Outcome.UNKNOWN
         try:
             yield from do("commit database", "", txn.commit)
         except NotCommitted as exc:
             self._outcome = Outcome.NOT_COMMITTED
             return exc.cause
-        except Exception as exc:  # the answer was lost, or a time limit has struck: it may have committed
+        except Exception as exc:  # lost answer or time limit: it may have committed
             doubt = self._doubt(f"whether the database committed is not known: {told(exc)}", rows)
             yield from self._rolled_back(txn)
             raise doubt from exc
@@ -468,22 +472,22 @@ class Session(Generic[D, P]):
         return None
 
     def _states(self, rows: "Rows[P]") -> Mapping[str, PreparedTxnState]:
-        """What the rows name, where anything was sent."""
+        """Return the transactions that the rows name, for clusters to which records were sent."""
         return {branch.id: row.state for branch, row in rows if row is not branch.claimed() and row.state}
 
     def _doubt(self, text: str, rows: "Rows[P]") -> WriteInDoubt:
-        """What is raised, and is told the outcome by the next recovery."""
+        """Create the error to raise; the next recovery sets its outcome."""
         self._in_doubt = WriteInDoubt(f"{self.name}: {text}; recover() finds out", self._states(rows))
         return self._in_doubt
 
     def rollback(self, txn: D, cause: BaseException) -> Recipe[None]:
-        """Take both halves back, because the block has raised `cause`."""
+        """Roll back both halves because the block raised `cause`."""
         if self._is_forked(txn):
             return
         yield from self._back_out(txn, lost=_is_lost(cause))
 
     def _is_forked(self, txn: D) -> bool:
-        """Is this a child of the process that began? Then both halves are the parent's [DW-11]."""
+        """Return whether this is a forked child; both halves then belong to the parent [DW-11]."""
         if not self.home.is_elsewhere:
             return False
         leave_to_parent(txn)
@@ -507,13 +511,13 @@ class Session(Generic[D, P]):
         return rows
 
     def _check_time(self, row: StoredState) -> None:
-        """Raises: TooLate while both halves can still be taken back [DW-10]."""
+        """Raise TooLate while both halves can still be rolled back [DW-10]."""
         took_ms = self._making.clock.monotonic_ms() - self._began_ms
         if row.timeout_ms is not None and took_ms > row.timeout_ms * LATEST_SHARE:
             raise TooLate(row.transactional_id, took_ms, row.timeout_ms)
 
     def _row(self, branch: Branch[P], token: PreparedTxnState) -> StoredState:
-        """The row that goes with `token`; as it was, where nothing was sent: it is still the fence."""
+        """Build the row for `token`; unchanged if nothing was sent, and still recorded as the fence."""
         row = branch.claimed()
         if not token:
             return row
@@ -532,7 +536,7 @@ class Session(Generic[D, P]):
         )
 
     def _commit_kafka(self, rows: "Rows[P]") -> Recipe[None]:
-        """The database has decided: every cluster is told, also after one of them failed."""
+        """Commit in every cluster after the database has decided, even if one of them fails."""
         torn: list[DecisionExpired] = []
         doubts: list[Exception] = []
         for branch in self._in_order:
@@ -542,7 +546,7 @@ class Session(Generic[D, P]):
                 branch.finished = branch.claimed().state
             except DecisionExpired as exc:
                 torn.append(exc)
-            except Exception as exc:  # the client's, or out of a signal's handler
+            except Exception as exc:  # from the client, or from a signal handler
                 doubts.append(exc)
             except BaseException as exc:
                 exc.add_note(f"{self.name}: the database has committed: recover() finishes Kafka's half")
@@ -557,10 +561,10 @@ class Session(Generic[D, P]):
             raise doubt from doubts[0]
 
     def _back_out(self, txn: D | None, *, lost: bool = False) -> Recipe[None]:
-        """Take back what nobody has decided. What cannot be reached now is left to recovery.
+        """Roll back undecided halves. A half that cannot be reached now is left to recovery.
 
         Args:
-            lost: the id is another's by now: only a claim makes it ours again.
+            lost: another writer may own the id by now; only a claim takes it back.
         """
         closed = self.standing is Standing.CLOSED
         self.standing = Standing.UNSETTLED
@@ -572,7 +576,7 @@ class Session(Generic[D, P]):
             self.standing = Standing.READY
 
     def _abort_open(self) -> Recipe[bool]:
-        """Abort what is open in Kafka, where that hides nothing; False if it has to be recovered."""
+        """Abort open Kafka transactions where that hides nothing; return False if recovery is needed."""
         clean = True
         for branch in self._in_order:
             if not branch.in_transaction:
@@ -588,10 +592,11 @@ class Session(Generic[D, P]):
         return clean
 
     def _may_abort(self, branch: Branch[P]) -> Recipe[bool]:
-        """Note that the transaction before is finished: an abort hides that in the cluster [DW-13].
+        """Record that the previous transaction is finished, before an abort hides it in the cluster [DW-13].
 
-        Where that cannot be noted, and nothing else ends what is open, it is left so: the next transaction of
-        this writer, or a recovery, notes first. Raises: Fenced and its like: it is for another to end.
+        Returns: False if that failed and nothing else ends the open transaction; it then stays open, and the
+            next transaction of this writer, or a recovery, records it first.
+        Raises: Fenced and other DualWriteErrors: another writer must end the transaction.
         """
         try:
             if _as_finished(branch).settled:
@@ -604,7 +609,7 @@ class Session(Generic[D, P]):
         return True
 
     def _rolled_back(self, txn: D) -> Recipe[bool]:
-        """End the database's half; True if that went well. Its failure hides no other."""
+        """Roll back the database's half; return whether it succeeded. A failure is only logged."""
         try:
             yield from do("roll back", "", txn.rollback)
         except Exception as exc:
@@ -614,7 +619,7 @@ class Session(Generic[D, P]):
         return True
 
     def _seen_by_readers(self, branch: Branch[P], token: PreparedTxnState) -> Recipe[None]:
-        """Wait until the markers are written: then every reader of committed records is past them."""
+        """Wait until the transaction markers are written, so that read_committed consumers see records."""
         if not token:
             return
         admin, clock = branch.admin, self._making.clock
@@ -637,16 +642,16 @@ class Session(Generic[D, P]):
             yield from do("pause", branch.id, partial(self._making.pause, next(pauses, _PAUSES_S[-1])))
 
     def close(self) -> Recipe[None]:
-        """End the clients. What is prepared is left to recovery; what nobody has decided on is aborted.
+        """Close the clients. Prepared transactions are left to recovery; undecided ones are aborted.
 
-        Unless that would hide how the transaction before it ended, and it cannot be noted [DW-13]. In a
-        forked child nothing is ended: all of it is the parent's.
+        An abort is skipped if it would hide how the previous transaction ended and that cannot be recorded
+        [DW-13]. In a forked child nothing is ended, because everything belongs to the parent.
         """
         if self.home.is_elsewhere:
             leave_to_parent((self._database, self._store))
             self.standing = Standing.CLOSED
             return
-        within = self.standing in _WITHIN  # its transaction of the database is open, and would be waited for
+        within = self.standing in _WITHIN  # its database transaction is open, and its locks would block
         self.standing = Standing.CLOSED
         # Once the database was asked to commit, its row decides, and only a claim may ask it [DW-3].
         if not within and self._outcome is Outcome.NOT_COMMITTED:
@@ -659,9 +664,10 @@ class Session(Generic[D, P]):
 
 
 def _is_lost(cause: BaseException) -> bool:
-    """May the id be another's by now? Then no later transaction of this writer would do any better.
+    """Return whether another writer may own the id by now, so that later transactions would fail too.
 
-    An epoch that is too old can be aborted (KIP-890): there is nothing to abort, and it stays too old.
+    KIP-890 lets a producer abort after INVALID_PRODUCER_EPOCH, but there is nothing to abort here, and the
+    epoch stays too old.
     """
     if isinstance(cause, BrokerRefused):
         return isinstance(cause, FencedInKafka) or cause.code == ErrorCode.INVALID_PRODUCER_EPOCH
@@ -669,9 +675,9 @@ def _is_lost(cause: BaseException) -> bool:
 
 
 Rows = list[tuple[Branch[P], StoredState]]
-"""Each cluster's half, and the row that is recorded for it."""
+"""Each cluster's branch with the row to record for it."""
 
-# What is said of halves that differ for good; a person repairs them, and says so.
+# Errors for halves that differ for good; an operator repairs them and passes accept_torn.
 _DIFFER: Final[Mapping[Finding, Callable[[StoredState, Seen | None], Torn | DatabaseBehind]]] = {
     Finding.FORCED: lambda row, _: conclusions.torn(row),
     Finding.OVERRULED: conclusions.overruled,
@@ -681,11 +687,11 @@ _SETTLED_FIRST: Final = frozenset({Finding.FINISHED, Finding.STALE, *_DIFFER})
 
 
 def _as_finished(branch: Branch[P]) -> StoredState:
-    """The row; settled, if this writer itself has seen both halves of it committed."""
+    """Return the row, as settled if this writer has itself seen both halves committed."""
     row = branch.claimed()
     return replace(row, settled=True) if row.state == branch.finished else row
 
 
 def told(exc: Exception) -> str:
-    """What an exception says; its class where that says more."""
+    """Return an exception's message, or its repr if that says more."""
     return str(exc) if isinstance(exc, TallystickError) and str(exc) else repr(exc)

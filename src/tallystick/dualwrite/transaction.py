@@ -1,8 +1,8 @@
-"""What a user has inside the block: the database's half by its own names, and where to send records.
+"""Building blocks of the user's transaction object: the database's half, savepoints and sending.
 
-A store's transaction may call what the user works with by names of its own. They are handed on here with
-their types, so that `txn.session` of a writer over SqlStore is a Session to a type checker, and an error over
-a store that has none.
+A store's transaction may have its own name for the object the user works with. Those names are exposed here
+with their types, so that `txn.session` of a writer over SqlStore is a Session to a type checker, and an error
+over a store that has none.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -44,32 +44,32 @@ class Half(Generic[D_co]):
         self.home.enter("this transaction")
 
     def end(self) -> None:
-        """The block has ended: whatever is kept of it is of no use any more."""
+        """End the block: any later use of this object raises NotYours."""
         self._ended = True
 
     @property
     def database(self) -> D_co:
-        """The store's transaction. Its commit and rollback are the writer's."""
+        """The store's transaction. Only the writer commits it or rolls it back."""
         self.check_open()
         return self._database
 
     @property
     def session(self: "Half[HasSession[X]]") -> X:
-        """The SQLAlchemy Session of this transaction. Commit and roll back are the writer's."""
+        """The SQLAlchemy Session of this transaction. Only the writer commits it or rolls it back."""
         return self.database.session
 
     @property
     def connection(self: "Half[HasConnection[X]]") -> X:
-        """The SQLAlchemy Connection of this transaction. Commit and roll back are the writer's."""
+        """The SQLAlchemy Connection of this transaction. Only the writer commits it or rolls it back."""
         return self.database.connection
 
     @property
     def handle(self: "Half[HasHandle[X]]") -> X:
-        """What the store gives to work with, whatever it is called there."""
+        """The store's object for reads and writes, under a common name."""
         return self.database.handle
 
     def check_process(self) -> None:
-        """Raises: NotYours in a child of the process that began it."""
+        """Raise NotYours in a forked child of the process that began it."""
         self.home.check("this transaction")
 
     def check_open(self) -> None:
@@ -79,28 +79,28 @@ class Half(Generic[D_co]):
 
 
 class Savepoint:
-    """Rows and records that are kept or taken back together, inside a transaction.
+    """Rows and records inside a transaction that are kept or rolled back together.
 
-    What is sent here goes out when the savepoint is released; if its block raises, nothing of it does.
+    Records are sent when the savepoint is released; if its block raises, none are sent.
     """
 
     def __init__(self, send: Callable[..., object], send_batch: Callable[..., object]) -> None:
-        """Args: the transaction's own."""
+        """Create a savepoint that sends through the transaction's own methods."""
         self.kept: list[Callable[[], object]] = []
         self._send = send
         self._send_batch = send_batch
 
     def send(self, *args: object, **named: object) -> None:
-        """As the transaction's `send`, later."""
+        """Queue a call of the transaction's `send` until release."""
         self.kept.append(partial(self._send, *args, **named))
 
     def send_batch(self, *args: object, **named: object) -> None:
-        """As the transaction's `send_batch`, later."""
+        """Queue a call of the transaction's `send_batch` until release."""
         self.kept.append(partial(self._send_batch, *args, **named))
 
 
 def savepoint_of(database: object) -> Any:
-    """The store's savepoint, a context manager. Raises: NotYours without one."""
+    """Begin the store's savepoint, a context manager. Raises: NotYours for a store without savepoints."""
     begin = getattr(database, "savepoint", None)
     if begin is None:
         raise NotYours(f"{type(database).__name__} has no savepoints: what is in its transaction stays in it")
@@ -109,7 +109,7 @@ def savepoint_of(database: object) -> Any:
 
 @contextmanager
 def left_if_forked(home: Home, stack: ExitStack | AsyncExitStack) -> Iterator[None]:
-    """In a forked child what is in `stack` is not ended: its parent's savepoint would be."""
+    """Keep `stack` open in a forked child, where closing it would end the parent's savepoint."""
     try:
         yield
     finally:
@@ -118,16 +118,16 @@ def left_if_forked(home: Home, stack: ExitStack | AsyncExitStack) -> Iterator[No
 
 
 class Leaving(Protocol):
-    """`Session`, which must not depend on how its facades end."""
+    """The part of `Session` that `Block` uses."""
 
     def leave(self, block: object) -> None: ...
 
 
 class Block:
-    """What a call of a facade enters a session with, and leaves, however it ends.
+    """A context manager that makes a session `leave` a facade's call, however it ends.
 
-    It is entered twice, `with Block(session) as block, block:`: the interrupt that keeps one from leaving is
-    met by the other.
+    It is entered twice, `with Block(session) as block, block:`, so that if an interrupt prevents one exit,
+    the other still runs.
     """
 
     def __init__(self, session: Leaving) -> None:
@@ -141,7 +141,7 @@ class Block:
 
 
 def one_of(producers: Mapping[str, C], cluster: str | None) -> C:
-    """The producer of a cluster; without a name, of the only one. Raises: ValueError."""
+    """Return the producer of a cluster, or the only one if `cluster` is None. Raises: ValueError."""
     if cluster is None and len(producers) == 1:
         return next(iter(producers.values()))
     if cluster is None or cluster not in producers:
@@ -149,12 +149,12 @@ def one_of(producers: Mapping[str, C], cluster: str | None) -> C:
     return producers[cluster]
 
 
-# What a store's transaction may have beyond the contract: `flush`, called at the end of the block, while
-# records can still be sent; `sent`, told of every record; `savepoint`, a context manager.
+# Optional methods of a store's transaction: `flush`, called at the end of the block, while records can still
+# be sent; `sent`, called for every record; `savepoint`, which returns a context manager.
 
 
 def flush_rows(database: object) -> None:
-    """Rows that are still in memory, and hooks of the user's session, come before Kafka prepares."""
+    """Flush rows in memory and run the hooks of the user's session, before Kafka prepares."""
     flush = getattr(database, "flush", None)
     if flush is not None:
         flush()
@@ -167,7 +167,7 @@ async def flush_rows_async(database: object) -> None:
 
 
 def note_sent(database: object) -> None:
-    """A record is on its way: a savepoint that is rolled back does not take it back."""
+    """Notify the database's half of a sent record, which no savepoint rollback can undo."""
     sent = getattr(database, "sent", None)
     if sent is not None:
         sent()

@@ -1,4 +1,4 @@
-"""`tallystick.dualwrite.DualWriter`: rows and records, committed together or not at all."""
+"""The blocking `DualWriter`: rows and records committed together, or not at all."""
 
 import logging
 import time
@@ -38,12 +38,12 @@ R = TypeVar("R")
 _log = logging.getLogger("tallystick.dualwrite")
 
 ONLY: Final = "kafka"
-"""How the one cluster of a writer is called that was given no names."""
+"""Name of the only cluster of a writer that was configured without cluster names."""
 _MAKING: Final = Making(producer=Producer, admin=Admin, pause=time.sleep, clock=SystemClock())
 
 
 class Transaction(Half[D]):
-    """One dual write, inside its block: rows through `session` or `connection`, records through `send`."""
+    """One open dual write: rows through `session` or `connection`, records through `send`."""
 
     def __init__(
         self, database: D, producers: Mapping[str, Producer], driver: Driver, offsets: SentOffsets
@@ -64,7 +64,10 @@ class Transaction(Half[D]):
         headers: Iterable[tuple[str, bytes | None]] = (),
         cluster: str | None = None,
     ) -> Delivery:
-        """Send one record in this transaction. As `Producer.send`; `cluster` where the writer has several."""
+        """Send one record in this transaction; see `Producer.send`.
+
+        `cluster` is required if the writer has several.
+        """
         sent = partial(
             self._producer(cluster).send,
             topic,
@@ -86,7 +89,7 @@ class Transaction(Half[D]):
         timestamp_ms: int | None = None,
         cluster: str | None = None,
     ) -> BatchDelivery:
-        """Send many records at once. As `Producer.send_batch`."""
+        """Send many records at once in this transaction; see `Producer.send_batch`."""
         sent = partial(
             self._producer(cluster).send_batch,
             topic,
@@ -100,9 +103,10 @@ class Transaction(Half[D]):
     def send_offsets(self, consumer: Consumer, *, cluster: str | None = None) -> None:
         """Commit the positions of `consumer` for its group with this transaction (KIP-447).
 
-        All that it has returned counts as processed. Call it right after `poll`, inside the block: whatever
-        fails from then on, the next `poll` returns again what was not committed. While the outcome is not
-        known the consumer returns nothing; this writer's `recover()` finds out, and it goes on as that says.
+        All records that the consumer has returned count as processed. Call it right after `poll`, inside the
+        block: if anything fails from then on, the next `poll` returns the uncommitted records again. While
+        the outcome is unknown the consumer is paused; this writer's `recover()` determines the outcome and
+        resumes the consumer accordingly.
         """
         producer, group = self._producer(cluster), consumer.group_metadata()
         note = self._offsets.add(consumer)
@@ -112,7 +116,7 @@ class Transaction(Half[D]):
 
     @contextmanager
     def savepoint(self) -> Iterator[Savepoint]:
-        """A savepoint of the database whose records go out only when it is released.
+        """Open a database savepoint whose records are sent only when it is released.
 
             with suppress(BadLine), txn.savepoint() as part:
                 txn.session.add(...)
@@ -135,7 +139,7 @@ class Transaction(Half[D]):
 
 
 class DualWriter(Generic[D]):
-    """Writes a database and Kafka, in transactions that commit in both or in neither.
+    """A writer whose transactions commit in both a database and Kafka, or in neither.
 
         writer = DualWriter(SqlStore(engine), {"bootstrap.servers": ..., "transactional.id": "payments-1"})
         print(writer.recover())
@@ -143,12 +147,12 @@ class DualWriter(Generic[D]):
             txn.session.add(Payment(...))
             txn.send("payments", b"...")
 
-    Life: made, recovered, used, closed; `with` closes it. One transaction at a time: a writer is one
-    transactional id, and each writer that lives at the same time needs its own (a WriterPool hands them out).
-    The store and its engine stay the caller's.
+    Life cycle: created, recovered, used, closed; `with` closes it. A writer has one transactional id and runs
+    one transaction at a time; each concurrent writer needs an id of its own, which a WriterPool manages. The
+    caller keeps ownership of the store and its engine.
 
-    Two-phase commit is asked for unless `tallystick.modes` lists weaker ways: docs/dualwrite.md says what
-    each mode guarantees.
+    Two-phase commit is requested unless `tallystick.modes` lists weaker modes; docs/dualwrite.md describes
+    the guarantees of each.
     """
 
     def __init__(
@@ -160,14 +164,14 @@ class DualWriter(Generic[D]):
         watch: Watch | None = None,
         pooled: bool = False,
     ) -> None:
-        """Connects to nothing yet.
+        """Configure the writer without connecting.
 
         Args:
-            producer_config: settings of the producer by Kafka's names; `transactional.id` among them.
-            clusters: instead of it, such settings for each of several clusters, by names of your own. Each
-                needs a transactional id of its own.
-            watch: told of every step; for tests that end the process at one.
-            pooled: the id is one of a pool, which recovers what a larger one of its name has left.
+            producer_config: producer settings by Kafka's names, including `transactional.id`.
+            clusters: instead of `producer_config`, such settings for several clusters, by names of the
+                caller's choice. Each needs a transactional id of its own.
+            watch: callback for every step, for tests that kill the process at one.
+            pooled: the id belongs to a pool, which recovers the ids that a larger pool of its name left.
         Raises: BadConfig with all problems; ValueError.
         """
         if (producer_config is None) == (clusters is None):
@@ -177,35 +181,39 @@ class DualWriter(Generic[D]):
         self._driver = Driver(watch)
 
     def recover(self, *, accept_torn: bool = False) -> Report:
-        """Bring both halves of this writer's id to the same end; needed before the first transaction.
+        """Bring both halves of this writer's id to the same outcome; required before a transaction.
 
-        Another writer of the id is fenced in the database, and in Kafka. Again: finds nothing more to do.
+        Any other writer of the id is fenced, in the database and in Kafka. Idempotent.
 
         Args:
-            accept_torn: go on although the halves differ for good: the cluster has aborted what the database
-                has committed, or the database has lost what the cluster has; after it was repaired by hand.
-        Returns: what it found and did; `print` it.
-        Raises: LogBehind or ForeignCluster, and nothing was changed in Kafka. Torn, DatabaseBehind.
-            UnsafeStore. What the database and the client raise: then call it again.
+            accept_torn: continue although the halves differ for good, after a repair by hand: the cluster
+                has aborted a transaction that the database committed, or the database has lost one that
+                the cluster committed.
+        Returns: a printable report of what was found and done.
+        Raises: LogBehind or ForeignCluster; nothing was changed in Kafka. Torn, DatabaseBehind, UnsafeStore.
+            Errors of the database and the client; call it again after those.
         """
         with Block(self._session) as block, block:
             return self._driver.run(self._session.recover(accept_torn=accept_torn, block=block))
 
     def look(self) -> Report:
-        """What recover() would find and do now; nothing is claimed or changed, and it may be old news."""
+        """Report what recover() would find and do now, without claiming or changing anything.
+
+        The report may be outdated as soon as it is returned.
+        """
         return self._driver.run(self._session.look())
 
     @contextmanager
     def transaction(self, *, wait_visible: bool = False) -> Iterator[Transaction[D]]:
-        """A dual write. When the block ends, both halves are committed; if it raises, neither is.
+        """Run a dual write: commit both halves when the block ends, neither if it raises.
 
-        The rows are readable when the block has ended, and the records are decided: readers of committed
-        records see them as soon as the markers are written.
+        After the block the rows are readable and the records are decided: read_committed consumers see them
+        as soon as the transaction markers are written.
 
         Args:
-            wait_visible: wait for those, too.
-        Raises: WriteInDoubt when an outcome is not known: `recover()` finds out, and finishes it. Fenced when
-            another writer has claimed the id. DatabaseBehind. NotRecovered. Torn; NotVisible.
+            wait_visible: also wait for the markers.
+        Raises: WriteInDoubt when an outcome is unknown: `recover()` determines it and finishes the write.
+            Fenced when another writer has claimed the id. DatabaseBehind, NotRecovered, Torn, NotVisible.
         """
         driver, session = self._driver, self._session
         with Block(session) as block, block:
@@ -224,14 +232,14 @@ class DualWriter(Generic[D]):
             driver.run(session.commit(database, wait_visible=wait_visible))
 
     def run(self, work: Callable[[Transaction[D]], R], *, retries: int = 0, wait_visible: bool = False) -> R:
-        """What `work` returns, in a transaction of its own; never carried out twice.
+        """Run `work` in a transaction of its own, never apply it twice, and return its result.
 
-        When the end of it is in doubt, this recovers, and repeats `work` only if neither half was committed.
+        If the outcome is in doubt, `run` recovers, and repeats `work` only if neither half was committed.
 
         Args:
-            retries: how often, at most.
-        Raises: as `transaction`. WriteInDoubt if it cannot be found out, or was not committed once too often:
-            its `outcome()` tells.
+            retries: maximum number of repetitions.
+        Raises: as `transaction`. WriteInDoubt if the outcome cannot be determined, or if the last attempt was
+            not committed; `outcome()` distinguishes the two.
         """
         for left in reversed(range(retries + 1)):
             done: list[R] = []
@@ -239,13 +247,13 @@ class DualWriter(Generic[D]):
                 with self.transaction(wait_visible=wait_visible) as txn:
                     done.append(work(txn))
             except WriteInDoubt as doubt:
-                if not done:  # of another writer, inside the work
+                if not done:  # raised by another writer inside `work`
                     raise
                 try:
                     _log.info("%s", self.recover())
                 except (Torn, Halted):
                     raise
-                except Exception as exc:  # it may be known by now, and must not look like a failed write
+                except Exception as exc:  # the outcome may be known by now: do not report a failed write
                     raise doubt from exc
                 if doubt.outcome() is Outcome.COMMITTED:
                     return done[0]
@@ -257,16 +265,16 @@ class DualWriter(Generic[D]):
 
     @property
     def ready(self) -> bool:
-        """Can a transaction begin? If not, recover() comes first, or the writer is in use or closed."""
+        """Whether a transaction can begin. If not, the writer needs recover(), is in use, or is closed."""
         return self._session.ready
 
     @property
     def modes(self) -> Mapping[str, Mode | None]:
-        """What a prepared transaction rests on in each cluster, after recover()."""
+        """The mode that protects a prepared transaction in each cluster, known after recover()."""
         return {name: branch.producer.mode for name, branch in self._session.branches.items()}
 
     def close(self) -> None:
-        """End the clients; again is harmless. What is in doubt stays so, for the next recover()."""
+        """Close the clients. Idempotent. Transactions in doubt are left to the next recover()."""
         self._driver.run(self._session.close())
 
     def __enter__(self) -> Self:
