@@ -1,1 +1,1 @@
-"""One file a database; each is loaded when its store is first named."""
+"""Stores of the dual-write library, one module for each database, imported on first use."""

@@ -1,21 +1,21 @@
-"""What a dual write asks of a database. A store for another one is these few methods.
+"""Store protocols: the methods that a dual write needs of a database.
 
-The database must fence. A writer that stalled after `prepare` may wake when another has recovered its id and
-aborted its Kafka half, and then commit its rows; and a COMMIT whose answer was lost may still be running in
-the server. Therefore:
+The database must fence. A writer that stalled after `prepare` may wake up after another one has recovered its
+id and aborted its Kafka half, and then commit its rows; and a COMMIT whose answer was lost may still be
+running in the server. Therefore:
 
-- `claim` replaces the owner of the row in a committed transaction of its own, and waits for whatever holds
-  the row. When it returns, every transaction of an earlier owner is committed and in the row it returns, or
-  can never be committed any more [DW-1].
-- `record` writes the row in the user's transaction, if its owner is still the same; otherwise it raises
-  Fenced, and the transaction cannot be committed [DW-2].
-- `commit` returns when it has committed, and raises NotCommitted when it certainly has not. Whatever else it
-  raises leaves the outcome unknown, CommitUnknown and an exception out of a signal's handler alike [DW-3].
-- The rows of a transaction and its record are of one transaction of the database, or `record` or `commit`
-  refuses: what ended it behind the writer's back (ROLLBACK in SQL text, DDL on MySQL) took its rows [DW-11].
+- `claim` replaces the owner of the row in a committed transaction of its own, and waits for any lock on the
+  row. When it returns, every transaction of an earlier owner either is committed and in the row it returns,
+  or can never be committed [DW-1].
+- `record` writes the row in the user's transaction if the owner is unchanged; otherwise it raises Fenced, and
+  the transaction cannot be committed [DW-2].
+- `commit` returns when it has committed, and raises NotCommitted when it certainly has not. Any other
+  exception leaves the outcome unknown, whether CommitUnknown or one from a signal handler [DW-3].
+- The rows of a transaction and its record belong to one database transaction, or `record` or `commit`
+  refuses: a statement that ended it unnoticed (ROLLBACK in SQL text, DDL on MySQL) took its rows [DW-11].
 
-`tallystick.testing.store_suite` checks all of it against a real database. docs/dualwrite.md has a whole store
-in fifty lines.
+`tallystick.testing.store_suite` checks all of this against a real database. docs/dualwrite.md has a complete
+store in fifty lines.
 """
 
 from collections.abc import Iterable, Mapping
@@ -28,40 +28,40 @@ from tallystick.kernel.value import frozen
 
 
 class StoreTransaction(Protocol):
-    """One transaction of the database: the user's rows and ours. Used by one thread, once."""
+    """One database transaction, with the user's rows and the state rows. Used by one thread, once."""
 
     @property
     def handle(self) -> object:
-        """What the user works with: a Session, a WriteBatch, a TransactionRequest.
+        """The object the user works with: a Session, a WriteBatch, a TransactionRequest.
 
-        A transaction may have more names for it: `session`, `connection`, `batch`.
+        A transaction may also expose it as `session`, `connection` or `batch`.
         """
 
     def record(self, row: StoredState, before: StoredState | None = None) -> None:
-        """Make `row` the row of its id, as part of this transaction, if that row's owner is `row.owner`.
+        """Replace the stored row of the id by `row` in this transaction, if its owner is `row.owner`.
 
-        May be called for several ids. A store that can compare only at the commit raises there.
+        May be called for several ids. A store that can compare only at commit raises there.
 
         Args:
-            before: the row as the writer last saw it committed. Another `state` there says that the database
-                has lost that commit [DW-12].
-        Raises: Fenced if the owner is another, or there is no row; DatabaseBehind for another state; then
-            nothing of this transaction may be committed. NotYours if the user has ended the transaction.
+            before: the row as the writer last saw it committed. A different `state` in the database shows
+                that it has lost that commit [DW-12].
+        Raises: Fenced if the owner differs or there is no row; DatabaseBehind if the state differs. After
+            either, nothing of this transaction may be committed. NotYours if the user ended the transaction.
         """
 
     def commit(self) -> None:
         """Commit, durably.
 
         Raises: NotCommitted if it certainly did not commit, with Fenced or the database's own error as its
-            cause. CommitUnknown if the answer is lost; but anything else means the same.
+            cause. CommitUnknown if the answer is lost; any other exception means the same.
         """
 
     def rollback(self) -> None:
-        """End it without effect, and give its connection back. After a failure and again: harmless."""
+        """Roll back and release the connection. Idempotent, and safe after a failure."""
 
 
 class AsyncStoreTransaction(Protocol):
-    """The same under asyncio."""
+    """The asyncio version of `StoreTransaction`."""
 
     @property
     def handle(self) -> object: ...
@@ -75,34 +75,34 @@ A_co = TypeVar("A_co", bound=AsyncStoreTransaction, covariant=True)
 
 
 class Store(Protocol[T_co]):
-    """Where the rows are. Threads may share one; each transaction is used by one thread."""
+    """The database that keeps the rows. Threads may share a store; each transaction belongs to one thread."""
 
     def create(self) -> None:
-        """Make the table, path or family if it is not there. Raises: BadStore if it is of another version."""
+        """Create the table, path or family if missing. Raises: BadStore if it is of another version."""
 
     def claim(self, transactional_id: str) -> StoredState:
-        """Take the row over [DW-1]: a new random owner, committed; a new row if there was none.
+        """Take over the row by committing a new random owner [DW-1]; create the row if there is none.
 
         Returns: the row as it is now; only the owner is new.
-        Raises: BadStore without a table; BadRow for one that cannot be read; the database's own errors. A
-            claim whose answer was lost may be repeated.
+        Raises: BadStore if the table is missing; BadRow if the row cannot be read; the database's own errors.
+            A claim whose answer was lost may be repeated.
         """
 
     def begin(self) -> T_co:
-        """A new transaction. Raises: UnsafeStore where a commit would not be durable."""
+        """Begin a transaction. Raises: UnsafeStore if its commit would not be durable."""
 
     def read_state(self, transactional_id: str) -> StoredState | None:
-        """The row as it is committed, without waiting for anybody; None if there is none."""
+        """Return the committed row without waiting for locks; None if there is none."""
 
     def transactional_ids(self) -> Iterable[str]:
-        """Every id that has a row, in order."""
+        """Return every id that has a row, in order."""
 
     def close(self) -> None:
-        """Give up what the store itself opened. What was handed to it stays open."""
+        """Close what the store itself opened. Objects passed to it stay open."""
 
 
 class AsyncStore(Protocol[A_co]):
-    """The same under asyncio."""
+    """The asyncio version of `Store`."""
 
     async def create(self) -> None: ...
     async def claim(self, transactional_id: str) -> StoredState: ...
@@ -112,14 +112,14 @@ class AsyncStore(Protocol[A_co]):
     async def close(self) -> None: ...
 
 
-# ---- KIP-939's other recipe: consumed offsets beside the rows that were made of them
+# ---- KIP-939's other recipe: consumed offsets beside the rows derived from them
 
 
 @frozen(kw_only=True)
 class OffsetMoved:
-    """A partition was read from `before` on, up to and without `after`.
+    """Progress in one partition, read from `before` up to but excluding `after`.
 
-    before  None: the database has no offset of this partition yet
+    before  None if the database has no offset of this partition yet
     """
 
     before: int | None
@@ -127,12 +127,12 @@ class OffsetMoved:
 
 
 class OffsetTransaction(StoreTransaction, Protocol):
-    """A transaction that can also move consumed offsets."""
+    """A store transaction that can also move consumed offsets."""
 
     def move_offsets(self, group: str, moved: Mapping[TopicPartition, OffsetMoved]) -> None:
-        """Replace each offset of `group`, if it is still `before` [DW-4].
+        """Replace each offset of `group` if it is still `before` [DW-4].
 
-        That comparison is the fence: a reader who has lost a partition has an offset that others have moved.
+        That comparison is the fence: when a reader has lost a partition, others have moved its offset.
         Raises: Fenced, with the partition as its id, if any differs; then nothing may be committed.
         """
 
@@ -144,11 +144,11 @@ class OffsetStore(Store[O_co], Protocol[O_co]):
     """A store that can also keep consumed offsets. Optional."""
 
     def read_offsets(self, group: str) -> Mapping[TopicPartition, int]:
-        """The next offset to read of every partition that `group` has."""
+        """Return the next offset to read for every stored partition of `group`."""
 
 
 class AsyncOffsetTransaction(AsyncStoreTransaction, Protocol):
-    """The same under asyncio."""
+    """The asyncio version of `OffsetTransaction`."""
 
     async def move_offsets(self, group: str, moved: Mapping[TopicPartition, OffsetMoved]) -> None: ...
 
@@ -157,13 +157,13 @@ AO_co = TypeVar("AO_co", bound=AsyncOffsetTransaction, covariant=True)
 
 
 class AsyncOffsetStore(AsyncStore[AO_co], Protocol[AO_co]):
-    """The same under asyncio."""
+    """The asyncio version of `OffsetStore`."""
 
     async def read_offsets(self, group: str) -> Mapping[TopicPartition, int]: ...
 
 
 def check_record(now: StoredState | None, row: StoredState, before: StoredState | None) -> None:
-    """May `row` replace `now`? For stores that look at the row themselves.
+    """Check that `row` may replace `now`, for stores that compare rows themselves.
 
     Raises: Fenced; DatabaseBehind.
     """

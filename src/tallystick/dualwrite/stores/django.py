@@ -1,19 +1,19 @@
-"""Django's ORM: the row is written in the `atomic` block that the store opens and closes on one alias.
+"""Store for Django's ORM: the row is written in the `atomic` block that the store opens and closes.
 
     with writer.transaction() as txn:
         Payment.objects.create(...)          # any model of that alias
         txn.send("payments", ...)
 
-What fences: the owner of the row, compared by the UPDATE that records; a claim replaces it in a transaction
-of its own, for which it waits for the row's lock [DW-1], [DW-2].
+Fencing: the UPDATE that records compares the owner of the row; a claim replaces the owner in a transaction of
+its own, for which it waits for the row's lock [DW-1], [DW-2].
 
-The block has to be the outermost. Inside another one, of ATOMIC_REQUESTS or of a TestCase, leaving it would
-commit nothing, and what the view returns would be committed after the Kafka half, or never: that is refused.
-Callbacks of `transaction.on_commit` run when the database half is committed; one that raises is logged, as
-Django does with its `robust` ones, because both halves are decided by then.
+The block must be the outermost one. Inside another block, of ATOMIC_REQUESTS or of a TestCase, leaving it
+would commit nothing, and the rows would be committed after the Kafka half, or never; so that is refused.
+Callbacks of `transaction.on_commit` run when the database half is committed; an exception in one is logged,
+as with Django's `robust` callbacks, because both halves are decided by then.
 
-The table is the one of SqlStore. Source: Django, `django/db/transaction.py` `Atomic.__exit__`: it leaves in
-silence, committing nothing, when the connection was closed or marked for rollback.
+The table is the one of SqlStore. Source: Django, `django/db/transaction.py` `Atomic.__exit__`: it exits
+silently, committing nothing, when the connection was closed or marked for rollback.
 """
 
 import logging
@@ -50,25 +50,25 @@ COLUMNS: Final = {
     "timeout_ms": "INTEGER",
     "schema_version": "INTEGER NOT NULL",
 }
-# An id is compared byte by byte: a collation that ignores case would merge two.
+# Ids are compared byte by byte: a collation that ignores case would merge two ids.
 _COLLATION: Final = {"postgresql": 'COLLATE "C"', "sqlite": "COLLATE BINARY"}
 CLAIM_LOCK_S: Final = 60
-# How a transaction is told from the next one on the same connection [DW-11]: both end with it.
+# Marks that distinguish a transaction from the next one on the same connection [DW-11]: both end with it.
 _MARK: Final = "tallystick.block"
 _SAVEPOINT: Final = "tallystick_block"
 
 
 class DjangoTransaction:
-    """An outermost `atomic` block of the store's alias. Used by one thread, as Django's connections are."""
+    """An outermost `atomic` block of the store's alias. Used by one thread, like Django's connections."""
 
     def __init__(self, store: "DjangoStore") -> None:
-        """Raises: NotYours inside another block."""
+        """Prepare the block without opening it. Raises: NotYours inside another block."""
         self._using = store.using
         self._allowed = store.allowed
         self._committed = False
         self._connection = connections[store.using]
         _check_outermost(self._connection)
-        # durable: Django says so itself, should anybody open a block around this one after all.
+        # durable: Django itself raises if another block is opened around this one after all.
         self._atomic: Any = transaction.atomic(using=store.using, durable=True)
         self._mark = secrets.token_hex(8)
         self._sent = 0
@@ -77,7 +77,7 @@ class DjangoTransaction:
 
     @property
     def connection(self) -> Any:
-        """Django's connection of the alias; models use it by themselves."""
+        """Django's connection of the alias, which models use automatically."""
         return self._connection
 
     @property
@@ -85,9 +85,9 @@ class DjangoTransaction:
         return self._connection
 
     def begin(self) -> None:
-        """Open the block, mark the transaction, and look whether its commit would be durable.
+        """Open the block, mark the transaction, and check that its commit would be durable.
 
-        Raises: UnsafeStore. Then, and after an interrupt, `rollback` leaves the block.
+        Raises: UnsafeStore. After that, or an interrupt, call `rollback` to leave the block.
         """
         self._atomic.__enter__()
         transaction.on_commit(self._note_commit, using=self._using)
@@ -100,15 +100,15 @@ class DjangoTransaction:
             _check_durable(self._connection.vendor, cursor, self._allowed)
 
     def sent(self) -> None:
-        """A record is on its way to Kafka."""
+        """Count a record sent to Kafka."""
         self._sent += 1
 
     def savepoint(self) -> Any:
-        """A savepoint, as a context manager: an inner `atomic`."""
+        """Begin a savepoint, as a context manager: an inner `atomic`."""
         return transaction.atomic(using=self._using)
 
     def record(self, row: StoredState, before: StoredState | None = None) -> None:
-        """Write the row, if its owner is still the same."""
+        """Write the row if its owner is unchanged."""
         self._check_open()
         if self._in_vain:
             raise NotYours(SENT_IN_VAIN)
@@ -120,24 +120,24 @@ class DjangoTransaction:
         if compared:
             statement += " AND prepared_transaction_state = %s"
         with self._connection.cursor() as cursor:
-            # First: after the end of its transaction SQLite would commit the row, which decides, by itself.
+            # First: if its transaction has ended, SQLite would autocommit the row, which decides the outcome.
             self._check_marked(cursor)
             cursor.execute(statement, [*values.values(), who, owner, *compared])
             if cursor.rowcount != 1:
                 check_record(_read(cursor, row.transactional_id), row, before)
                 raise Fenced(row.transactional_id, row.owner)
-            # A transaction can weaken itself (SET LOCAL), so it is asked when it is about to commit.
+            # A transaction can weaken its durability (SET LOCAL), so check right before the commit.
             _check_durable(self._connection.vendor, cursor, self._allowed)
 
     def _check_marked(self, cursor: Any) -> None:
-        """Raises: NotYours if the transaction is not the one that was begun [DW-11]."""
+        """Raise NotYours if the transaction is not the one that was begun [DW-11]."""
         if self._connection.vendor == "postgresql":
             cursor.execute("SELECT current_setting(%s, true)", [_MARK])
             if cursor.fetchone() != (self._mark,):
                 raise NotYours(ENDED)
             return
         try:
-            # Released and made again: a writer of several clusters records several rows.
+            # Release and create it again: a writer of several clusters records several rows.
             cursor.execute(f"RELEASE SAVEPOINT {_SAVEPOINT}")
             cursor.execute(f"SAVEPOINT {_SAVEPOINT}")
         except DatabaseError as exc:
@@ -146,10 +146,10 @@ class DjangoTransaction:
             raise
 
     def commit(self) -> None:
-        """Leave the block, and so commit.
+        """Leave the block, which commits.
 
-        Raises: NotCommitted by NotYours if the block can only be rolled back, or by the database's refusal.
-            CommitUnknown.
+        Raises: NotCommitted, caused by NotYours if the block can only be rolled back, or by the database's
+            refusal. CommitUnknown.
         """
         try:
             self._check_open()
@@ -170,7 +170,7 @@ class DjangoTransaction:
             if isinstance(exc, IntegrityError) or (isinstance(exc, DatabaseError) and refuses(exc.__cause__)):
                 raise NotCommitted(exc) from exc
             raise CommitUnknown(f"{type(exc).__name__}: {exc}") from exc
-        except BaseException:  # Ctrl-C between COMMIT and its answer: nothing that follows could be trusted
+        except BaseException:  # Ctrl-C between COMMIT and its answer: later answers cannot be trusted
             self._connection.close()
             raise
         if not self._committed:
@@ -183,18 +183,18 @@ class DjangoTransaction:
             _leave(atomic, NotYours("rollback"))
 
     def abandon(self) -> None:
-        """This process is a fork of the one that began: Django makes a connection of its own here."""
+        """Drop the connection in a forked child, where Django opens another one."""
         del connections[self._using]
 
     def _ending(self) -> Any:
-        """The block, once."""
+        """Detach and return the block; None if already detached."""
         atomic, self._atomic = self._atomic, None
         if self._watch in self._connection.execute_wrappers:
             self._connection.execute_wrappers.remove(self._watch)
         return atomic
 
     def _watch(self, execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
-        """Every statement passes here: an inner `atomic` is a savepoint."""
+        """Execute a statement and track savepoints, including those of inner `atomic` blocks."""
         result = execute(sql, params, many, context)
         match savepoint_of(str(sql)):
             case "SAVEPOINT", name:
@@ -204,7 +204,7 @@ class DjangoTransaction:
         return result
 
     def _note_commit(self) -> None:
-        """The first callback of the block: what raises after it has not kept the commit from happening."""
+        """Note the commit, as the block's first callback: a later exception did not prevent the commit."""
         self._committed = True
 
     def _check_open(self) -> None:
@@ -215,17 +215,16 @@ class DjangoTransaction:
 
 
 class DjangoStore:
-    """The table `kafka_transaction_state` in the database of an alias: PostgreSQL or SQLite."""
+    """A store in the table `kafka_transaction_state` of a Django database alias: PostgreSQL or SQLite."""
 
     def __init__(self, using: str = "default", *, allow_unsafe_durability: AllowUnsafe = False) -> None:
-        """Connects to nothing yet.
+        """Configure the store without connecting.
 
         Args:
             using: the alias in DATABASES; the user's models must be on the same one.
-            allow_unsafe_durability: go on although a crash of the database may take back what it committed:
-                the settings for which that is all right, or True for all of them, and none is looked at.
-        Raises: BadStore for another database than PostgreSQL or SQLite. ValueError for a setting that is not
-            looked at.
+            allow_unsafe_durability: names of settings that are accepted although a crash of the database may
+                lose commits; True skips all durability checks.
+        Raises: BadStore for a database other than PostgreSQL or SQLite. ValueError for an unknown setting.
         """
         self.using = using
         self.allowed = allowed_of(allow_unsafe_durability)
@@ -234,13 +233,13 @@ class DjangoStore:
             raise BadStore(f"{using!r} is {vendor}; DjangoStore knows {' and '.join(_COLLATION)}")
 
     def create(self) -> None:
-        """Make the table if it is not there; from a migration's RunPython, say. Raises: BadStore."""
+        """Create the table if missing, for example from a migration's RunPython. Raises: BadStore."""
         connection = connections[self.using]
         columns = ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
         columns = columns.format(collation=_COLLATION[connection.vendor])
         with transaction.atomic(using=self.using), connection.cursor() as cursor:
             if connection.vendor == "postgresql":
-                # Of two that see no table there, IF NOT EXISTS lets one fail.
+                # Under concurrent creation, IF NOT EXISTS lets one of them fail.
                 cursor.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", [TABLE])
             cursor.execute(f"CREATE TABLE IF NOT EXISTS {TABLE} ({columns})")
             there = {column.name for column in connection.introspection.get_table_description(cursor, TABLE)}
@@ -248,9 +247,10 @@ class DjangoStore:
             raise BadStore(f"table {TABLE} is of another version: it has no {', '.join(missing)}")
 
     def claim(self, transactional_id: str) -> StoredState:
-        """Take the row over; a transaction that has recorded and not ended is waited for.
+        """Take over the row, after any open transaction that has recorded it.
 
-        Raises: NotYours inside an atomic block: a claim is committed by itself. BadStore without a table.
+        Raises: NotYours inside an atomic block, because a claim commits by itself. BadStore if the table is
+            missing.
         """
         connection = connections[self.using]
         _check_outermost(connection)
@@ -273,7 +273,7 @@ class DjangoStore:
         return row
 
     def begin(self) -> DjangoTransaction:
-        """Open the block. Raises: NotYours inside another one; UnsafeStore."""
+        """Open the block. Raises: NotYours inside another block; UnsafeStore."""
         opened = DjangoTransaction(self)
         try:
             opened.begin()
@@ -283,7 +283,7 @@ class DjangoStore:
             raise
 
     def begin_briefly(self) -> DjangoTransaction:
-        """As `begin`, with the claim's limit on waits for locks."""
+        """Begin like `begin`, with the claim's limit on lock waits."""
         opened = self.begin()
         try:
             _limit_locks(opened.connection)
@@ -293,22 +293,22 @@ class DjangoStore:
             raise
 
     def read_state(self, transactional_id: str) -> StoredState | None:
-        """The row as it is committed."""
+        """Return the committed row."""
         with connections[self.using].cursor() as cursor:
             return _read(cursor, transactional_id)
 
     def transactional_ids(self) -> Iterable[str]:
-        """Every id that has a row, in order."""
+        """Return every id that has a row, in order."""
         with connections[self.using].cursor() as cursor:
             cursor.execute(f"SELECT transactional_id FROM {TABLE} ORDER BY transactional_id")
             return [str(row[0]) for row in cursor.fetchall()]
 
     def close(self) -> None:
-        """Django's connections are Django's."""
+        """Do nothing: Django owns its connections."""
 
 
 def _check_outermost(connection: Any) -> None:
-    """Raises: NotYours inside a transaction that somebody else ends."""
+    """Raise NotYours inside a transaction that the store does not control."""
     if connection.in_atomic_block:
         raise NotYours(
             f"{connection.alias!r} is in an atomic block already, and that one commits later, or never. With "
@@ -319,14 +319,14 @@ def _check_outermost(connection: Any) -> None:
 
 
 def _limit_locks(connection: Any) -> None:
-    """The server keeps the lock of a client whose host is gone until its keepalive finds out."""
+    """Limit lock waits: the server keeps the locks of a lost client until TCP keepalive notices."""
     if connection.vendor == "postgresql":
         with connection.cursor() as cursor:
             cursor.execute(f"SET LOCAL lock_timeout = '{CLAIM_LOCK_S}s'")
 
 
 def _check_durable(vendor: str, cursor: Any, allowed: Allowed) -> None:
-    """Would a commit here survive a crash of the database? Raises: UnsafeStore. [DW-8]"""
+    """Check that a commit would survive a crash of the database [DW-8]. Raises: UnsafeStore."""
     if allowed.everything:
         return
     if vendor == "postgresql":
@@ -351,7 +351,7 @@ def _read(cursor: Any, transactional_id: str) -> StoredState | None:
 
 
 def _leave(atomic: Any, because: BaseException) -> None:
-    """Leave a block as by an exception. One whose connection is lost has been rolled back by the server."""
+    """Leave a block as if by an exception. If its connection is lost, the server has rolled it back."""
     try:
         atomic.__exit__(type(because), because, None)
     except DatabaseError:

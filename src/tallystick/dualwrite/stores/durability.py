@@ -1,8 +1,8 @@
-"""What a database may be set up to lose, and which of that a user takes upon themselves [DW-8]. Pure.
+"""Durability settings of databases, and the unsafe ones that a user accepts [DW-8]. Pure.
 
-A storage that keeps the log elsewhere may show a setting that would lose commits on an ordinary disk: hosted
-PostgreSQL with `fsync=off`, say. Who knows that allows this one setting by its name, and the others are still
-looked at. That every statement commits by itself is no such risk: it breaks the recipe on any storage.
+Storage that keeps the log elsewhere may show a setting that would lose commits on an ordinary disk, such as
+hosted PostgreSQL with `fsync=off`. A user who knows this allows that one setting by its name, and the others
+are still checked. Autocommit of every statement cannot be allowed: it breaks the recipe on any storage.
 """
 
 from collections.abc import Collection
@@ -20,7 +20,7 @@ Risk: TypeAlias = Literal[
     "synchronous",
     "journal_mode",
 ]
-"""A database's own name of a setting: three of PostgreSQL, two of MySQL and MariaDB, two of SQLite."""
+"""The database's own name of a setting: three of PostgreSQL, two of MySQL and MariaDB, two of SQLite."""
 
 RISKS: Final[tuple[Risk, ...]] = get_args(Risk)
 AllowUnsafe: TypeAlias = bool | Collection[Risk]
@@ -28,13 +28,13 @@ AllowUnsafe: TypeAlias = bool | Collection[Risk]
 
 @frozen
 class Allowed:
-    """What a store does not mind. With `everything` it does not even ask."""
+    """The unsafe settings that a store accepts. With `everything` it does not query them at all."""
 
     risks: frozenset[str]
     everything: bool = False
 
     def need(self, risk: Risk, found: str, *, safe: bool, wanted: str, called: str = "") -> None:
-        """Raises: UnsafeStore if a setting is not safe, and is not allowed to be otherwise."""
+        """Raise UnsafeStore if a setting is neither safe nor allowed."""
         if not (safe or self.covers(risk)):
             raise UnsafeStore(called or risk, found, wanted, risk)
 
@@ -46,7 +46,7 @@ STRICT: Final = Allowed(frozenset())
 
 
 def allowed_of(allow: AllowUnsafe) -> Allowed:
-    """What `allow_unsafe_durability` says. Raises: ValueError for names that are none."""
+    """Parse `allow_unsafe_durability`. Raises: ValueError for unknown names."""
     if isinstance(allow, bool):
         return Allowed(frozenset(), everything=allow)
     names = [allow] if isinstance(allow, str) else list(allow)
@@ -60,12 +60,12 @@ def allowed_of(allow: AllowUnsafe) -> Allowed:
 
 
 def judge_postgresql(synchronous_commit: str, allowed: Allowed) -> None:
-    """Raises: UnsafeStore. The others (local, remote_write, remote_apply, on) flush to the own disk first."""
+    """Raise UnsafeStore for `off`; local, remote_write, remote_apply and on flush to the local disk first."""
     allowed.need("synchronous_commit", synchronous_commit, safe=synchronous_commit != "off", wanted="on")
 
 
 def judge_sqlite(synchronous: str, journal: str, allowed: Allowed) -> None:
-    """Raises: UnsafeStore. Args: what the two PRAGMAs answered."""
+    """Raise UnsafeStore for unsafe values of `PRAGMA synchronous` and `PRAGMA journal_mode`."""
     full, on_disk = synchronous in ("2", "3"), journal not in ("off", "memory")
     wanted = "FULL (2) or EXTRA (3)"
     allowed.need("synchronous", synchronous, safe=full, wanted=wanted, called="PRAGMA synchronous")

@@ -1,17 +1,17 @@
-"""Which answers to COMMIT say that it did not happen [DW-3], and what the stores refuse, in words. Pure."""
+"""Database errors that prove a COMMIT did not happen [DW-3], and texts of the stores' refusals. Pure."""
 
 from typing import Final
 
-# PostgreSQL answers COMMIT with an error only if it did not commit; a connection that ends is no answer, nor
-# is a shutdown (57), a broken disk (58) or an internal error (XX), nor a full disk (53): a server that cannot
-# write its commit record dies of it, with that code. 40003: "statement completion unknown".
+# PostgreSQL answers COMMIT with an error only if it did not commit. A lost connection is no answer, nor is a
+# shutdown (57), an I/O error (58), an internal error (XX) or a full disk (53): a server that cannot write its
+# commit record terminates with that code. 40003 means "statement completion unknown".
 _POSTGRESQL: Final = ("22", "23", "25", "40001", "40002", "40P01", "P0")
 _SQLITE: Final = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_CONSTRAINT", "SQLITE_FULL", "SQLITE_READONLY")
 _MYSQL: Final = (1205, 1213, 1114, 1290, 3024)  # lock wait, deadlock, table full, read only, timeout
 
 
 def refuses(answer: object) -> bool:
-    """Args: the driver's own exception, by its `sqlstate`, `sqlite_errorname` or number."""
+    """Return whether a driver's exception is a refusal, by `sqlstate`, `sqlite_errorname` or number."""
     state = getattr(answer, "sqlstate", None) or getattr(answer, "pgcode", None)
     if isinstance(state, str):
         return state.startswith(_POSTGRESQL)
@@ -35,7 +35,7 @@ SENT_IN_VAIN: Final = (
 
 
 def savepoint_of(statement: str) -> tuple[str, str] | None:
-    """What a statement does with a savepoint: SAVEPOINT or ROLLBACK TO, and its name; None for all others."""
+    """Parse a savepoint statement into SAVEPOINT or ROLLBACK TO and its name; None for all others."""
     if statement[:20].lstrip()[:8].upper() not in ("SAVEPOIN", "ROLLBACK"):
         return None
     words = statement.translate(_UNQUOTED).split()

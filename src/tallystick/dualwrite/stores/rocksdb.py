@@ -1,11 +1,11 @@
-"""RocksDB through rocksdict: the rows are a column family, and a transaction is one synced WriteBatch.
+"""Store for RocksDB (rocksdict): rows in a column family, and one synced WriteBatch for each transaction.
 
-What fences: RocksDB's own lock lets one process open a database, and a kill -9 gives it back; so a process
-that stalled keeps everybody out, and one that is gone commits nothing. Within the process the owner of the
-row is compared and the batch written under one lock of the database, which a claim takes, too [DW-2].
+Fencing: RocksDB's own lock lets one process open a database, and is released by kill -9; so a stalled process
+keeps all others out, and a dead one commits nothing. Within the process, the owner of the row is compared and
+the batch written under one lock for each database, which a claim also takes [DW-2].
 
-The family has the raw mode of the database it is in. Source: KIP-939 "Normal processing recipe", which has
-the state in the database of the application; rocksdict `Rdict.write`, `WriteOptions.sync`.
+The family has the raw mode of its database. Source: KIP-939 "Normal processing recipe", which keeps the state
+in the application's database; rocksdict `Rdict.write`, `WriteOptions.sync`.
 """
 
 import secrets
@@ -27,34 +27,34 @@ from tallystick.dualwrite.errors import (
 from tallystick.dualwrite.model import TABLE, StoredState, from_bytes, to_bytes
 from tallystick.dualwrite.stores.base import check_record
 
-# Several stores may share a database, and RocksDB lets a process open it once: its path names it.
+# Several stores may share a database, which a process can open only once: the path identifies it.
 _LOCKS: Final[dict[Path, threading.Lock]] = {}
 _LOCKS_GUARD: Final = threading.Lock()
 
 
 def _synced() -> WriteOptions:
-    """A commit is on the disk before it is acknowledged, whatever the database's own options say."""
+    """Build options that sync a commit to disk before it is acknowledged, whatever the database's options."""
     options = WriteOptions()
     options.sync = True
     return options
 
 
 class RocksTransaction:
-    """A WriteBatch that the store writes. Reads do not see it: RocksDB's batches are not indexed."""
+    """A WriteBatch written by the store. Reads do not see it, because RocksDB's batches are not indexed."""
 
     def __init__(self, store: "RocksStore") -> None:
         self._store = store
         self._rows: list[tuple[StoredState, StoredState | None]] = []
         self._ended = False
         self.batch = WriteBatch(raw_mode=store.raw_mode)
-        """Put and delete here; of other families, with the handle of the family."""
+        """The batch for puts and deletes; pass the family's handle for other column families."""
 
     @property
     def handle(self) -> WriteBatch:
         return self.batch
 
     def record(self, row: StoredState, before: StoredState | None = None) -> None:
-        """Add the row to the batch; its owner is compared here, and once more when the batch is written."""
+        """Add the row to the batch. Its owner is compared now, and again when the batch is written."""
         self._check_open()
         self._store.check(row, before)
         self._rows.append((row, before))
@@ -69,7 +69,7 @@ class RocksTransaction:
         self._store.write(self.batch, self._rows)
 
     def rollback(self) -> None:
-        """Forget the batch."""
+        """Discard the batch."""
         self._ended = True
 
     def _check_open(self) -> None:
@@ -77,15 +77,15 @@ class RocksTransaction:
             raise NotYours("this transaction has ended")
         try:
             self.batch.len()
-        except Exception as exc:  # rocksdict has no class of its own for a batch that was written
+        except Exception as exc:  # rocksdict has no exception class for a batch that was already written
             raise NotYours("the batch was written by somebody else; the writer does that") from exc
 
 
 class RocksStore:
-    """The rows of an open database. It stays open; who opened it closes it, after this store."""
+    """A store in an open RocksDB database. The caller closes the database, after this store."""
 
     def __init__(self, database: Rdict) -> None:
-        """`database`: opened for reading and writing, with all its column families, as rocksdict does."""
+        """Use `database`, opened read-write with all its column families, as rocksdict does by default."""
         self.database = database
         self.raw_mode = _raw_mode(database)
         self._family: tuple[Rdict, ColumnFamily] | None = None
@@ -93,7 +93,7 @@ class RocksStore:
             self._lock = _LOCKS.setdefault(Path(database.path()).resolve(), threading.Lock())
 
     def create(self) -> None:
-        """Make the family `kafka_transaction_state` if it is not there, and read what it holds."""
+        """Create the column family `kafka_transaction_state` if missing, and validate its rows."""
         with self._lock:
             if TABLE not in Rdict.list_cf(self.database.path()):
                 self.database.create_column_family(TABLE, Options(raw_mode=self.raw_mode)).close()
@@ -101,7 +101,7 @@ class RocksStore:
             self.read_state(transactional_id)
 
     def claim(self, transactional_id: str) -> StoredState:
-        """Take the row over; a batch that is being written is waited for."""
+        """Take over the row, after any batch that is being written."""
         owner = secrets.token_hex(16)
         with self._lock:
             row = self.read_state(transactional_id)
@@ -112,11 +112,11 @@ class RocksStore:
         return row
 
     def begin(self) -> RocksTransaction:
-        """A new batch."""
+        """Begin a transaction with a new batch."""
         return RocksTransaction(self)
 
     def read_state(self, transactional_id: str) -> StoredState | None:
-        """The row as it is written."""
+        """Return the row as written."""
         rows, _ = self._families()
         data = rows.get(self._key(transactional_id))
         if data is None:
@@ -124,22 +124,22 @@ class RocksStore:
         return from_bytes(transactional_id, data)
 
     def transactional_ids(self) -> Iterable[str]:
-        """Every id that has a row, in order."""
+        """Return every id that has a row, in order."""
         rows, _ = self._families()
         return sorted(key.decode() if isinstance(key, bytes) else str(key) for key in rows.keys())  # noqa: SIM118
 
     def close(self) -> None:
-        """Let go of the family, so that the database can be closed."""
+        """Release the column family, so that the database can be closed."""
         if self._family is not None:
             self._family[0].close()
             self._family = None
 
     def check(self, row: StoredState, before: StoredState | None) -> None:
-        """Raises: Fenced if the row is another's, or gone; DatabaseBehind."""
+        """Raise Fenced if the row has another owner or is gone, DatabaseBehind if its state differs."""
         check_record(self.read_state(row.transactional_id), row, before)
 
     def write(self, batch: WriteBatch, rows: Iterable[tuple[StoredState, StoredState | None]]) -> None:
-        """Write a batch and the rows, if every row has its owner still [DW-2]."""
+        """Write a batch and the rows if the owner of every row is unchanged [DW-2]."""
         with self._lock:
             try:
                 for row, before in rows:
@@ -159,7 +159,7 @@ class RocksStore:
         except DbClosedError:
             raise
         except Exception as exc:
-            # A log that could not be synced may still hold the batch when the database is opened again.
+            # A log that failed to sync may still contain the batch when the database is reopened.
             raise CommitUnknown(f"RocksDB could not write the batch: {exc}") from exc
 
     def _key(self, transactional_id: str) -> str | bytes:
@@ -172,7 +172,7 @@ class RocksStore:
                 self._family = self.database.get_column_family(TABLE), handle
             except DbClosedError:
                 raise
-            except Exception as exc:  # rocksdict has no class of its own for a family that is missing
+            except Exception as exc:  # rocksdict has no exception class for a missing column family
                 raise BadStore(
                     f"{self.database.path()}: no column family {TABLE}; create() makes it"
                 ) from exc
@@ -180,7 +180,7 @@ class RocksStore:
 
 
 def _raw_mode(database: Rdict) -> bool:
-    """rocksdict does not tell, but takes no batch of the other mode."""
+    """Detect the raw mode by writing an empty batch, because rocksdict has no way to query it."""
     try:
         database.write(WriteBatch(raw_mode=False))
     except DbClosedError:

@@ -1,4 +1,4 @@
-"""SqlStore: PostgreSQL (psycopg 3), MariaDB and MySQL (PyMySQL), SQLite, through SQLAlchemy 2."""
+"""Store for PostgreSQL (psycopg 3), MariaDB and MySQL (PyMySQL) and SQLite, through SQLAlchemy 2."""
 
 import logging
 import secrets
@@ -26,7 +26,7 @@ MARK_BYTES: Final = 8
 
 
 class SqlTransaction:
-    """A database transaction on a connection of its own: `session` and `connection` are the same one."""
+    """A transaction on a connection of its own, shared by `session` and `connection`."""
 
     def __init__(self, store: "SqlStore", connection: Connection, mark: str) -> None:
         self._store = store
@@ -38,12 +38,12 @@ class SqlTransaction:
 
     @property
     def connection(self) -> Connection:
-        """Where statements are executed."""
+        """The SQLAlchemy connection of this transaction."""
         return self._connection
 
     @property
     def session(self) -> Session:
-        """An ORM session on the same connection and in the same transaction."""
+        """An ORM session on the same connection, in the same transaction."""
         if self._session is None:
             self._session = self._store.new_session(bind=self._connection)
             self._guard.watch(self._session)
@@ -54,15 +54,15 @@ class SqlTransaction:
         return self.session
 
     def sent(self) -> None:
-        """A record is on its way to Kafka."""
+        """Count a record sent to Kafka."""
         self._guard.sent()
 
     def savepoint(self) -> NestedTransaction:
-        """A savepoint, as a context manager."""
+        """Begin a savepoint, as a context manager."""
         return self._connection.begin_nested()
 
     def flush(self) -> None:
-        """The block is over: the session's rows and hooks, while records can still be sent."""
+        """Flush the session and run its hooks at the end of the block, while records can still be sent."""
         self._check_open()
         if self._session is not None:
             self._guard.flush(self._session)
@@ -87,7 +87,7 @@ class SqlTransaction:
     def move_offsets(self, group: str, moved: Mapping[TopicPartition, OffsetMoved]) -> None:
         self._check_open()
         dialect = self._connection.dialect.name
-        for at in sorted(moved, key=str):  # in one order everywhere: no deadlock
+        for at in sorted(moved, key=str):  # the same order everywhere prevents deadlocks
             statement = self._store.tables.move_offset(group, at, moved[at], dialect)
             try:
                 done = self._connection.execute(statement)
@@ -116,10 +116,10 @@ class SqlTransaction:
         except Exception as exc:
             if sql_table.certainly_not_committed(exc):
                 raise NotCommitted(exc) from exc
-            if not isinstance(exc, DBAPIError):  # not the driver's: a time limit's, out of a signal's handler
+            if not isinstance(exc, DBAPIError):  # not from the driver: a timeout raised by a signal handler
                 self._connection.invalidate()
             raise CommitUnknown(sql_table.told_of(exc)) from exc
-        except BaseException:  # Ctrl-C between COMMIT and its answer: nothing that follows could be trusted
+        except BaseException:  # Ctrl-C between COMMIT and its answer: later answers cannot be trusted
             self._connection.invalidate()
             raise
         try:
@@ -133,11 +133,11 @@ class SqlTransaction:
         self._close()
 
     def abandon(self) -> None:
-        """This process is a fork of the one that began: neither use nor close the connection here."""
+        """Detach the connection in a forked child, where it must be neither used nor closed."""
         self._connection.detach()
 
     def _close(self) -> None:
-        """Whatever was not committed is rolled back with the connection's return to the pool."""
+        """Close the session and connection; the pool rolls back anything uncommitted."""
         try:
             if self._session is not None:
                 self._session.close()
@@ -147,7 +147,7 @@ class SqlTransaction:
                 self._connection.close()
 
     def _check_open(self) -> None:
-        """Raises: NotYours if somebody else has ended the transaction."""
+        """Raise NotYours if the block has ended the transaction."""
         if self._session is not None:
             self._session.flush()
         if self._root is None or not self._root.is_active:
@@ -158,7 +158,7 @@ class SqlTransaction:
             sql_table.check_mark(self._connection.execute(sql_table.marks()).scalar_one(), self._mark)
 
     def _unmark(self) -> None:
-        """Raises: NotYours if the transaction is not the one that was begun [DW-11]."""
+        """Raise NotYours if the transaction is not the one that was begun [DW-11]."""
         releasing = sql_table.unmarking(self._connection.dialect.name)
         if releasing is None:
             return
@@ -171,13 +171,13 @@ class SqlTransaction:
 
 
 class SqlStore:
-    """Rows in tables of an SQL database, beside the user's own.
+    """A store in tables of an SQL database, beside the user's own.
 
         engine = create_engine("postgresql+psycopg://…")
         store = SqlStore(engine)
         store.create()
 
-    Each transaction takes a connection from the engine's pool. The engine stays the caller's.
+    Each transaction takes a connection from the engine's pool. The caller keeps ownership of the engine.
     """
 
     def __init__(
@@ -189,15 +189,15 @@ class SqlStore:
         session_factory: Callable[..., Session] = Session,
         allow_unsafe_durability: AllowUnsafe = False,
     ) -> None:
-        """Connects to nothing yet.
+        """Configure the store without connecting.
 
         Args:
-            metadata: where the tables are declared, for tools that compare it with the database.
-            schema: the database schema of the tables; None for the connection's own.
-            session_factory: makes `txn.session`: a Session class or a sessionmaker of the user's.
-            allow_unsafe_durability: go on although a crash of the database may take back what it committed:
-                the settings for which that is all right, or True for all of them, and none is looked at.
-        Raises: ValueError for a setting that is not looked at.
+            metadata: MetaData in which the tables are declared, for migration tools.
+            schema: database schema of the tables; None for the connection's default.
+            session_factory: creates `txn.session`: a Session class or a sessionmaker.
+            allow_unsafe_durability: names of settings that are accepted although a crash of the database may
+                lose commits; True skips all durability checks.
+        Raises: ValueError for an unknown setting name.
         """
         self.tables = Tables(metadata, schema=schema)
         self.allowed = allowed_of(allow_unsafe_durability)
@@ -205,7 +205,7 @@ class SqlStore:
         self._session_factory = session_factory
 
     def create(self) -> None:
-        """Make the tables if they are not there. Raises: BadStore for tables of another version."""
+        """Create the tables if missing. Raises: BadStore for tables of another version."""
         with self._engine.begin() as connection:
             self.tables.create(connection)
 
@@ -232,7 +232,7 @@ class SqlStore:
     def begin(self) -> SqlTransaction:
         connection: Connection | None = None
         mark = secrets.token_hex(MARK_BYTES)
-        try:  # nothing comes between the connection and what gives it back
+        try:  # no gap between taking the connection and the handler that releases it
             connection = self._begun()
             if connection.dialect.name == "postgresql":
                 _mark(connection, mark)
@@ -243,7 +243,7 @@ class SqlStore:
             raise
 
     def begin_briefly(self) -> SqlTransaction:
-        """As `begin`, with the claim's limit on waits for locks."""
+        """Begin like `begin`, with the claim's limit on lock waits."""
         txn = self.begin()
         try:
             for statement in sql_table.briefly(txn.connection.dialect.name):
@@ -267,7 +267,7 @@ class SqlStore:
             return sql_table.offsets_of(cast(Iterable[Mapping[str, Any]], found))
 
     def close(self) -> None:
-        """The engine is the caller's."""
+        """Do nothing: the caller owns the engine."""
 
     def new_session(self, bind: Connection) -> Session:
         return self._session_factory(bind=bind, join_transaction_mode="rollback_only")
@@ -277,7 +277,7 @@ class SqlStore:
         return None if found is None else from_columns(cast(Mapping[str, object], found))
 
     def _begun(self, *, claiming: bool = False) -> Connection:
-        """A connection that was asked what it promises, in a transaction."""
+        """Return a connection that passed the durability checks, in a transaction."""
         connection: Connection | None = None
         try:
             connection = self._engine.connect()
@@ -296,7 +296,7 @@ class SqlStore:
 
 
 def _mark(connection: Connection, mark: str) -> None:
-    """Mark the transaction. psycopg sends BEGIN and this in one message, so that it costs no round trip."""
+    """Mark the transaction. psycopg sends it in one message with BEGIN, without another round trip."""
     marking, driver = sql_table.marking(mark), cast(Any, connection.connection.driver_connection)
     if not sql_table.has_pipeline(driver):
         connection.exec_driver_sql(marking)

@@ -1,9 +1,8 @@
-"""AsyncSqlStore: PostgreSQL (asyncpg, psycopg 3), MariaDB and MySQL (asyncmy), SQLite (aiosqlite), awaited.
+"""Asyncio store for PostgreSQL (asyncpg, psycopg 3), MariaDB and MySQL (asyncmy) and SQLite (aiosqlite).
 
-The tables, the statements and the judgements are those of SqlStore; so are the rows: writers of both kinds
-may take one id over from each other. What is different is cancellation. A task cancelled in its COMMIT has
-sent it, and its connection is of no further use: it is thrown away, and a claim tells what became of the
-commit.
+Tables, statements, checks and rows are those of SqlStore, so blocking and asyncio writers may take over an id
+from each other. The difference is cancellation: a task cancelled in its COMMIT has sent it, so its connection
+is discarded, and a claim determines the outcome of the commit.
 
 Source: SQLAlchemy 2, "Asynchronous I/O (asyncio)".
 """
@@ -36,7 +35,7 @@ MARK_BYTES: Final = 8
 
 
 class AsyncSqlTransaction:
-    """A database transaction on a connection of its own: `session` and `connection` are the same one."""
+    """A transaction on a connection of its own, shared by `session` and `connection`."""
 
     def __init__(self, store: "AsyncSqlStore", connection: AsyncConnection, mark: str) -> None:
         self._store = store
@@ -48,7 +47,7 @@ class AsyncSqlTransaction:
         self._listened: Any = None
 
     async def listen(self) -> None:
-        """Hear of what the driver is told beside SQLAlchemy, where it says so: asyncpg from 0.29 on."""
+        """Listen to statements sent to the driver directly, if it reports them: asyncpg from 0.29 on."""
         driver: Any = (await self._connection.get_raw_connection()).driver_connection
         if hasattr(driver, "add_query_logger"):
             driver.add_query_logger(self._guard.on_driver)
@@ -56,12 +55,12 @@ class AsyncSqlTransaction:
 
     @property
     def connection(self) -> AsyncConnection:
-        """Where statements are executed."""
+        """The SQLAlchemy connection of this transaction."""
         return self._connection
 
     @property
     def session(self) -> AsyncSession:
-        """An ORM session on the same connection and in the same transaction."""
+        """An ORM session on the same connection, in the same transaction."""
         if self._session is None:
             self._session = self._store.new_session(bind=self._connection)
             self._guard.watch(self._session.sync_session)
@@ -72,15 +71,15 @@ class AsyncSqlTransaction:
         return self.session
 
     def sent(self) -> None:
-        """A record is on its way to Kafka."""
+        """Count a record sent to Kafka."""
         self._guard.sent()
 
     def savepoint(self) -> AsyncTransaction:
-        """A savepoint, as a context manager."""
+        """Begin a savepoint, as a context manager."""
         return self._connection.begin_nested()
 
     async def flush(self) -> None:
-        """The block is over: the session's rows and hooks, while records can still be sent."""
+        """Flush the session and run its hooks at the end of the block, while records can still be sent."""
         await self._check_open()
         if self._session is not None:
             await self._session.run_sync(self._guard.flush)
@@ -105,8 +104,8 @@ class AsyncSqlTransaction:
     async def move_offsets(self, group: str, moved: Mapping[TopicPartition, OffsetMoved]) -> None:
         await self._check_open()
         dialect = self._connection.dialect.name
-        await self._check_marked(dialect)  # first: asyncpg begins no other transaction by itself
-        for at in sorted(moved, key=str):  # in one order everywhere: no deadlock
+        await self._check_marked(dialect)  # first: asyncpg does not begin another transaction by itself
+        for at in sorted(moved, key=str):  # the same order everywhere prevents deadlocks
             statement = self._store.tables.move_offset(group, at, moved[at], dialect)
             try:
                 done = await self._connection.execute(statement)
@@ -135,10 +134,10 @@ class AsyncSqlTransaction:
         except Exception as exc:
             if sql_table.certainly_not_committed(exc):
                 raise NotCommitted(exc) from exc
-            if not isinstance(exc, DBAPIError):  # not the driver's: a time limit's, out of a signal's handler
+            if not isinstance(exc, DBAPIError):  # not from the driver: a timeout raised by a signal handler
                 await self._connection.invalidate()
             raise CommitUnknown(sql_table.told_of(exc)) from exc
-        except BaseException:  # Ctrl-C between COMMIT and its answer: nothing that follows could be trusted
+        except BaseException:  # Ctrl-C between COMMIT and its answer: later answers cannot be trusted
             await self._connection.invalidate()
             raise
         try:
@@ -152,11 +151,11 @@ class AsyncSqlTransaction:
         await self._close()
 
     def abandon(self) -> None:
-        """This process is a fork of the one that began: neither use nor close the connection here."""
+        """Detach the connection in a forked child, where it must be neither used nor closed."""
         _sync(self._connection).detach()
 
     async def _close(self) -> None:
-        """Whatever was not committed is rolled back with the connection's return to the pool."""
+        """Close the session and connection; the pool rolls back anything uncommitted."""
         try:
             if self._session is not None:
                 await self._session.close()
@@ -169,7 +168,7 @@ class AsyncSqlTransaction:
                 await self._connection.close()
 
     async def _check_open(self) -> None:
-        """Raises: NotYours if somebody else has ended the transaction."""
+        """Raise NotYours if the block has ended the transaction."""
         if self._session is not None:
             await self._session.flush()
         if self._root is None or not self._root.is_active:
@@ -181,7 +180,7 @@ class AsyncSqlTransaction:
             sql_table.check_mark(found.scalar_one(), self._mark)
 
     async def _unmark(self) -> None:
-        """Raises: NotYours if the transaction is not the one that was begun [DW-11]."""
+        """Raise NotYours if the transaction is not the one that was begun [DW-11]."""
         releasing = sql_table.unmarking(self._connection.dialect.name)
         if releasing is None:
             return
@@ -194,13 +193,13 @@ class AsyncSqlTransaction:
 
 
 class AsyncSqlStore:
-    """Rows in tables of an SQL database, beside the user's own.
+    """An asyncio store in tables of an SQL database, beside the user's own.
 
         engine = create_async_engine("postgresql+asyncpg://…")
         store = AsyncSqlStore(engine)
         await store.create()
 
-    Each transaction takes a connection from the engine's pool. The engine stays the caller's.
+    Each transaction takes a connection from the engine's pool. The caller keeps ownership of the engine.
     """
 
     def __init__(
@@ -212,15 +211,15 @@ class AsyncSqlStore:
         session_factory: Callable[..., AsyncSession] = AsyncSession,
         allow_unsafe_durability: AllowUnsafe = False,
     ) -> None:
-        """Connects to nothing yet.
+        """Configure the store without connecting.
 
         Args:
-            metadata: where the tables are declared, for tools that compare it with the database.
-            schema: the database schema of the tables; None for the connection's own.
-            session_factory: makes `txn.session`: an AsyncSession class or an async_sessionmaker.
-            allow_unsafe_durability: go on although a crash of the database may take back what it committed:
-                the settings for which that is all right, or True for all of them, and none is looked at.
-        Raises: ValueError for a setting that is not looked at.
+            metadata: MetaData in which the tables are declared, for migration tools.
+            schema: database schema of the tables; None for the connection's default.
+            session_factory: creates `txn.session`: an AsyncSession class or an async_sessionmaker.
+            allow_unsafe_durability: names of settings that are accepted although a crash of the database may
+                lose commits; True skips all durability checks.
+        Raises: ValueError for an unknown setting name.
         """
         self.tables = Tables(metadata, schema=schema)
         self.allowed = allowed_of(allow_unsafe_durability)
@@ -228,7 +227,7 @@ class AsyncSqlStore:
         self._session_factory = session_factory
 
     async def create(self) -> None:
-        """Make the tables if they are not there. Raises: BadStore for tables of another version."""
+        """Create the tables if missing. Raises: BadStore for tables of another version."""
         async with self._engine.begin() as connection:
             await connection.run_sync(self.tables.create)
 
@@ -254,7 +253,7 @@ class AsyncSqlStore:
     async def begin(self) -> AsyncSqlTransaction:
         connection: AsyncConnection | None = None
         mark = secrets.token_hex(MARK_BYTES)
-        try:  # nothing comes between the connection and what gives it back
+        try:  # no gap between taking the connection and the handler that releases it
             connection = await self._begun()
             if connection.dialect.name == "postgresql":
                 await _mark(connection, mark)
@@ -267,7 +266,7 @@ class AsyncSqlStore:
             raise
 
     async def begin_briefly(self) -> AsyncSqlTransaction:
-        """As `begin`, with the claim's limit on waits for locks."""
+        """Begin like `begin`, with the claim's limit on lock waits."""
         txn = await self.begin()
         try:
             for statement in sql_table.briefly(txn.connection.dialect.name):
@@ -291,7 +290,7 @@ class AsyncSqlStore:
             return sql_table.offsets_of(cast(Iterable[Mapping[str, Any]], found))
 
     async def close(self) -> None:
-        """The engine is the caller's."""
+        """Do nothing: the caller owns the engine."""
 
     def new_session(self, bind: AsyncConnection) -> AsyncSession:
         return self._session_factory(bind=bind, join_transaction_mode="rollback_only")
@@ -301,7 +300,7 @@ class AsyncSqlStore:
         return None if found is None else from_columns(cast(Mapping[str, object], found))
 
     async def _begun(self, *, claiming: bool = False) -> AsyncConnection:
-        """A connection that was asked what it promises, in a transaction."""
+        """Return a connection that passed the durability checks, in a transaction."""
         connection: AsyncConnection | None = None
         try:
             connection = await self._engine.connect()
@@ -331,7 +330,7 @@ def _after_commit(session: Session) -> None:
 
 
 async def _mark(connection: AsyncConnection, mark: str) -> None:
-    """Mark the transaction. psycopg sends BEGIN and this in one message; asyncpg in two."""
+    """Mark the transaction. psycopg sends BEGIN and the mark in one message, asyncpg in two."""
     marking = sql_table.marking(mark)
     driver = cast(Any, (await connection.get_raw_connection()).driver_connection)
     if not sql_table.has_pipeline(driver):

@@ -1,7 +1,6 @@
-"""What a transaction of the SQL stores notices on its connection and its session, and refuses.
+"""Guard of the SQL stores: listens to connection and session events and refuses what breaks a dual write.
 
-Shared by the stores that wait and those that are awaited: SQLAlchemy's events come from the synchronous
-objects under both.
+Shared by the blocking and asyncio stores: SQLAlchemy's events come from the synchronous objects under both.
 """
 
 from collections.abc import Callable
@@ -17,7 +16,7 @@ OURS: Final = "the writer commits and rolls back; inside its block use begin_nes
 
 
 class Guard:
-    """Listens to one connection, and to the session on it, from the beginning of a transaction to its end."""
+    """A listener on one connection, and on the session over it, for the duration of a transaction."""
 
     def __init__(self, connection: Connection) -> None:
         self.ending = False
@@ -34,28 +33,28 @@ class Guard:
             event.listen(connection, name, hook)
 
     def watch(self, session: Session) -> None:
-        """Refuse what would end the transaction, or take rows elsewhere."""
+        """Refuse operations of the session that would end the transaction or write to another database."""
         event.listen(session, "before_commit", self._check_session)
         event.listen(session, "after_begin", self._check_bind)
         event.listen(session, "after_transaction_create", self._on_nested)
         event.listen(session, "after_soft_rollback", self._on_nested_rollback)
 
     def release(self) -> None:
-        """The connection is given back."""
+        """Remove the listeners before the connection returns to the pool."""
         for name, hook in self._hooks.items():
             event.remove(self._connection, name, hook)
 
     def sent(self) -> None:
-        """A record is on its way."""
+        """Count a sent record."""
         self._sent += 1
 
     def check_savepoints(self) -> None:
-        """Raises: NotYours when a record was sent whose rows were rolled back."""
+        """Raise NotYours if a record was sent whose rows were rolled back."""
         if self._in_vain:
             raise NotYours(SENT_IN_VAIN)
 
     def flush(self, session: Session) -> None:
-        """As a Session's own commit does, before Kafka's half is prepared: its hooks may still send."""
+        """Run the `before_commit` hooks and flush, before Kafka's half is prepared: hooks may still send."""
         self.ending = True
         try:
             session.dispatch.before_commit(session)
@@ -80,7 +79,7 @@ class Guard:
             )
 
     def _on_statement(self, _: Connection, __: Any, statement: str, *___: Any) -> None:
-        """SQLAlchemy's own savepoints pass here, and those in SQL text."""
+        """Track savepoints, both SQLAlchemy's own and those in SQL text."""
         match savepoint_of(statement):
             case "SAVEPOINT", name:
                 self._savepoints[name] = self._sent
@@ -88,7 +87,7 @@ class Guard:
                 self._in_vain = self._in_vain or self._sent > self._savepoints.get(name, 0)
 
     def on_driver(self, logged: Any) -> None:
-        """What asyncpg was told beside SQLAlchemy. It says so later: what was sent before is not known."""
+        """Track statements sent to asyncpg directly; its report is too late to order them against records."""
         if savepoint_of(logged.query) is not None and logged.query.startswith("ROLLBACK"):
             self._in_vain = self._in_vain or self._sent > 0
 
@@ -97,5 +96,5 @@ class Guard:
             self._nested[made] = self._sent
 
     def _on_nested_rollback(self, _: Session, ended: SessionTransaction) -> None:
-        """The session makes its savepoint with the first statement: before, rows are lost without one."""
+        """Check a nested rollback: a session creates its savepoint lazily and may lose rows without one."""
         self._in_vain = self._in_vain or self._sent > self._nested.pop(ended, self._sent)

@@ -1,7 +1,7 @@
-"""The tables of the SQL stores, the statements on them, and what each database is asked and believed.
+"""Tables and statements of the SQL stores, and the durability checks for each database.
 
-Shared by the stores that wait and those that are awaited: only `create` and `check_durable` execute anything.
-Needs SQLAlchemy 2, the extra `sql`.
+Shared by the blocking and asyncio stores: only `create` and `check_durable` execute statements. Needs
+SQLAlchemy 2, the extra `sql`.
 """
 
 import logging
@@ -49,7 +49,7 @@ _log = logging.getLogger("tallystick.dualwrite")
 
 OFFSETS_TABLE: Final = "kafka_consumed_offsets"
 CHECKED: Final = "tallystick.durable"
-"""The key in a connection's `info` under which it is noted that it was asked."""
+"""The key in a connection's `info` that marks it as checked."""
 
 _WHO: Final = "recorded_id"
 _OWNER: Final = "recorded_owner"
@@ -62,10 +62,10 @@ _MYSQL: Final = ("mysql", "mariadb")
 
 
 class Name(TypeDecorator[str]):
-    """Text that is equal when its bytes are.
+    """Text compared byte by byte.
 
-    PostgreSQL and SQLite can say so. Of MySQL's and MariaDB's collations those that both have ignore trailing
-    spaces or the case, and would merge two ids: there the bytes are kept.
+    PostgreSQL and SQLite have a collation for that. The collations that MySQL and MariaDB share ignore
+    trailing spaces or case, and would merge two ids, so the column holds bytes there.
     """
 
     impl = Text
@@ -84,11 +84,13 @@ class Name(TypeDecorator[str]):
 
 
 class Tables:
-    """Both tables, in a MetaData that may be the user's own (for Alembic and its like)."""
+    """The two tables, in a MetaData that may be the user's own (for Alembic and similar tools)."""
 
     def __init__(self, metadata: MetaData | None = None, *, schema: str | None = None) -> None:
-        """Args:
-        schema: where they are; None for the connection's own.
+        """Declare the tables.
+
+        Args:
+            schema: database schema of the tables; None for the connection's default.
         """
         metadata = MetaData() if metadata is None else metadata
         self.states = Table(
@@ -118,15 +120,16 @@ class Tables:
             schema=schema,
             mysql_engine="InnoDB",
         )
-        # Built once: for SQLAlchemy that is as much work as all else of a statement.
+        # Built once: that costs SQLAlchemy as much as the rest of a statement.
         states = self.states.c
         owned = update(self.states).where(
             states.transactional_id == bindparam(_WHO), states.owner == bindparam(_OWNER)
         )
         same = owned.where(states.prepared_transaction_state == bindparam(_BEFORE_STATE))
         self._replacing: Final = {False: owned, True: same}
-        # A transaction can turn durability off for itself (SET LOCAL): ask in the same breath. And where it
-        # was ended behind the writer's back, asyncpg begins no other: an UPDATE would commit by itself.
+        # A transaction can turn durability off for itself (SET LOCAL), so the same statement returns the
+        # setting. And if the transaction was ended unnoticed, asyncpg begins no other: the UPDATE would
+        # autocommit, hence the condition on the mark.
         self._returning: Final = {
             compares: each.where(_mark() == bindparam(_MARKED)).returning(
                 func.current_setting("synchronous_commit")
@@ -135,9 +138,9 @@ class Tables:
         }
 
     def create(self, connection: Connection) -> None:
-        """Make them where they are not there, and check the others. Raises: BadStore."""
+        """Create missing tables and check existing ones. Raises: BadStore."""
         if connection.dialect.name == "postgresql":
-            # Of two that see no table there, IF NOT EXISTS lets one fail.
+            # Under concurrent creation, IF NOT EXISTS lets one of them fail.
             connection.execute(select(func.pg_advisory_xact_lock(func.hashtext(TABLE))))
         for table in (self.states, self.offsets):
             connection.execute(CreateTable(table, if_not_exists=True))
@@ -157,7 +160,7 @@ class Tables:
     # ---- statements
 
     def claim(self, row: StoredState, dialect: str) -> Executable:
-        """Put `row.owner` into the row, or the row into the table. Waits for whoever has it."""
+        """Build the claim: set `row.owner`, or insert the row. Execution waits for the row's lock."""
         values = to_columns(row)
         if dialect in _MYSQL:
             return mysql.insert(self.states).values(values).on_duplicate_key_update(owner=row.owner)
@@ -170,14 +173,14 @@ class Tables:
         return select(self.states).where(self.states.c.transactional_id == transactional_id)
 
     def read_locked(self, transactional_id: str) -> Executable:
-        """The row as it is now, whatever this transaction's snapshot shows."""
+        """Select the current row, regardless of this transaction's snapshot."""
         return select(self.states).where(self.states.c.transactional_id == transactional_id).with_for_update()
 
     def ids(self) -> Executable:
         return select(self.states.c.transactional_id).order_by(self.states.c.transactional_id)
 
     def record(self, dialect: str, *, compares: bool) -> Executable:
-        """Replace a row if its owner, or also its state, is still the same; executed with `to_record`."""
+        """Replace a row if its owner, and optionally its state, is unchanged; parameters from `to_record`."""
         return (self._returning if dialect == "postgresql" else self._replacing)[compares]
 
     def read_offsets(self, group: str) -> Executable:
@@ -187,7 +190,7 @@ class Tables:
         )
 
     def move_offset(self, group: str, at: TopicPartition, moved: OffsetMoved, dialect: str) -> Executable:
-        """Insert or replace one offset, if it is still `before`: one row then. PostgreSQL returns marks."""
+        """Insert or replace one offset if it is still `before`: one row if so. PostgreSQL returns marks."""
         statement = self._move_offset(group, at, moved)
         return statement.returning(_mark()) if dialect == "postgresql" else statement
 
@@ -212,12 +215,12 @@ def _mark() -> ColumnElement[str]:
 
 
 def marks() -> Executable:
-    """Ask PostgreSQL for the mark of the transaction that is open; `check_mark` judges it."""
+    """Select the mark of PostgreSQL's open transaction, for `check_mark`."""
     return select(_mark())
 
 
 def to_record(row: StoredState, before: StoredState | None, dialect: str, mark: str) -> Mapping[str, object]:
-    """What `Tables.record` is executed with."""
+    """Build the parameters of `Tables.record`."""
     values = dict(to_columns(row))
     compared = {} if before is None else {_BEFORE_STATE: str(before.state)}
     if dialect == "postgresql":
@@ -226,22 +229,23 @@ def to_record(row: StoredState, before: StoredState | None, dialect: str, mark: 
 
 
 def judge_record(answers: Sequence[Sequence[Any]], allowed: Allowed) -> int:
-    """How many rows PostgreSQL has replaced: none in another transaction [DW-11]. Raises: UnsafeStore."""
+    """Count the rows PostgreSQL replaced: none in another transaction [DW-11]. Raises: UnsafeStore."""
     for (synchronous_commit,) in answers:
         judge_postgresql(str(synchronous_commit), allowed)
     return len(answers)
 
 
 def check_mark(found: object, mark: str) -> None:
-    """Raises: NotYours unless the transaction is still the one that was begun [DW-11]."""
+    """Raise NotYours unless the transaction is still the one that was begun [DW-11]."""
     if found != mark:
         raise NotYours(ENDED)
 
 
 def check_missed(found: Mapping[str, object] | None, row: StoredState, before: StoredState | None) -> None:
-    """No row was changed: whose is it now? Raises: Fenced; DatabaseBehind.
+    """Raise the reason why `record` changed no row: Fenced or DatabaseBehind.
 
-    MySQL counts rows that are as they were only if the client has set CLIENT.FOUND_ROWS: those are right.
+    MySQL counts unchanged rows only if the client has set CLIENT.FOUND_ROWS; a row already equal to `row`
+    is correct.
     """
     now = None if found is None else from_columns(found)
     check_record(now, row, before)
@@ -250,56 +254,56 @@ def check_missed(found: Mapping[str, object] | None, row: StoredState, before: S
 
 
 def offsets_of(rows: Iterable[Mapping[str, Any]]) -> Mapping[TopicPartition, int]:
-    """What `read_offsets` returned, as mappings."""
+    """Convert the result mappings of `read_offsets`."""
     return {TopicPartition(row["topic"], row["partition_id"]): row["next_offset"] for row in rows}
 
 
-# ---- what a database promises
+# ---- durability of a database
 
 CLAIM_LOCK_S: Final = 60
 _BEFORE: Final[Mapping[str, str]] = {
-    # Write locks are taken at once: a transaction that has read first could otherwise not write any more.
+    # Take the write lock at once: a transaction that reads first may otherwise be unable to write.
     "sqlite": "BEGIN IMMEDIATE",
 }
 _BEFORE_CLAIM: Final[Mapping[str, str]] = {
-    # The server keeps the lock of a client whose host is gone until its keepalive finds out: two hours.
-    # InnoDB and SQLite have a limit anyway.
+    # The server keeps the locks of a client whose host is gone until TCP keepalive notices: two hours.
+    # InnoDB and SQLite limit the wait by default.
     "postgresql": f"SET LOCAL lock_timeout = '{CLAIM_LOCK_S}s'",
 }
 
 
 def first_statements(dialect: str, *, claiming: bool) -> tuple[Executable, ...]:
-    """What every transaction, or every claim, begins with."""
+    """Return the statements at the beginning of every transaction, or of every claim."""
     marking = f"SAVEPOINT {_SAVEPOINT}" if dialect != "postgresql" else None
     texts = [_BEFORE.get(dialect), _BEFORE_CLAIM.get(dialect) if claiming else marking]
     return tuple(text(each) for each in texts if each is not None)
 
 
 def briefly(dialect: str) -> tuple[Executable, ...]:
-    """What keeps a transaction of our own row alone from waiting for ever."""
+    """Return the statements that limit the lock wait of a transaction on a state row alone."""
     limit = _BEFORE_CLAIM.get(dialect)
     return () if limit is None else (text(limit),)
 
 
-# How a transaction is told from the next one on the same connection [DW-11]. PostgreSQL has settings that end
-# with the transaction, and the record returns one. Elsewhere it is a savepoint: COMMIT, ROLLBACK and an
-# implicit COMMIT (DDL, LOCK TABLES, a stored procedure) end it, and releasing it fails then.
+# A mark distinguishes a transaction from the next one on the same connection [DW-11]. On PostgreSQL it is a
+# setting local to the transaction, which the record returns. Elsewhere it is a savepoint: COMMIT, ROLLBACK
+# and an implicit COMMIT (DDL, LOCK TABLES, a stored procedure) end it, and then releasing it fails.
 _MYSQL_NO_SAVEPOINT: Final = 1305
 
 
 def marking(mark: str) -> str:
-    """PostgreSQL: set what `record` returns. The words of `mark` need no quoting."""
+    """Build PostgreSQL's statement that sets the mark. The characters of `mark` need no quoting."""
     return f"SET LOCAL {_MARK} = '{mark}'"
 
 
 def has_pipeline(driver: Any) -> bool:
-    """Is this a connection of psycopg 3, over a libpq that can send several statements at once?"""
+    """Return whether this is a psycopg 3 connection over a libpq with pipeline mode."""
     pgconn = getattr(driver, "pgconn", None)
     return hasattr(driver, "pipeline") and hasattr(pgconn, "enter_pipeline_mode")
 
 
 def not_begun(connection: Connection, exc: Exception) -> DBAPIError:
-    """A connection of the pool that was of no use any more, as SQLAlchemy itself would raise it."""
+    """Invalidate a dead pooled connection and build the error that SQLAlchemy itself would raise."""
     connection.invalidate(exc)
     base = connection.dialect.loaded_dbapi.Error
     failure = DBAPIError.instance("BEGIN", None, exc, base, connection_invalidated=True)
@@ -308,12 +312,12 @@ def not_begun(connection: Connection, exc: Exception) -> DBAPIError:
 
 
 def unmarking(dialect: str) -> Executable | None:
-    """What fails unless the transaction is still the one that was begun; None where `record` tells."""
+    """Build the statement that fails in any other transaction; None where `record` detects that."""
     return None if dialect == "postgresql" else text(f"RELEASE SAVEPOINT {_SAVEPOINT}")
 
 
 def is_unmarked(exc: DBAPIError) -> bool:
-    """Has `unmarking` failed because the savepoint is gone?"""
+    """Return whether `unmarking` failed because the savepoint is gone."""
     first = next(iter(getattr(exc.orig, "args", ())), None)
     return first == _MYSQL_NO_SAVEPOINT or str(first).startswith("no such savepoint")
 
@@ -322,14 +326,14 @@ _STANDBYS: Final = (
     "SELECT current_setting('synchronous_standby_names') = '' AND EXISTS (SELECT FROM pg_stat_replication)"
 )
 _QUESTIONS: Final[Mapping[str, tuple[str, ...]]] = {
-    # A setting local to a transaction is gone at the next statement, if every statement commits. The
-    # isolation level does not tell: with an engine of AUTOCOMMIT the server answers READ COMMITTED.
+    # A transaction-local setting is gone at the next statement if every statement commits. The isolation
+    # level does not show it: with an AUTOCOMMIT engine the server answers READ COMMITTED.
     "postgresql": (
         "SHOW synchronous_commit",
         "SHOW fsync",
         "SELECT set_config('tallystick.block', 'open', true)",
         "SELECT coalesce(current_setting('tallystick.block', true), '')",
-        # Only a role that may (pg_monitor) sees more than that there are some.
+        # Roles without pg_monitor see only that standbys exist.
         _STANDBYS,
     ),
     "mysql": (
@@ -342,9 +346,9 @@ _QUESTIONS: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def questions(dialect: str) -> tuple[Executable, ...]:
-    """What to ask of a new connection: each has one value; `judge` takes the answers.
+    """Return the queries for a new connection, each with one value; `judge` takes the answers.
 
-    Raises: BadStore for a database that nobody has looked into.
+    Raises: BadStore for an unsupported database.
     """
     family = "mysql" if dialect in _MYSQL else dialect
     if family not in _QUESTIONS:
@@ -353,7 +357,7 @@ def questions(dialect: str) -> tuple[Executable, ...]:
 
 
 def check_durable(connection: Connection, allowed: Allowed) -> None:
-    """Ask a connection that was not asked before, or was allowed more. Raises: UnsafeStore."""
+    """Check a connection not checked before, or checked with more allowed. Raises: UnsafeStore."""
     if allowed.everything:
         return
     if connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT":
@@ -371,11 +375,11 @@ def check_durable(connection: Connection, allowed: Allowed) -> None:
 def judge(
     dialect: str, isolation_level: str | None, answers: Sequence[object], allowed: Allowed = STRICT
 ) -> None:
-    """Would a commit on this connection survive a crash of the database? [DW-8]
+    """Check that a commit on this connection would survive a crash of the database [DW-8].
 
     Args:
-        answers: to `questions`, in their order.
-    Raises: UnsafeStore if not, and for a connection where every statement commits.
+        answers: results of `questions`, in order.
+    Raises: UnsafeStore if it would not, or if every statement commits by itself.
     """
     if isolation_level is not None and isolation_level.upper() == "AUTOCOMMIT":
         raise UnsafeStore("isolation level", "AUTOCOMMIT", "a transaction")
@@ -411,19 +415,19 @@ def _need_transaction(autocommit: str, *, open_: bool) -> None:
 
 
 def is_missing_table(exc: DBAPIError) -> bool:
-    """Did a statement fail because `create()` was never called?"""
+    """Return whether a statement failed because the table is missing."""
     state = getattr(exc.orig, "sqlstate", None) or getattr(exc.orig, "pgcode", None)
     first = next(iter(getattr(exc.orig, "args", ())), None)
     return state == "42P01" or first == _MYSQL_NO_TABLE or str(first).startswith("no such table")
 
 
-# ---- what became of a commit
+# ---- outcome of a commit
 
 _MYSQL_NO_TABLE: Final = 1146
 
 
 def certainly_not_committed(exc: BaseException) -> bool:
-    """Does this answer to COMMIT say that it did not happen? If not, the outcome is unknown [DW-3]."""
+    """Return whether this answer to COMMIT proves that it failed; if not, the outcome is unknown [DW-3]."""
     if not isinstance(exc, DBAPIError) or exc.connection_invalidated:
         return False
     if isinstance(exc, IntegrityError):
@@ -434,6 +438,6 @@ def certainly_not_committed(exc: BaseException) -> bool:
 
 
 def told_of(exc: Exception) -> str:
-    """What failed, without the statement."""
+    """Describe an error without the SQL statement."""
     told = getattr(exc, "orig", None) or exc
     return f"{type(told).__name__}: {told}"

@@ -1,13 +1,13 @@
-"""ZooKeeper through kazoo: the rows are nodes, and a transaction is one `multi`.
+"""Store for ZooKeeper (kazoo): rows as znodes, and one `multi` for each transaction.
 
-`/kafka_transaction_state/<id>` holds the row of an id. The id is percent-encoded: slashes make no folders.
+`/kafka_transaction_state/<id>` holds the row of an id, percent-encoded so that a slash creates no subnode.
 
-What fences: the version of the node. `record` reads the row, compares its owner, and puts into the `multi` a
-write that is good for that version alone; a claim writes the node, so every `multi` of an earlier owner fails
-from then on, one that is still on its way included [DW-1], [DW-2]. Nobody may delete the nodes while a
-writer lives: a new node counts its versions from 0 again.
+Fencing: the version of the znode. `record` reads the row, compares its owner, and adds to the `multi` a write
+conditional on that version. A claim writes the znode, so every `multi` of an earlier owner fails from then
+on, including one still in flight [DW-1], [DW-2]. The znodes must not be deleted while a writer is running: a
+new znode counts its versions from 0 again.
 
-A server acknowledges what its quorum has on disk, unless it was told `forceSync=no`; no client can see that.
+A server acknowledges once its quorum has written to disk, unless `forceSync=no`, which no client can see.
 Source: ZooKeeper Programmer's Guide, "Consistency Guarantees"; ZooKeeper 3.8 `multi`.
 """
 
@@ -34,21 +34,21 @@ COMMIT_SECONDS_MAX: Final = 30.0
 
 
 class ZooKeeperTransaction:
-    """A TransactionRequest of kazoo that the store commits. Used by one thread."""
+    """A kazoo TransactionRequest committed by the store. Used by one thread."""
 
     def __init__(self, store: "ZooKeeperStore") -> None:
         self._store = store
         self._rows: list[tuple[int, StoredState]] = []
         self._ended = False
         self.request: TransactionRequest = store.client.transaction()
-        """Create, set and delete nodes here."""
+        """The request for creating, setting and deleting nodes."""
 
     @property
     def handle(self) -> TransactionRequest:
         return self.request
 
     def record(self, row: StoredState, before: StoredState | None = None) -> None:
-        """Put the row into the `multi`, good for the version of the node that has `row.owner`."""
+        """Add the row to the `multi`, conditional on the node version that has `row.owner`."""
         self._check_open()
         now, version = self._store.read(row.transactional_id)
         check_record(now, row, before)
@@ -68,12 +68,12 @@ class ZooKeeperTransaction:
         try:
             results = pending.get(timeout=self._store.commit_timeout_s)
         except Exception as exc:
-            # A lost connection, a lost session, no answer in time: it may have arrived.
+            # Lost connection, lost session or timeout: the request may have arrived.
             raise CommitUnknown(f"ZooKeeper did not answer the multi: {exc!r}") from exc
         self._raise_refusal(results)
 
     def _raise_refusal(self, results: Sequence[object]) -> None:
-        """One operation of a refused `multi` says why; the others were rolled back, or never tried."""
+        """Raise the reason of a refused `multi`: one operation has it, the others were only rolled back."""
         refusals = [
             (at, result)
             for at, result in enumerate(results)
@@ -88,7 +88,7 @@ class ZooKeeperTransaction:
             raise NotCommitted(refusal)
 
     def rollback(self) -> None:
-        """Nothing was sent."""
+        """End the transaction; nothing was sent."""
         self._ended = True
 
     def _check_open(self) -> None:
@@ -99,27 +99,29 @@ class ZooKeeperTransaction:
 
 
 class ZooKeeperStore:
-    """The rows under one path of a connected client. The client stays open."""
+    """A store under one path of a connected client. The client stays open."""
 
     def __init__(
         self, client: KazooClient, path: str = f"/{TABLE}", *, commit_timeout_s: float = COMMIT_SECONDS_MAX
     ) -> None:
-        """Args:
-        client: started; its session belongs to whoever started it, its `default_acl` is used for the nodes.
-        commit_timeout_s: seconds to wait for the answer to a commit before it counts as lost.
+        """Use a started client.
+
+        Args:
+            client: started; the caller owns its session. Its `default_acl` is used for the nodes.
+            commit_timeout_s: seconds to wait for the answer to a commit before it counts as lost.
         """
         self.client = client
         self.path = path.rstrip("/")
         self.commit_timeout_s = commit_timeout_s
 
     def create(self) -> None:
-        """Make the path if it is not there, and read what it holds."""
+        """Create the path if missing, and validate its rows."""
         self.client.ensure_path(self.path)
         for transactional_id in self.transactional_ids():
             self.read_state(transactional_id)
 
     def claim(self, transactional_id: str) -> StoredState:
-        """Take the node over. It waits for nobody: a `multi` that comes later finds another version."""
+        """Take over the node, without waiting: a `multi` that arrives later finds another version."""
         path, owner = self.path_of(transactional_id), secrets.token_hex(16)
         for _ in range(CLAIM_ATTEMPTS_MAX):
             found, version = self.read(transactional_id)
@@ -134,7 +136,7 @@ class ZooKeeperStore:
                 else:
                     self.client.create(path, to_bytes(row))
             except (BadVersionError, NodeExistsError):
-                continue  # somebody wrote it in between
+                continue  # another client wrote it in between
             except NoNodeError as exc:
                 if found is None:
                     raise BadStore(f"there is no {self.path}; create() makes it") from exc
@@ -145,18 +147,18 @@ class ZooKeeperStore:
         )
 
     def begin(self) -> ZooKeeperTransaction:
-        """A new request."""
+        """Begin a transaction with a new request."""
         return ZooKeeperTransaction(self)
 
     def read_state(self, transactional_id: str) -> StoredState | None:
-        """The row as the quorum has it."""
+        """Return the row as the quorum has it."""
         row, _ = self.read(transactional_id)
         return row
 
     def read(self, transactional_id: str) -> tuple[StoredState | None, int]:
-        """The row, and the version of its node; (None, 0) without one."""
+        """Return the row and the version of its node; (None, 0) if there is none."""
         path = self.path_of(transactional_id)
-        # A server may be behind its leader; after a sync it has seen what was committed before.
+        # A server may lag behind its leader; after a sync it has seen all earlier commits.
         self.client.sync(self.path)
         try:
             data, stat = self.client.get(path)
@@ -165,7 +167,7 @@ class ZooKeeperStore:
         return from_bytes(transactional_id, data), stat.version
 
     def transactional_ids(self) -> Iterable[str]:
-        """Every id that has a node, in order."""
+        """Return every id that has a node, in order."""
         self.client.sync(self.path)
         try:
             return sorted(unquote(name) for name in self.client.get_children(self.path))
@@ -173,10 +175,10 @@ class ZooKeeperStore:
             raise BadStore(f"there is no {self.path}; create() makes it") from exc
 
     def close(self) -> None:
-        """The client is not ours."""
+        """Do nothing: the caller owns the client."""
 
     def path_of(self, transactional_id: str) -> str:
-        """The node of an id."""
+        """Return the path of an id's node."""
         name = quote(transactional_id, safe="")
-        # "." and ".." are no names of nodes.
+        # ZooKeeper does not allow "." and ".." as node names.
         return f"{self.path}/{name if name.strip('.') else name.replace('.', '%2E')}"
