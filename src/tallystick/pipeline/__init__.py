@@ -1,4 +1,4 @@
-"""A TOML file or a Python object becomes running Spark queries. docs/pipeline.md has the keys of the file.
+"""Spark pipelines defined by a TOML file or in Python. docs/pipeline.md describes the keys of the file.
 
     from tallystick.pipeline import Pipeline
 

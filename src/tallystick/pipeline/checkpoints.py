@@ -1,9 +1,9 @@
-"""Whose a checkpoint is. One that goes on under another prefix would write a decided batch again [PIP-2].
+"""Ownership check of checkpoints: continuing one under another prefix would repeat a decided batch [PIP-2].
 
-Decisions are kept under the pipeline's name, offsets in its checkpoint: neither means anything without the
-other. The sink notes in a checkpoint on a file system of this machine where its batches are decided, and
-refuses another place (`spark.checkpoint`). What can be told without the cluster is told here, before anything
-is started, and of all outputs at once.
+Decisions are kept under the pipeline's name and offsets in its checkpoint; neither is meaningful without the
+other. In a checkpoint on a local file system the sink notes where its batches are decided, and refuses any
+other place (`spark.checkpoint`). This module checks what is possible without the cluster, for all outputs at
+once, before anything is started.
 """
 
 from typing import Final
@@ -14,17 +14,17 @@ from tallystick.spark.checkpoint import folder_of, home_of
 from tallystick.spark.protocol.transactional_ids import IN_DATABASE
 
 _OWNER: Final = "tallystick-prefix"
-"""The note of earlier versions: the prefix alone."""
+"""File name of the note that earlier versions wrote: the prefix alone."""
 
 
 def check_checkpoints(definition: Definition) -> None:
-    """Raises: BadConfig with every one that is another's; BadCheckpoint, OSError."""
+    """Raise BadConfig listing every checkpoint of another prefix. Raises: also BadCheckpoint, OSError."""
     problems = []
     for output in definition.outputs:
         checkpoint = checkpoint_of(definition, output)
         noted = _prefix_of(checkpoint)
         prefix = definition.prefix(output) + (IN_DATABASE if output.database else "")
-        # An earlier version's note did not say where.
+        # Notes of earlier versions lack the place of the decisions.
         if noted not in (None, prefix, definition.prefix(output)):
             problems.append(
                 f"checkpoint: {folder_of(checkpoint)} is of {noted!r}, and this is {prefix!r}: rows that "

@@ -1,4 +1,4 @@
-"""What each kind of client is told of [kafka], and what is wrong with it before anything is started. Pure."""
+"""Client settings derived from [kafka], and their validation before anything is started. Pure."""
 
 from collections.abc import Iterator, Mapping
 from typing import Final
@@ -10,25 +10,25 @@ from tallystick.spark.options.option_table import Query
 from tallystick.spark.options.sink_options import write_options
 from tallystick.spark.options.source_options import read_options
 
-# Stands for the address of a broker that is not started yet.
+# Placeholder for the address of a broker that is not started yet.
 _SOMEWHERE: Final = {"bootstrap.servers": "localhost:9092"}
 
 
 def of_role(role: str, client: Mapping[str, str]) -> dict[str, str]:
-    """[kafka] without the settings of other roles only: one table is for all of them."""
+    """Return [kafka] without settings that only other roles know: one table serves all roles."""
     others = {name for other in ROLE_SETTINGS.values() for name in other} - ROLE_SETTINGS[role].keys()
     return {name: text for name, text in client.items() if name not in others or name in CLIENT_SETTINGS}
 
 
 def source_options(source: Source, client: Mapping[str, str]) -> dict[str, str]:
-    """The options of the `tallystick` source."""
+    """Build the options of the `tallystick` source."""
     which = {"subscribePattern": source.pattern} if source.pattern else {"subscribe": ",".join(source.topics)}
     named = {f"kafka.{name}": text for name, text in of_role("consumer", client).items()}
     return {**named, **which, "startingOffsets": source.starting, **source.options}
 
 
 def sink_options(definition: Definition, output: Output, client: Mapping[str, str]) -> dict[str, str]:
-    """The options of the `tallystick` sink that the definition holds."""
+    """Build the options of the `tallystick` sink from the definition."""
     return {
         **{f"kafka.{name}": text for name, text in of_role("producer", client).items()},
         "transactional.id.prefix": definition.prefix(output),
@@ -37,11 +37,11 @@ def sink_options(definition: Definition, output: Output, client: Mapping[str, st
 
 
 def check(definition: Definition) -> None:
-    """Raises: BadConfig with everything that can be told without a cluster and without Spark."""
+    """Validate a definition without a cluster or Spark. Raises: BadConfig with all problems."""
     client = _SOMEWHERE if definition.kafka is None else definition.kafka
     found = [*_problems(definition, client)]
     if found:
-        # A setting of [kafka] that is wrong is so for every source or output.
+        # A wrong setting of [kafka] is reported for every source or output: drop the duplicates.
         raise BadConfig("\n".join(dict.fromkeys(found)))
 
 

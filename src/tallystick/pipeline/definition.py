@@ -1,4 +1,4 @@
-"""What a pipeline is: the values a `PIPELINE.toml` is read into. Pure.
+"""Definition of a pipeline: the values that a `PIPELINE.toml` is parsed into. Pure.
 
     name = "delays"
     checkpoint = "state/checkpoint"
@@ -24,9 +24,9 @@
     table = "late_flights"
     database = "postgresql+psycopg://localhost/flights"
 
-Sources and lookups are views in SQL, and every transform is a view for those after it. An output is one
-Spark query; its sinks share one decision a batch: all of them have the batch, or none. Without `[kafka]` the
-pipeline runs on a broker of its own, whose files are in `[broker] data-dir`.
+Sources and lookups are SQL views, and every transform is a view for the transforms after it. An output is one
+Spark query; its sinks share one decision for each batch: all of them get the batch, or none. Without
+`[kafka]` the pipeline runs its own broker, with files in `[broker] data-dir`.
 
 docs/pipeline.md describes every key; `definition_toml.py` reads them.
 """
@@ -43,29 +43,29 @@ if TYPE_CHECKING:
 
 
 class ValueFormat(StrEnum):
-    """How the values of a source become columns."""
+    """The format of a source's values."""
 
-    JSON = "json"  # an object a record; its fields are the columns of the schema
+    JSON = "json"  # one object per record; its fields are the columns of the schema
     STRING = "string"  # UTF-8 text, in column `value`
-    BYTES = "bytes"  # as it is, in column `value`
+    BYTES = "bytes"  # unchanged, in column `value`
 
 
 class OnMalformed(StrEnum):
-    """What becomes of a JSON value that does not fit the schema."""
+    """The handling of a JSON value that does not fit the schema."""
 
     FAIL = "fail"  # the query stops and names the record
-    DEAD_LETTER = "dead-letter"  # it goes to a topic, in the same decision as its batch
+    DEAD_LETTER = "dead-letter"  # the value goes to a topic, in the same decision as its batch
 
 
 class TableWrite(StrEnum):
-    """How rows arrive in a table."""
+    """The write mode of a table."""
 
     APPEND = "append"
     UPSERT = "upsert"  # a row with the same keys is replaced
 
 
 class OutputMode(StrEnum):
-    """Spark's output modes that a decision a batch can carry; update is not one of them."""
+    """Spark's output modes that the sink supports, with one decision for each batch; not `update`."""
 
     APPEND = "append"
     COMPLETE = "complete"
@@ -73,7 +73,7 @@ class OutputMode(StrEnum):
 
 @frozen(kw_only=True)
 class Watermark:
-    """How late a row may come, by one of its columns: `delay` is an interval of Spark's, "10 minutes"."""
+    """A Spark watermark on an event-time column; `delay` is a Spark interval, such as "10 minutes"."""
 
     column: str
     delay: str
@@ -83,11 +83,11 @@ class Watermark:
 class Source:
     """Topics that are read as one view.
 
-    topics       their names, or empty when `pattern` chooses them
-    starting     "earliest", "latest" or the source's JSON of offsets; where a new checkpoint begins
-    schema       Spark's DDL of the value's fields; JSON alone has one
+    topics       topic names; empty if `pattern` selects them
+    starting     start of a new checkpoint: "earliest", "latest" or the source's JSON of offsets
+    schema       Spark DDL of the value's fields; only for JSON
     dead_letter  topic for malformed values
-    options      further options of the `tallystick` source, `maxOffsetsPerTrigger` among them
+    options      further options of the `tallystick` source, such as `maxOffsetsPerTrigger`
     """
 
     name: str
@@ -104,7 +104,7 @@ class Source:
 
 @frozen(kw_only=True)
 class Lookup:
-    """A table that is read when the pipeline starts, in any format Spark reads."""
+    """A static table, read when the pipeline starts, in any format that Spark reads."""
 
     name: str
     format: str
@@ -115,7 +115,7 @@ class Lookup:
 
 @frozen(kw_only=True)
 class Transform:
-    """A view made of the views before it: by one SELECT, or from Python by a function of them by name."""
+    """A view derived from earlier views, by one SELECT or by a Python function of the views by name."""
 
     name: str
     sql: str | None = None
@@ -124,10 +124,10 @@ class Transform:
 
 @frozen(kw_only=True)
 class TopicSink:
-    """Rows become records of one topic.
+    """A sink that writes rows as records of one topic.
 
-    key    an SQL expression for the record's key; None for no key
-    value  an SQL expression for its value; None for the whole row as JSON
+    key    SQL expression for the record's key; None for no key
+    value  SQL expression for the record's value; None for the whole row as JSON
     """
 
     topic: str
@@ -137,10 +137,10 @@ class TopicSink:
 
 @frozen(kw_only=True)
 class TableSink:
-    """Rows become rows of one table; columns go by name.
+    """A sink that writes rows into one table, matching columns by name.
 
     database  SQLAlchemy URL
-    keys      of an upsert
+    keys      key columns of an upsert
     """
 
     table: str
@@ -154,7 +154,7 @@ Sink = TopicSink | TableSink
 
 @frozen(kw_only=True)
 class Output:
-    """One query: the view `view` into all of `sinks`, with one decision a batch."""
+    """One query that writes `view` into all of `sinks`, with one decision for each batch."""
 
     name: str
     view: str
@@ -163,13 +163,13 @@ class Output:
 
     @property
     def database(self) -> str | None:
-        """Of its tables; None where it has none. One output has one: its decision is a row there."""
+        """The single database of its tables, which holds the output's decision; None without tables."""
         return next((sink.database for sink in self.sinks if isinstance(sink, TableSink)), None)
 
 
 @frozen(kw_only=True)
 class Broker:
-    """The pipeline's own broker. `listen` is host:port; None takes a free port of the loopback."""
+    """The pipeline's own broker. `listen` is host:port; None selects a free loopback port."""
 
     data_dir: str
     listen: str | None = None
@@ -178,14 +178,14 @@ class Broker:
 
 @frozen(kw_only=True)
 class Definition:
-    """A whole pipeline, as it was written; nothing is connected yet.
+    """A complete pipeline as configured, without any connection.
 
-    name        names the queries and is the prefix of their transactional ids
-    checkpoint  directory, or a URL of a filesystem Spark knows; a sub-directory for each output
-    trigger     an interval of Spark's, or None: as fast as batches go
+    name        name of the queries, and prefix of their transactional ids
+    checkpoint  directory, or URL of a filesystem that Spark knows; each output has a subdirectory
+    trigger     Spark interval; None starts each batch as soon as possible
     modes       `tallystick.modes`, strongest first
-    kafka       settings of the clients; None: run on `broker`
-    spark       Spark's settings, `spark.master` among them
+    kafka       client settings; None to run on `broker`
+    spark       Spark settings, including `spark.master`
     """
 
     name: str
@@ -201,11 +201,11 @@ class Definition:
     spark: Mapping[str, str] = field(default_factory=dict)
 
     def prefix(self, output: Output) -> str:
-        """`transactional.id.prefix` of one output's query."""
+        """Return the `transactional.id.prefix` of an output's query."""
         return f"{self.name}.{output.name}"
 
     def views(self, transforms: int | None = None) -> list[str]:
-        """The names of all views, or of those before a transform of this number."""
+        """Return the names of all views, or of those before the transform with index `transforms`."""
         made = self.transforms if transforms is None else self.transforms[:transforms]
         return [
             *(source.name for source in self.sources),
@@ -214,12 +214,12 @@ class Definition:
         ]
 
     def topics_read(self) -> Iterator[tuple[str, str]]:
-        """Each topic that is read by its name, and the path of its key."""
+        """Yield each topic that is read by name, with the path of its key."""
         for source in self.sources:
             yield from ((topic, f"sources.{source.name}.topics") for topic in source.topics)
 
     def topics_written(self) -> Iterator[tuple[str, str]]:
-        """Each topic that is written, and the path of its key."""
+        """Yield each topic that is written, with the path of its key."""
         for output in self.outputs:
             for i, sink in enumerate(output.sinks):
                 if isinstance(sink, TopicSink):
@@ -229,7 +229,7 @@ class Definition:
                 yield source.dead_letter, f"sources.{source.name}.dead-letter"
 
     def within(self, folder: str) -> "Definition":
-        """With paths that are relative to `folder` instead of to the current directory."""
+        """Return a copy with relative paths resolved against `folder` instead of the current directory."""
 
         def placed(path: str) -> str:
             return path if "://" in path or path.startswith("/") else f"{folder}/{path}"
@@ -243,5 +243,5 @@ class Definition:
 
 
 def checkpoint_of(definition: Definition, output: Output) -> str:
-    """`checkpointLocation` of one output's query."""
+    """Return the `checkpointLocation` of an output's query."""
     return f"{definition.checkpoint.rstrip('/')}/{output.name}"

@@ -1,6 +1,6 @@
-"""A definition from the text of a `PIPELINE.toml`; every problem at once, each with its key's path. Pure.
+"""Parser of `PIPELINE.toml`; reports all problems at once, each with its key's path. Pure.
 
-`${NAME}` in a text stands for a variable that the caller passes, so that a password need not be in the file.
+`${NAME}` in a string stands for a variable passed by the caller, which keeps passwords out of the file.
 """
 
 import re
@@ -29,19 +29,19 @@ from tallystick.pipeline.definition import (
 )
 from tallystick.pipeline.toml_reader import Problems, Table
 
-# A view's name in SQL, and the part of a transactional id.
+# A name is a view in SQL and part of a transactional id.
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}", re.ASCII)
 _VARIABLE: Final = re.compile(r"\$(?:\$|\{([^}]*)\})")
 _AVAILABLE_NOW: Final = "available-now"
 
 
 def parse(text: str, source: str, variables: Mapping[str, str] | None = None) -> Definition:
-    """The definition that `text` holds.
+    """Parse `text` into a definition.
 
     Args:
-        source: the file's name, for messages.
-        variables: what `${NAME}` stands for; `$$` is a dollar.
-    Raises: BadConfig: a syntax error with file, line and column, else all problems, one a line.
+        source: file name for messages.
+        variables: values of `${NAME}`; `$$` is a literal dollar sign.
+    Raises: BadConfig: a syntax error with file, line and column, or all problems, one per line.
     """
     try:
         document = tomllib.loads(text)
@@ -56,7 +56,7 @@ def parse(text: str, source: str, variables: Mapping[str, str] | None = None) ->
 
 
 def _filled(value: object, path: str, variables: Mapping[str, str], problems: Problems) -> object:
-    """`value` with its variables put in."""
+    """Substitute variables in `value`, recursively."""
     match value:
         case dict():
             inner = f"{path}." if path else ""
@@ -99,7 +99,7 @@ def _definition(top: Table) -> Definition:
 
 
 def _across(top: Table, made: Definition) -> None:
-    """What the parts ask of each other."""
+    """Check references and names across the parts of the definition."""
     if not made.sources and "sources" not in top:
         top.wrong("sources", "is missing: a pipeline reads at least one, [sources.NAME]")
     if not made.outputs and "outputs" not in top:
@@ -154,7 +154,7 @@ def _modes(top: Table) -> tuple[str, ...]:
 
 
 def _where(top: Table) -> tuple[Mapping[str, str] | None, Broker | None]:
-    """The cluster, or the broker of the pipeline's own."""
+    """Parse the settings of the cluster, or of the pipeline's own broker."""
     if "kafka" in top:
         settings = top.settings("kafka")
         if "bootstrap.servers" not in settings:
@@ -263,7 +263,7 @@ def _output(name: str, table: Table) -> Output:
 
 
 def _once(table: Table, sinks: Iterable[Sink]) -> None:
-    """Staged rows go by table, so one table is one sink; tables of one output share a database's decision."""
+    """Check that an output has no table twice, as rows are staged by table, and only one database."""
     tables = [sink for sink in sinks if isinstance(sink, TableSink) and sink.table]
     if len({sink.database for sink in tables}) > 1:
         table.wrong("sinks", "tables in two databases: one decision is one transaction of one database")

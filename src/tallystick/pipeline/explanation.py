@@ -1,4 +1,4 @@
-"""A pipeline in words: what it reads, computes and writes, what is guaranteed of it and what not. Pure."""
+"""Plain-text plan of a pipeline: inputs, views, outputs, and what is and is not guaranteed. Pure."""
 
 from collections.abc import Iterable, Iterator
 from typing import Final
@@ -29,10 +29,10 @@ Section = tuple[str, list[str]]
 
 
 def explain(definition: Definition, in_force: Mode | NoMode | None) -> list[Section]:
-    """The sections of the plan, each with its lines.
+    """Return the sections of the plan, each with its lines.
 
     Args:
-        in_force: what the cluster offers for the modes asked for; None where it was not asked.
+        in_force: mode that the cluster offers among those requested; None if it was not queried.
     """
     modes = [Mode(name) for name in definition.modes]
     foreseen = [in_force] if isinstance(in_force, Mode) else modes

@@ -1,7 +1,7 @@
-"""What a person is told of a query that failed: what happened, what is safe, what to do. Pure.
+"""User-facing text for a failed query: what happened, what is safe, what to do. Pure.
 
-Spark hands on a Python error as text inside a Java error: a traceback whose last line is the error's own,
-then the query's state and plan. All of that is for the log.
+Spark passes a Python error on as text inside a Java error: a traceback whose last line is the error itself,
+then the query's state and plan. Those details belong in the log.
 """
 
 import re
@@ -10,7 +10,7 @@ from typing import Final
 from tallystick.kernel.value import frozen
 
 _STATE: Final = "\n=== Streaming Query ==="
-# The last line of a traceback, and what it goes on with, until Java's frames.
+# The last line of a traceback and its continuation lines, up to Java's frames.
 _RAISED: Final = re.compile(
     r"^(?:\S*: )?((?:\w+\.)+\w+|\w+(?:Error|Exception)): (.+(?:\n(?!\s*at |Caused by|\s*$).+)*)", re.MULTILINE
 )
@@ -38,7 +38,7 @@ _MALFORMED: Final = (
 
 @frozen(kw_only=True)
 class Failure:
-    """One failed query, in sentences."""
+    """The description of one failed query."""
 
     what: str
     safe: str
@@ -46,7 +46,11 @@ class Failure:
 
 
 def failure_of(said: str) -> Failure:
-    """Args: said: the text of Spark's StreamingQueryException."""
+    """Describe a failed query.
+
+    Args:
+        said: text of Spark's StreamingQueryException.
+    """
     head = said.split(_STATE)[0].strip()
     raised = _RAISED.findall(head)
     kind, text = next(

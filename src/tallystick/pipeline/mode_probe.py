@@ -1,4 +1,4 @@
-"""Which of the modes asked for a cluster could carry; asked before anything is started."""
+"""Probe for the requested modes that a cluster supports, before anything is started."""
 
 from collections.abc import Mapping
 
@@ -15,9 +15,9 @@ _PATIENCE_MS = 5_000
 
 
 def mode_in_force(definition: Definition) -> Mode | NoMode:
-    """The strongest mode that is possible on the pipeline's cluster; its own broker carries them all.
+    """Return the strongest mode possible on the pipeline's cluster; its own broker supports all modes.
 
-    Raises: a client's errors, when the cluster does not answer.
+    Raises: client errors if the cluster does not answer.
     """
     modes = [Mode(name) for name in definition.modes]
     if definition.kafka is None:

@@ -1,7 +1,7 @@
-"""One output as one Spark query: this is where it is decided which sink carries it.
+"""Spark query of one output, with the choice of the sink that carries it.
 
-Topics alone go through the data source's sink, whose decisions are in a topic; with a table among the sinks a
-row of its database decides. Either way the next start finds out what was decided.
+Topics alone go through the data source's sink, which keeps its decisions in a topic. With a table among the
+sinks, a row in its database decides. Either way the next start reads what was decided.
 """
 
 from collections.abc import Mapping
@@ -27,11 +27,11 @@ _DEAD = "_dead_letter"
 
 @frozen(kw_only=True)
 class Start:
-    """How the queries are started.
+    """Options for starting the queries.
 
-    once           read what is there now, in as many batches as it takes, and end
-    on_new         what to do where decisions are known and the checkpoint is not
-    on_new_prefix  what to do where the checkpoint goes on and its decisions are not known
+    once           read the data available now, in as many batches as needed, and end
+    on_new         action if decisions exist and the checkpoint is new
+    on_new_prefix  action if the checkpoint continues and its decisions are unknown
     """
 
     once: bool = False
@@ -42,11 +42,11 @@ class Start:
 def start_query(
     spark: SparkSession, definition: Definition, output: Output, client: Mapping[str, str], how: Start
 ) -> StreamingQuery:
-    """Start the query of an output; its views are declared.
+    """Start the query of an output, whose views are already declared.
 
     Args:
-        client: [kafka], or the address of the pipeline's own broker: `bootstrap.servers` among them.
-    Raises: BadConfig with what Spark says of a key or a value.
+        client: [kafka], or the address of the pipeline's own broker; includes `bootstrap.servers`.
+    Raises: BadConfig with Spark's error for a key or value expression.
     """
     options = {
         **sink_options(definition, output, client),
@@ -72,7 +72,7 @@ def start_query(
 
 
 def resume_options(definition: Definition, output: Output) -> dict[str, str]:
-    """What sources are told, to begin where the last decision of an output ended."""
+    """Build the source options that start reading where the last decision of an output ended."""
     where = {} if output.database is None else {"resume.from.database": output.database}
     return {
         **where,
@@ -84,10 +84,10 @@ def resume_options(definition: Definition, output: Output) -> dict[str, str]:
 def station_of(
     spark: SparkSession, definition: Definition, output: Output, client: Mapping[str, str], patience_ms: int
 ) -> Station:
-    """What the query of an output decides with, for whoever looks at it or ends what it left.
+    """Open the decision state of an output's query, to inspect it or to end what the query left open.
 
     Args:
-        patience_ms: for each request; a cluster that is away must not hold up whoever looks.
+        patience_ms: timeout of each request, so that an unreachable cluster does not block the caller.
     """
     options = SinkOptions(
         prefix=definition.prefix(output),
@@ -104,7 +104,7 @@ def station_of(
 
 
 def _sinks(spark: SparkSession, definition: Definition, output: Output) -> tuple[Sink, ...]:
-    """The sinks of an output with tables, and one for the dead letters that come with its rows."""
+    """Build the sinks of an output with tables, including those for the dead letters of its sources."""
     columns = spark.table(output.view).columns
     alive = f"{_DEAD} IS NULL" if dead_letters(definition, output) else None
     whole = f"to_json(struct({', '.join(map(quoted, columns))}), map('ignoreNullFields', 'false'))"
@@ -125,7 +125,7 @@ def _sinks(spark: SparkSession, definition: Definition, output: Output) -> tuple
 
 
 def _with_dead_letters(spark: SparkSession, definition: Definition, output: Output) -> DataFrame:
-    """The rows of the view, and the dead letters beside them, in a column of their own."""
+    """Return the rows of the view together with the dead letters, in a column of their own."""
     rows = spark.table(output.view)
     for source in dead_letters(definition, output):
         dead = dead_letter_records(spark, source).select(f.struct("*").alias(_DEAD))

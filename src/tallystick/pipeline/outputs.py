@@ -1,7 +1,7 @@
-"""What an output writes: the rows of its view as records for its topics, dead letters among them.
+"""Records of an output: the rows of its view for each topic sink, and the dead letters of its sources.
 
-All sinks of an output are one query, so each row becomes as many records as there are topic sinks. The dead
-letters of a source ride in the first output that reads it, and are decided with the batch they came in.
+All sinks of an output form one query, so each row becomes one record for each topic sink. The dead letters of
+a source belong to the first output that reads it, and are decided with the batch they came in.
 """
 
 import re
@@ -22,7 +22,7 @@ _HEADERS: Final = "array<struct<key:string,value:binary>>"
 
 
 def dead_letters(definition: Definition, output: Output) -> tuple[Source, ...]:
-    """The sources whose malformed values go with this output."""
+    """Return the sources whose malformed values are written with this output."""
     earlier = definition.outputs[: definition.outputs.index(output)]
     taken = {source.name for other in earlier for source in _read_by(definition, other)}
     return tuple(
@@ -33,9 +33,9 @@ def dead_letters(definition: Definition, output: Output) -> tuple[Source, ...]:
 
 
 def _read_by(definition: Definition, output: Output) -> Iterator[Source]:
-    """What an output's view is made of, as far as the words of the SELECTs tell; a function may read all.
+    """Find the sources of an output's view from the words of the SELECTs; a function may read all.
 
-    A column that is named like a source does no harm: the dead letters bring their source with them.
+    A column named like a source is harmless: the dead letters carry their source with them.
     """
     words = {output.view.lower()}
     views = {name.lower() for name in definition.views()}
@@ -46,9 +46,9 @@ def _read_by(definition: Definition, output: Output) -> Iterator[Source]:
 
 
 def records(spark: SparkSession, definition: Definition, output: Output) -> DataFrame:
-    """The records of an output's topic sinks: topic, key, value, headers, in the types of the sink.
+    """Build the records of an output's topic sinks: topic, key, value, headers, in the sink's types.
 
-    Raises: BadConfig with what Spark says of a key or a value, and the path of it.
+    Raises: BadConfig with Spark's error for a key or value expression, and its path.
     """
     rows = spark.table(output.view)
     topics = [(i, sink) for i, sink in enumerate(output.sinks) if isinstance(sink, TopicSink)]
@@ -76,7 +76,7 @@ def _record(rows: DataFrame, sink: TopicSink, path: str) -> Column:
 
 
 def _bytes(rows: DataFrame, expression: str, path: str) -> Column:
-    """An expression of the user's as bytes."""
+    """Cast a user's expression to binary. Raises: BadConfig."""
     try:
         found: DataType = rows.select(f.expr(expression)).schema.fields[0].dataType
     except PySparkException as error:
@@ -89,7 +89,7 @@ def _bytes(rows: DataFrame, expression: str, path: str) -> Column:
 
 
 def dead_letter_records(spark: SparkSession, source: Source) -> DataFrame:
-    """The malformed values of a source as records: each as it was, and in its headers where it was."""
+    """Build records of a source's malformed values, unchanged, with their origin in the headers."""
     headers = [
         f.struct(
             f.lit(f"tallystick.{name}").alias("key"), f.col(name).cast("string").cast("binary").alias("value")

@@ -1,4 +1,4 @@
-"""A pipeline from Python: the file, or a definition, and what it is when it runs.
+"""Public Python API of pipelines: load a file or a definition, and start it.
 
 with Pipeline.from_file("delays.toml").start(once=True) as running:
     running.wait()
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
 
 
 class Pipeline:
-    """A definition that can be started. Nothing is connected or read before `start`."""
+    """A pipeline that can be started. Nothing is connected or read before `start`."""
 
     def __init__(self, definition: Definition) -> None:
-        """Paths in it are relative to the current directory. Raises: BadConfig."""
+        """Check a definition. Its paths are relative to the current directory. Raises: BadConfig."""
         check(definition)
         self.definition = definition
 
     @classmethod
     def from_file(cls, path: str | Path, variables: Mapping[str, str] | None = None) -> "Pipeline":
-        """Read a `PIPELINE.toml`. Paths in it are relative to its folder.
+        """Read a `PIPELINE.toml`. Its paths are relative to its folder.
 
         Args:
-            variables: what `${NAME}` stands for; the environment's, unless given.
+            variables: values of `${NAME}`; the environment by default.
         Raises: BadConfig with all problems at once, each with its key's path.
         """
         file = Path(path)
@@ -53,13 +53,13 @@ class Pipeline:
         on_new_prefix: NewPrefix = NewPrefix.REFUSE,
         spark: "SparkSession | None" = None,
     ) -> Running:
-        """Start the broker (where the pipeline has its own), Spark and a query for each output.
+        """Start the pipeline's own broker, if it has one, Spark, and a query for each output.
 
         Args:
-            once: read what is there now, and end.
-            on_new: what to do where the prefix has decisions of another checkpoint.
-            on_new_prefix: what to do where a checkpoint goes on, and its decisions are not known here.
-            spark: a session of the caller's, who keeps it; the settings of [spark] are not for it.
-        Raises: BadConfig, NoJava, BrokerDidNotStart, a client's errors; then nothing is left running.
+            once: read the data available now, and end.
+            on_new: action if the prefix has decisions of another checkpoint.
+            on_new_prefix: action if a checkpoint continues and its decisions are unknown here.
+            spark: a session owned by the caller; the settings of [spark] do not apply to it.
+        Raises: BadConfig, NoJava, BrokerDidNotStart, client errors; nothing is left running then.
         """
         return Running(self.definition, Start(once=once, on_new=on_new, on_new_prefix=on_new_prefix), spark)

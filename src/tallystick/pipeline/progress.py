@@ -1,7 +1,7 @@
-"""How a query gets on, from what Spark tells of each batch. Pure.
+"""Progress of a query, from Spark's report on each batch. Pure.
 
-Source: Spark's StreamingQueryProgress as JSON; `latestOffset` of a source is what `reportLatestOffset` said,
-    its `endOffset` is where the batch ended: what lies between them is still to be read.
+Source: Spark's StreamingQueryProgress as JSON; `latestOffset` of a source is the result of
+    `reportLatestOffset`, its `endOffset` is the end of the batch, and the difference is still to be read.
 """
 
 import json
@@ -13,12 +13,11 @@ from tallystick.kernel.value import frozen
 
 @frozen(kw_only=True)
 class Progress:
-    """One batch of one output.
+    """The progress of one batch of one output.
 
-    at       when it began, ISO 8601
-    rows     read from all sources
-    lag      records of Kafka that were there and not read when the batch was planned; None where no source
-             tells
+    at       start time, ISO 8601
+    rows     rows read from all sources
+    lag      Kafka records available and not read when the batch was planned; None if no source reports it
     """
 
     output: str
@@ -34,10 +33,10 @@ class Progress:
 
 
 def progress_of(output: str, said: Mapping[str, object]) -> Progress | None:
-    """What Spark said of a batch; None where it said only that there is nothing to do.
+    """Parse Spark's report on a batch; return None if the trigger had nothing to do.
 
     Args:
-        said: the object that `StreamingQueryProgress.json` holds.
+        said: the parsed object of `StreamingQueryProgress.json`.
     """
     durations = cast(Mapping[str, int], said.get("durationMs") or {})
     if "addBatch" not in durations:
@@ -62,7 +61,7 @@ def _lag(source: Mapping[str, object]) -> int | None:
 
 
 def _offsets(said: object) -> dict[tuple[str, str], int] | None:
-    """The places of `{"topic": {"0": 5}}`, which Spark gives as a text or as an object; None for others."""
+    """Parse the offsets of `{"topic": {"0": 5}}`, given as text or as an object; None for other forms."""
     try:
         topics = json.loads(said) if isinstance(said, str) else said
     except ValueError:

@@ -1,7 +1,7 @@
-"""A pipeline that runs: its broker, its Spark and its queries, from start to stop.
+"""Running pipeline: its broker, its Spark session and its queries, from start to stop.
 
-Stopping goes from the outside in: the queries, then what they left undecided is ended, then Spark, then the
-broker. Whoever is killed instead leaves all that to the next start, which finds it out [PIP-1].
+The order of stopping: the queries, the transactions they left undecided, Spark, the broker. A pipeline that
+is killed leaves its undecided transactions to the next start, which resolves them [PIP-1].
 """
 
 import json
@@ -33,19 +33,21 @@ from tallystick.spark.sink.lease_handover import driver_of, settle
 
 _BROKER: Final = {"flush.policy": "ack", "transaction.two.phase.commit.enable": "true"}
 _POLL_S: Final = 0.2
-# To end what a query left open, after it was stopped: a broker that is away must not hold up the end.
+# Timeout for ending what a stopped query left open: an unreachable broker must not delay the stop.
 _PATIENCE_MS: Final = 5000
-# A display must not hang on a broker that is away.
+# A display must not block on an unreachable broker.
 _LOOK_MS: Final = 2000
 
 
 class Running:
-    """Queries that have been started. `stop` ends them and everything that was started for them."""
+    """A started pipeline. `stop` ends its queries and everything that was started for them."""
 
     def __init__(self, definition: Definition, how: Start, spark: SparkSession | None) -> None:
-        """Args:
-            spark: of the caller, who keeps it; without it one is started, with the pipeline's settings.
-        Raises: BadConfig, NoJava, BrokerDidNotStart, a client's errors; then nothing is left running.
+        """Start the pipeline.
+
+        Args:
+            spark: a session owned by the caller; without it one is started with the pipeline's settings.
+        Raises: BadConfig, NoJava, BrokerDidNotStart, client errors; nothing is left running then.
         """
         self.definition = definition
         self.queries: dict[str, StreamingQuery] = {}
@@ -60,7 +62,7 @@ class Running:
             make_views(self._spark, definition, self.client)
             stack.callback(self._stop_queries)
             for output in definition.outputs:
-                if how.on_new is NewCheckpoint.RESUME:  # each where its own decisions ended
+                if how.on_new is NewCheckpoint.RESUME:  # each output starts where its own decisions ended
                     make_views(self._spark, definition, self.client, resume_options(definition, output))
                 query = start_query(self._spark, definition, output, self.client, how)
                 self.queries[output.name] = query
@@ -72,7 +74,7 @@ class Running:
 
     @property
     def active(self) -> bool:
-        """Do all queries run that are to? When one has failed, the pipeline has."""
+        """Whether the pipeline is running: no query has failed and at least one is active."""
         return self.failed is None and any(query.isActive for query in self.queries.values())
 
     @property
@@ -86,7 +88,7 @@ class Running:
         return None
 
     def progress(self) -> Iterator[Progress]:
-        """The batches that have ended since this was asked last, by outputs."""
+        """Yield the batches that have ended since the last call, by output."""
         for name, query in self.queries.items():
             for said in self._unseen(name, query):
                 progress = progress_of(name, said)
@@ -103,9 +105,9 @@ class Running:
                 yield cast(Mapping[str, object], json.loads(each.json))
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Until every query has ended by itself, or one has failed; False when the time is up before that.
+        """Wait until every query has ended or one has failed; return False if the timeout expires first.
 
-        Raises: what ended the query that failed.
+        Raises: the error of the failed query.
         """
         limit = None if timeout_s is None else time.monotonic() + timeout_s
         while self.active:
@@ -117,7 +119,7 @@ class Running:
         return True
 
     def stop(self) -> None:
-        """End the queries, what they left undecided, Spark and the broker; again is harmless."""
+        """Stop the queries, end what they left undecided, and stop Spark and the broker. Idempotent."""
         self._owned.close()
 
     def _stop_queries(self) -> None:
@@ -128,10 +130,10 @@ class Running:
                 self._settle(output)
 
     def _settle(self, output: Output) -> None:
-        """Give the last batch up, if the sink has not: else what its tasks prepared stays open for long.
+        """Give up the last batch if the sink has not; otherwise its prepared transactions stay open for long.
 
-        Under the lease of that batch, and not by a claim: an instance that has taken over, as in a rolling
-        deployment, is left alone.
+        It uses the lease of that batch instead of a claim, so an instance that has taken over, for example in a
+        rolling deployment, is not disturbed.
         """
         station = station_of(self._spark, self.definition, output, self.client, _PATIENCE_MS)
         try:
@@ -140,7 +142,7 @@ class Running:
             station.close()
 
     def watch(self, output: Output) -> Watch:
-        """Somebody who looks what is decided; the caller closes it."""
+        """Create a watch on the decisions of an output; the caller closes it."""
         return Watch(station_of(self._spark, self.definition, output, self.client, _LOOK_MS))
 
     def __enter__(self) -> Self:
@@ -153,7 +155,7 @@ class Running:
 
 
 def _cluster(stack: ExitStack, definition: Definition) -> Mapping[str, str]:
-    """Settings of clients; the broker of the pipeline's own is started for them where it has one."""
+    """Return the client settings, after starting the pipeline's own broker if it has one."""
     if definition.kafka is not None:
         return definition.kafka
     assert definition.broker is not None  # checked with the definition

@@ -1,4 +1,4 @@
-"""What is decided under a pipeline's prefixes, and what is not: asked of the cluster beside the queries."""
+"""Decided and undecided batches under a pipeline's prefixes, read from the cluster beside the queries."""
 
 from tallystick.kernel.errors import TallystickError
 from tallystick.kernel.value import frozen
@@ -9,11 +9,11 @@ from tallystick.spark.sink.context import Station
 
 @frozen(kw_only=True)
 class Decided:
-    """Where a prefix stands.
+    """The state of a prefix.
 
-    batch     the last one decided; None before the first
-    mode      what its transactions rested on
-    in_doubt  transactions that are open: of the batch that is running, or left by one that crashed
+    batch     last decided batch; None before the first
+    mode      mode of its transactions
+    in_doubt  number of open transactions, of the running batch or left by a crashed one
     """
 
     batch: int | None
@@ -23,14 +23,16 @@ class Decided:
 
 
 class Watch:
-    """Looks at one output's prefix, again and again. Changes nothing there, but makes the topic of the
-    decisions where it is missing. `close` ends its connections."""
+    """A repeatable view of the state of one output's prefix.
+
+    It changes nothing, except that it creates the decisions topic if missing. `close` ends its connections.
+    """
 
     def __init__(self, station: Station) -> None:
         self._station = station
 
     def look(self) -> Decided | None:
-        """How it stands; None when the cluster did not say."""
+        """Return the current state; None if the cluster did not answer."""
         try:
             return decided(self._station.run(self._station.coordinator.inspect(), "look"))
         except TallystickError:

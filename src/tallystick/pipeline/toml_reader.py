@@ -1,6 +1,6 @@
-"""One table of a configuration document: every value checked, every problem kept with its key's path. Pure.
+"""Checked reader of TOML tables that collects every problem with its key's path. Pure.
 
-What nobody asked for is unknown, and `rest_is_unknown` says so with the nearest name that is known.
+Keys that were never read are unknown; `rest_is_unknown` reports them with the nearest known name.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,10 +16,10 @@ _MISSING: Final = object()
 
 
 class Problems:
-    """What is wrong with one document; raised together."""
+    """The problems of one document, raised together."""
 
     def __init__(self, source: str) -> None:
-        """Args: source: what the document is called in messages, its file."""
+        """Collect problems of `source`, the name of the document in messages: its file."""
         self._source = source
         self._found: list[str] = []
 
@@ -30,7 +30,7 @@ class Problems:
         self._found.append(f"{self._source}: {path}: {problem}")
 
     def check(self) -> None:
-        """Raises: BadConfig with all of them, one a line."""
+        """Raise BadConfig with all problems, one per line, if there are any."""
         if self._found:
             raise BadConfig("\n".join(self._found))
 
@@ -48,7 +48,7 @@ class Table:
         return key in self._values
 
     def at(self, key: str) -> str:
-        """The path of one of its keys, as TOML writes it; of the table itself for the empty key."""
+        """Return the TOML path of a key, or of the table itself for the empty key."""
         if not key:
             return self.path
         shown = key if key.replace("_", "").replace("-", "").isalnum() else f'"{key}"'
@@ -64,7 +64,7 @@ class Table:
     # ------------------------------------------------------------------------------ values
 
     def text(self, key: str) -> str | None:
-        """A text that is not blank, or None where there is none."""
+        """Return a non-blank string; None if it is missing."""
         value = self._take(key)
         if value is _MISSING:
             return None
@@ -74,7 +74,7 @@ class Table:
         return value
 
     def needed(self, key: str, what: str) -> str:
-        """A text that must be there; `what` says what it is. Empty after a problem."""
+        """Return a required string, described by `what`; empty after a problem."""
         if key not in self._values:
             self._asked.add(key)
             self.wrong(key, f"is missing: {what}")
@@ -82,7 +82,7 @@ class Table:
         return self.text(key) or ""
 
     def choice(self, key: str, kind: type[E], default: E) -> E:
-        """One word of an enumeration."""
+        """Return a value of an enumeration."""
         value = self._take(key)
         if value is _MISSING:
             return default
@@ -92,7 +92,7 @@ class Table:
         return kind(str(value))
 
     def texts(self, key: str) -> tuple[str, ...]:
-        """A list of texts, none twice; a single text is a list of one."""
+        """Return a list of distinct strings; a single string is a list of one."""
         value = self._take(key)
         if value is _MISSING:
             return ()
@@ -105,7 +105,7 @@ class Table:
         return tuple(found)
 
     def settings(self, key: str) -> Mapping[str, str]:
-        """A table of settings as texts: `true` and 5 become "true" and "5"."""
+        """Return a table of settings as strings: `true` and 5 become "true" and "5"."""
         value = self._take(key)
         if value is _MISSING:
             return {}
@@ -115,7 +115,7 @@ class Table:
         return dict(self._flat(value, self.at(key)))
 
     def _flat(self, table: Mapping[str, object], path: str) -> Iterator[tuple[str, str]]:
-        """Dotted names come as tables in tables when they are written without quotes."""
+        """Flatten nested tables to dotted names: TOML parses an unquoted dotted key as nested tables."""
         for name, value in table.items():
             match value:
                 case Mapping():
@@ -141,7 +141,7 @@ class Table:
         return Table(value, self.at(key), self.problems)
 
     def named(self, key: str) -> "list[tuple[str, Table]]":
-        """The tables of a table by their names, in the order of the document."""
+        """Return the tables within a table with their names, in document order."""
         outer = self.table(key)
         if outer is None:
             return []
@@ -149,7 +149,7 @@ class Table:
         return [(name, table) for name, table in inner if table is not None]
 
     def listed(self, key: str) -> "list[Table]":
-        """The tables of an array of tables."""
+        """Return the tables of an array of tables."""
         value = self._take(key)
         if value is _MISSING:
             return []
@@ -159,7 +159,7 @@ class Table:
         return [Table(x, f"{self.at(key)}[{i}]", self.problems) for i, x in enumerate(value)]
 
     def rest_is_unknown(self) -> None:
-        """Call when everything known has been asked for."""
+        """Report all keys that were not read; call it after every known key has been read."""
         for key in self._values:
             if key not in self._asked:
                 near = get_close_matches(key, sorted(self._asked), n=1, cutoff=0.6)

@@ -1,4 +1,4 @@
-"""The topics of a pipeline: made on a broker of its own, asked for on a cluster of somebody else's."""
+"""Topics of a pipeline: created on its own broker, required to exist on any other cluster."""
 
 from collections.abc import Mapping
 
@@ -9,13 +9,13 @@ from tallystick.pipeline.definition import Definition
 
 
 def require_topics(definition: Definition, client: Mapping[str, str], *, make: bool) -> None:
-    """See that every topic the pipeline names is there.
+    """Ensure that every topic named by the pipeline exists.
 
     Args:
-        client: settings of a client, `bootstrap.servers` among them.
-        make: create what is missing, with the broker's own number of partitions.
-    Raises: BadConfig with each topic that is missing, its key's path, and the command that makes it; a
-        client's errors.
+        client: client settings, including `bootstrap.servers`.
+        make: create missing topics, with the broker's default number of partitions.
+    Raises: BadConfig with each missing topic, its key's path, and the command that creates it; client
+        errors.
     """
     wanted = {**dict(definition.topics_written()), **dict(definition.topics_read())}
     with Admin(client) as admin:

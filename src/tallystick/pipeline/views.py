@@ -1,8 +1,8 @@
-"""The views of a pipeline: its sources, lookups and transforms, as Spark's SQL sees them.
+"""Spark SQL views of a pipeline: its sources, lookups and transforms.
 
-A source is a view with the columns of its format, and where each row came from: `_key`, `_topic`,
-`_partition`, `_offset`, `_timestamp`. A JSON value that does not fit its schema never becomes a row of nulls:
-it stops the query, or it is a row of the view `NAME_malformed`, for the dead-letter topic.
+A source is a view with the columns of its format and the origin of each row: `_key`, `_topic`, `_partition`,
+`_offset`, `_timestamp`. A JSON value that does not fit its schema never becomes a row of nulls: it stops the
+query, or becomes a row of the view `NAME_malformed`, for the dead-letter topic.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,7 +26,7 @@ _VALUE_SHOWN_MAX: Final = 200
 
 
 def malformed_view(source: Source) -> str:
-    """The view of the values that do not fit: a record's columns, as they were."""
+    """Return the name of the view of malformed values, which has the record's columns unchanged."""
     return f"{source.name}_malformed"
 
 
@@ -36,12 +36,12 @@ def make_views(
     client: Mapping[str, str],
     more: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """Declare every view; no record is read yet.
+    """Declare every view without reading records.
 
     Args:
-        client: settings of the consumers, `bootstrap.servers` among them.
-        more: options of every source.
-    Raises: BadConfig with what Spark says of a schema or a SELECT, and the path of its key.
+        client: consumer settings, including `bootstrap.servers`.
+        more: further options for every source.
+    Raises: BadConfig with Spark's error for a schema or a SELECT, and the path of its key.
     """
     for source in definition.sources:
         _declare_source(spark, source, {**source_options(source, client), **more})
@@ -66,7 +66,7 @@ def _declare(name: str, path: str, make: Callable[[], DataFrame]) -> None:
     try:
         make().createOrReplaceTempView(name)
     except (PySparkException, Py4JJavaError) as error:
-        # PySpark hands on some of Spark's errors as they are, an unknown format's among them.
+        # PySpark does not convert some of Spark's errors, such as the one for an unknown format.
         said = str(error.java_exception.getMessage() if isinstance(error, Py4JJavaError) else error)
         raise BadConfig(f"{path}: {said.strip().splitlines()[0]}") from error
 
@@ -92,7 +92,7 @@ def _rows(records: DataFrame, source: Source) -> DataFrame:
         case ValueFormat.JSON:
             fitting = _judged(records, source).where(_fits(source))
             return fitting.select(f"{_PARSED}.*", *_origin()).drop(_MALFORMED)
-        case ValueFormat.STRING:  # what is not UTF-8 stops the query
+        case ValueFormat.STRING:  # invalid UTF-8 stops the query
             text = f.validate_utf8(f.col("value").cast("string"))
             return records.select(text.alias("value"), *_origin())
         case ValueFormat.BYTES:
@@ -104,9 +104,9 @@ def _origin() -> list[Column]:
 
 
 def _judged(records: DataFrame, source: Source) -> DataFrame:
-    """The records with what their JSON says, and whether it does not fit.
+    """Add columns with the parsed JSON and with whether it is malformed.
 
-    No value at all is no JSON object, and Spark parses bytes that are no UTF-8 as well as it can.
+    A null value is not a JSON object, and Spark parses invalid UTF-8 leniently, so both count as malformed.
     """
     options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _MALFORMED}
     text = f.col("value").cast("string")
@@ -118,7 +118,7 @@ def _judged(records: DataFrame, source: Source) -> DataFrame:
 
 
 def _fits(source: Source) -> Column:
-    """The condition of a good row. To stop is part of it, since Spark drops a column that nobody reads."""
+    """Build the condition of a valid row. It raises the error itself: Spark prunes unused columns."""
     if source.malformed is OnMalformed.DEAD_LETTER:
         return ~f.col(_MALFORMED)
     text = f.left(f.col("value").cast("string"), f.lit(_VALUE_SHOWN_MAX))

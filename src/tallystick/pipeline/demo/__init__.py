@@ -1,1 +1,1 @@
-"""`tallystick demo`: every flight that left New York in 2013, through a pipeline whose parts are killed."""
+"""`tallystick demo`: all flights from New York in 2013, through a pipeline whose processes are killed."""

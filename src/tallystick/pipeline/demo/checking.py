@@ -1,4 +1,4 @@
-"""The independent checker: librdkafka and psycopg read what is committed, and nothing of ours compares it."""
+"""Independent checker of the demo: reads committed data with librdkafka and psycopg, not with tallystick."""
 
 import json
 import time
@@ -18,18 +18,18 @@ _PIECE: Final = 10_000
 
 
 class NothingCame(TallystickError):
-    """A topic was not read to its end: something open holds its readers."""
+    """A topic could not be read to its end, because an open transaction holds back its readers."""
 
 
 @frozen(kw_only=True)
 class Verdict:
-    """One topic or table, compared with what it must hold.
+    """The comparison of one topic or table with its expected content.
 
-    expected    rows that must be there
-    found       records, or rows of the table
-    missing     expected and not there
-    duplicated  there beyond the first
-    wrong       there and not expected, or with other values
+    expected    number of expected rows
+    found       number of records, or of rows of the table
+    missing     expected and not found
+    duplicated  found again after the first time
+    wrong       found and not expected, or with different values
     """
 
     where: str
@@ -45,7 +45,7 @@ class Verdict:
 
 
 def check_topics(bootstrap: str, expected: Mapping[str, pd.DataFrame]) -> list[Verdict]:
-    """Read every topic at read_committed. Raises: NothingCame, KafkaException."""
+    """Read and compare every topic at read_committed. Raises: NothingCame, KafkaException."""
     return [
         compare(f"topic {topic}", rows, [json.loads(value) for value in committed(bootstrap, topic)])
         for topic, rows in expected.items()
@@ -53,16 +53,16 @@ def check_topics(bootstrap: str, expected: Mapping[str, pd.DataFrame]) -> list[V
 
 
 def check_table(url: str, table: str, expected: pd.DataFrame) -> Verdict:
-    """Read the table. Raises: psycopg.Error."""
+    """Read and compare the table. Raises: psycopg.Error."""
     with psycopg.connect(url, row_factory=dict_row) as connection:
         found = connection.execute(f'SELECT * FROM "{table}"').fetchall()
     return compare(f"table {table}", expected, found)
 
 
 def compare(where: str, rows: pd.DataFrame, found: Sequence[Mapping[str, object]]) -> Verdict:
-    """Compare what was found with rows, whose first column names them."""
+    """Compare `found` with the expected `rows`, identified by their first column."""
     name = rows.columns[0]
-    # Python's own values: 3 and 3.0 are equal, and what is missing is None on both sides.
+    # Convert to Python values: 3 and 3.0 are equal, and missing values are None on both sides.
     columns = [rows[each].astype(object).where(rows[each].notna(), None).tolist() for each in rows.columns]
     records = (dict(zip(rows.columns, values, strict=True)) for values in zip(*columns, strict=True))
     by_name = dict(zip(columns[0], records, strict=True))
@@ -85,7 +85,7 @@ def compare(where: str, rows: pd.DataFrame, found: Sequence[Mapping[str, object]
 
 
 def committed(bootstrap: str, topic: str) -> list[bytes]:
-    """The values of all committed records."""
+    """Read the values of all committed records of a topic."""
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap,

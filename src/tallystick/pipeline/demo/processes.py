@@ -1,4 +1,4 @@
-"""The pipeline as a process of its own, and what it has started: so that they can be killed."""
+"""Pipeline process of the demo and its descendants, so that they can be killed."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from typing import IO, Final, cast
 from tallystick.kernel.value import frozen
 
 _END_S: Final = 10.0
-# Spark forks one of these for each task that runs at a time; planners and sinks have other modules.
+# Spark forks one of these for each concurrent task; planners and sinks run other modules.
 _TASKS: Final = "pyspark.daemon pyspark.worker"
 _EXECUTORS: Final = "CoarseGrainedExecutorBackend"
 
@@ -29,10 +29,10 @@ class Process:
 
 
 class Driver:
-    """`tallystick run FILE --once --output json`, in a process group of its own: Python, and Spark's Java."""
+    """`tallystick run FILE --once --output json` in its own process group: Python and Spark's JVM."""
 
     def __init__(self, file: Path, variables: Mapping[str, str], log: Path) -> None:
-        """Start it. What it prints for people is in `log`."""
+        """Start the process; its log and stderr go to `log`."""
         words = [str(file), "--once", "--output", "json", "--log-file", str(log)]
         with log.open("ab") as said:
             self._process = subprocess.Popen(
@@ -51,7 +51,7 @@ class Driver:
                 self._lines.put(line.decode())
 
     def batches(self) -> Iterator[Mapping[str, object]]:
-        """What it has said of batches since this was asked last."""
+        """Yield the batch reports printed since the last call."""
         while True:
             try:
                 yield cast(Mapping[str, object], json.loads(self._lines.get_nowait()))
@@ -60,16 +60,16 @@ class Driver:
 
     @property
     def code(self) -> int | None:
-        """Its exit code; None while it runs."""
+        """The exit code; None while the process runs."""
         return self._process.poll()
 
     def kill(self) -> None:
-        """SIGKILL to Python and Java at once. Their workers notice, and end by themselves."""
+        """Send SIGKILL to Python and Java at once. Their workers notice and exit by themselves."""
         os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
     def stop(self) -> None:
-        """End it, if it has not ended; again is harmless."""
+        """Terminate the process if it still runs. Idempotent."""
         if self.code is None:
             self._process.terminate()
             try:
@@ -78,13 +78,13 @@ class Driver:
                 self.kill()
 
     def kill_tasks(self) -> int:
-        """SIGKILL to the Python workers that run tasks; how many there were."""
+        """Send SIGKILL to the Python workers that run tasks; return how many were killed."""
         there = descendants(self._process.pid)
         daemons = {each.pid for each in there if _TASKS in each.command}
         return _kill(each for each in there if _TASKS in each.command and each.parent in daemons)
 
     def kill_executor(self) -> int:
-        """SIGKILL to one executor; 0 where the driver runs its tasks itself."""
+        """Send SIGKILL to one executor; return 0 if the driver runs its tasks itself."""
         executors = [each for each in descendants(self._process.pid) if _EXECUTORS in each.command]
         return _kill(iter(executors[:1]))
 
@@ -94,14 +94,14 @@ def _kill(processes: Iterator[Process]) -> int:
     for each in processes:
         try:
             os.kill(each.pid, signal.SIGKILL)
-        except ProcessLookupError:  # it ended by itself
+        except ProcessLookupError:  # it has already exited
             continue
         killed += 1
     return killed
 
 
 def descendants(pid: int) -> list[Process]:
-    """All processes that were started by `pid`, or by what it started."""
+    """Return all direct and indirect child processes of `pid`."""
     said = subprocess.run(
         ["ps", "-A", "-ww", "-o", "pid=,ppid=,command="], capture_output=True, text=True, check=True
     )

@@ -1,7 +1,7 @@
-"""The demo: send, run the pipeline while its parts are killed, compare what is committed with the input.
+"""Demo run: send data, kill parts of the pipeline as it runs, and compare committed data with the input.
 
-Every kill comes while transactions of a batch are open, which is when it can do harm: they are then neither
-committed nor aborted, and it is the next batch's or the next start's to find out which it shall be.
+Every kill happens while transactions of a batch are open, when it can do harm: they are then neither
+committed nor aborted, and the next batch or the next start must decide them.
 """
 
 import logging
@@ -32,7 +32,7 @@ _FAILURES_MAX: Final = 3
 
 
 class Crash(StrEnum):
-    """What is killed, with SIGKILL."""
+    """A part of the system that is killed with SIGKILL."""
 
     TASK = "task"
     EXECUTOR = "executor"
@@ -41,22 +41,22 @@ class Crash(StrEnum):
 
 
 def crashes_on(master: str) -> tuple[Crash, ...]:
-    """What can be killed there: in `local[2]` the driver runs its tasks itself, without executors."""
+    """Return the parts that can be killed: on `local[2]` the driver runs its tasks, without executors."""
     alone = master == "local" or master.startswith("local[")
     return tuple(each for each in Crash if each is not Crash.EXECUTOR or not alone)
 
 
 class DriverFailed(TallystickError):
-    """The pipeline ended with an error again and again; the text says where its log is."""
+    """The pipeline failed repeatedly; the text names its log."""
 
 
 @frozen(kw_only=True)
 class Setting:
-    """What is shown.
+    """The settings of a demo.
 
-    master   where Spark runs; executors are processes of their own on `local-cluster` and on clusters
-    rows     flights; None for all 336,776
-    crashes  in this order, one after every second batch
+    master   Spark master; executors are separate processes on `local-cluster` and on clusters
+    rows     number of flights; None for all 336,776
+    crashes  parts to kill in this order, one after every second batch
     """
 
     master: str = "local-cluster[2,1,1024]"
@@ -66,12 +66,12 @@ class Setting:
 
 @frozen(kw_only=True)
 class Outcome:
-    """How it went.
+    """The result of a demo.
 
-    survived  crashes, in their order
-    failures  drivers that ended with an error, and were started again
-    in_doubt  transactions that were open when something was killed
-    left      transactions that are still open
+    survived  parts that were killed, in order
+    failures  number of drivers that failed and were restarted
+    in_doubt  number of transactions that were open at a kill
+    left      number of transactions that are still open
     """
 
     verdicts: Sequence[Verdict]
@@ -87,12 +87,14 @@ class Outcome:
 
 
 class Show:
-    """One demo, in one folder."""
+    """A demo run in one folder."""
 
     def __init__(self, folder: Path, setting: Setting, say: Callable[[str], None]) -> None:
-        """Args:
-        folder: exists, and is empty.
-        say: prints one line for people.
+        """Prepare a demo.
+
+        Args:
+            folder: an existing, empty folder.
+            say: prints one line for the user.
         """
         self._folder, self._setting, self._say = folder, setting, say
         self._broker = EmbeddedBroker(
@@ -102,7 +104,7 @@ class Show:
         self._batch, self._in_doubt, self._failures = -1, 0, 0
 
     def run(self) -> Outcome:
-        """Raises: NoJava, DriverFailed, NothingCame, a client's errors."""
+        """Run the demo and return its result. Raises: NoJava, DriverFailed, NothingCame, client errors."""
         began = time.monotonic()
         self._quicken()
         data = flights.flights(self._setting.rows)
@@ -132,7 +134,7 @@ class Show:
         )
 
     def _quicken(self) -> None:
-        """Every Java of the demo starts in half the time from an archive; the first demo makes it."""
+        """Create the class archive on the first demo; it halves the start time of every JVM of the demo."""
         if class_archive().exists():
             return
         self._say("once on this machine: Spark's classes are put into an archive, to start faster from it")
@@ -142,7 +144,7 @@ class Show:
             _log.warning("no archive of Spark's classes, so Spark starts slowly: %s", exc)
 
     def _drive(self, admin: Admin, rows: int) -> None:
-        """Run the pipeline to its end, however often it must be started for that."""
+        """Run the pipeline to its end, restarting it after each failure or kill."""
         driver = self._start(rows)
         try:
             while driver.code != 0:
@@ -184,13 +186,13 @@ class Show:
                 self._batch = int(str(batch["batch"]))
 
     def _open(self, admin: Admin) -> list[str]:
-        """Transactions of the pipeline that are neither committed nor aborted."""
+        """Return the pipeline's transactions that are neither committed nor aborted."""
         listed = admin.list_transactions(states=("Ongoing",)).all()
         names = (each.transactional_id for found in listed.values() for each in found)
         return [name for name in names if "/w/" in name]
 
     def _crash(self, admin: Admin, driver: Driver, crash: Crash, rows: int) -> Driver:
-        """Kill it; the driver that goes on."""
+        """Kill one part; return the driver that continues."""
         match crash:
             case Crash.TASK:
                 self._say(f"KILLED {driver.kill_tasks()} Python workers in the middle of their tasks")
