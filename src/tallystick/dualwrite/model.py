@@ -54,7 +54,7 @@ class StoredState:
     former_producer_ids  producer ids that `state` named before, oldest first
     cluster_id           cluster of that transaction; None: nothing was recorded, or the cluster has no id
     transaction_version  transaction.version it was started with; below 2 one producer id and epoch names
-                         many transactions
+                         many transactions (KIP-890)
     started_at_ms        start time by the writer's clock, in milliseconds since the Unix epoch
     timeout_ms           time after which the cluster might have aborted it; None: never
     """

@@ -45,7 +45,7 @@ class Shown:
 
 
 class Finding(Enum):
-    """The relation of the two halves. The value is the text of a report."""
+    """The relation of the two halves. The value is the text that a report prints."""
 
     IDLE = "nothing is in doubt"
     UNDECIDED = "it was in doubt, and the database never recorded one"

@@ -72,7 +72,7 @@ from tallystick.kernel.value import replace
 _log = logging.getLogger("tallystick.dualwrite")
 
 VISIBLE_MS_MAX: Final = 30_000
-"""How long `wait_visible` waits for the markers."""
+"""Maximum time that `wait_visible` waits for the transaction markers."""
 LATEST_SHARE: Final = 0.75
 """Share of transaction.timeout.ms, where it applies, after which the database is no longer committed."""
 _PAUSES_S: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05)
@@ -318,6 +318,7 @@ class Session(Generic[D, P]):
             yield from self._note(branch, settled=False)
         producer = self._making.producer(branch.config)
         branch.use(producer)
+        # KIP-939: keepPreparedTxn=true fences the former producer and leaves its prepared transaction open.
         yield from do("init", branch.id, partial(producer.init_transactions, True))
         mode = producer.mode
         check(mode is not None, "a recovered producer without a mode")
@@ -327,6 +328,7 @@ class Session(Generic[D, P]):
         if verdict is Verdict.HALT:
             raise Halted(f"{branch.id}: {finding.value}, and mode {mode.value} rests on what it shows")
         try:
+            # KIP-939: completeTransaction commits if `token` names the transaction in doubt, else aborts.
             done = yield from do("complete", branch.id, partial(producer.complete_transaction, token))
         except DecisionExpired as exc:
             raise conclusions.torn(row) from exc
@@ -532,6 +534,7 @@ class Session(Generic[D, P]):
             cluster_id=branch.cluster_id,
             transaction_version=branch.producer.transaction_version,
             started_at_ms=self._started_at_ms,
+            # KIP-939: the coordinator never aborts a two-phase commit transaction by timeout.
             timeout_ms=None if branch.producer.mode is Mode.TWO_PHASE else branch.timeout_ms,
         )
 
@@ -651,7 +654,7 @@ class Session(Generic[D, P]):
             leave_to_parent((self._database, self._store))
             self.standing = Standing.CLOSED
             return
-        within = self.standing in _WITHIN  # its database transaction is open, and its locks would block
+        within = self.standing in _WITHIN  # its open database transaction would block _abort_open's note
         self.standing = Standing.CLOSED
         # Once the database was asked to commit, its row decides, and only a claim may ask it [DW-3].
         if not within and self._outcome is Outcome.NOT_COMMITTED:

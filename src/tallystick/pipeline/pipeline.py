@@ -1,7 +1,9 @@
 """Public Python API of pipelines: load a file or a definition, and start it.
 
-with Pipeline.from_file("delays.toml").start(once=True) as running:
-    running.wait()
+For example:
+
+    with Pipeline.from_file("delays.toml").start(once=True) as running:
+        running.wait()
 """
 
 import os

@@ -57,7 +57,7 @@ _BEFORE_STATE: Final = "recorded_before"
 _MARK: Final = "tallystick.block"
 _MARKED: Final = "recorded_mark"
 _SAVEPOINT: Final = "tallystick_block"
-_NAME_BYTES_MAX: Final = 750  # four of them fit into a key of InnoDB
+_NAME_BYTES_MAX: Final = 750  # four such names fit into one InnoDB key
 _MYSQL: Final = ("mysql", "mariadb")
 
 
