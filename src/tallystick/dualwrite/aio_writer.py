@@ -84,7 +84,7 @@ class Transaction(Half[D]):
         timestamp_ms: int | None = None,
         cluster: str | None = None,
     ) -> BatchDelivery:
-        """Send many records at once."""
+        """Send many records at once in this transaction."""
         sent = partial(
             self._producer(cluster).send_batch,
             topic,

@@ -47,8 +47,8 @@ class StoredState:
     owner                token of the writer that may record; a claim replaces it
     state                the last Kafka transaction that the database committed; empty if there was none yet
     settled              both halves of `state` are known to be finished
-    completing           a recovery is committing `state` in Kafka, or has done so: InitProducerId bumps the
-                         epoch, and the commit that the cluster shows afterwards is this one
+    completing           a recovery is committing `state` in Kafka, or has done so: InitProducerId assigns a
+                         new epoch or producer id, and the commit that the cluster shows later is this one
     notes                the writer records that `state` is settled before it aborts a later transaction
     alone                recorded by a DualWriter of its own, not by one of a pool
     former_producer_ids  producer ids that `state` named before, oldest first

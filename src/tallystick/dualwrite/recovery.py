@@ -102,7 +102,7 @@ def find(row: StoredState, shown: Shown, known: StoredState | None = None) -> Fi
     """Compare the two halves [DW-6]. Only an exact match is DECIDED.
 
     Args:
-        known: the row as this writer last saw it committed, if it ever did.
+        known: the row as this writer last saw it committed; None if it never did.
     """
     if row.state and None not in (row.cluster_id, shown.cluster_id) and row.cluster_id != shown.cluster_id:
         return Finding.FOREIGN

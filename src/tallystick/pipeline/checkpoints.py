@@ -18,7 +18,10 @@ _OWNER: Final = "tallystick-prefix"
 
 
 def check_checkpoints(definition: Definition) -> None:
-    """Raise BadConfig listing every checkpoint of another prefix. Raises: also BadCheckpoint, OSError."""
+    """Check that no output's checkpoint belongs to another prefix.
+
+    Raises: BadConfig listing all that do; BadCheckpoint, OSError.
+    """
     problems = []
     for output in definition.outputs:
         checkpoint = checkpoint_of(definition, output)

@@ -132,8 +132,8 @@ class Running:
     def _settle(self, output: Output) -> None:
         """Give up the last batch if the sink has not; otherwise its prepared transactions stay open for long.
 
-        It uses the lease of that batch instead of a claim, so an instance that has taken over, as in a rolling
-        deployment, is not disturbed.
+        It uses the lease of that batch instead of a claim, so an instance that has taken over, as in a
+        rolling deployment, is not disturbed.
         """
         station = station_of(self._spark, self.definition, output, self.client, _PATIENCE_MS)
         try:
