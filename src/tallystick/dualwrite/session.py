@@ -247,9 +247,8 @@ class Session(Generic[D, P]):
     def _tell_outcome(self, known: Mapping[str, StoredState | None]) -> None:
         """Determine the outcome of the transaction in doubt from the rows, which are all claimed.
 
-        It is committed if every row names it. It is not, and never will be, if a row is as it was before. Any
-        other row was written by another writer that held the id in between, possibly after either outcome:
-        that stays UNKNOWN.
+        It is committed if every row names it. It is not, and never will be, if a row is as it was before. A
+        row of another writer, which held the id in between, may follow either outcome: that stays UNKNOWN.
         """
         doubt, self._in_doubt = self._in_doubt, None
         states = self._deciding if doubt is None else doubt.states
@@ -430,8 +429,7 @@ class Session(Generic[D, P]):
         """Commit both halves [DW-7].
 
         Raises: the failure, if it came before the database's commit; both halves are rolled back. InDoubt
-            when that commit, or one in Kafka, has an unknown outcome: recover() determines it. Torn if the
-            cluster had aborted.
+            when that commit or one in Kafka has an unknown outcome. Torn if the cluster had aborted.
         """
         if self._is_forked(txn):
             self.check_process()
@@ -669,8 +667,7 @@ class Session(Generic[D, P]):
 def _is_lost(cause: BaseException) -> bool:
     """Return whether another writer may own the id by now, so that later transactions would fail too.
 
-    KIP-890 lets a producer abort after INVALID_PRODUCER_EPOCH, but there is nothing to abort here, and the
-    epoch stays too old.
+    KIP-890 lets a producer abort after INVALID_PRODUCER_EPOCH, but here the epoch would stay too old.
     """
     if isinstance(cause, BrokerRefused):
         return isinstance(cause, FencedInKafka) or cause.code == ErrorCode.INVALID_PRODUCER_EPOCH
