@@ -1,4 +1,4 @@
-"""The protocol between Spark and Kafka: values, their bytes, and what follows from what is known.
+"""The two-phase commit protocol between Spark and Kafka: messages, their encoding, and the decision rules.
 
-No I/O and no PySpark: the world is behind `ports`. Nothing here imports another folder of `spark`.
+No I/O and no PySpark: all effects go through `ports`. Nothing here imports another folder of `spark`.
 """

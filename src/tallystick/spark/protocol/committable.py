@@ -1,11 +1,11 @@
-"""What driver, tasks and the decision log tell each other, as values and as bytes. Pure.
+"""Messages between driver, tasks and the decision log, and their encoding. Pure.
 
-    Lease      driver -> tasks       under whose authority a batch is written; it ends with the next claim
-    Vote       task -> driver        one task's transaction, prepared, and what is in it
-    Decision   driver -> log         a batch is to be committed, all of it; the record is the commit point
+    Lease      driver -> tasks       the authority to write a batch; it ends with the next claim
+    Vote       task -> driver        one task's prepared transaction, and a tally of its rows
+    Decision   driver -> log         the whole batch is to be committed; the record is the commit point
 
-Bytes are JSON, so that a person can read a decision with any consumer. Each has its version in `v`. What this
-version writes the next one reads; a later one is refused by name, never half understood.
+They are encoded as JSON, so that a decision can be read with any consumer. Each has its version in `v`. The
+next version reads what this one writes; a message of a later version is refused, never half understood.
 """
 
 import json
@@ -22,17 +22,17 @@ Json = dict[str, object]
 VERSION: Final = 1
 BATCHES_MAX: Final = 100
 WRITES_MAX: Final = 1000
-"""Batches, and named writes, whose counts and checksums a decision remembers."""
+"""Number of batches, and of named writes, whose counts and checksums a decision keeps."""
 
 WRITE_ID_BYTES_MAX: Final = 200
-"""So that all of them fit into a decision."""
+"""Low enough that all names fit into a decision."""
 
 _MASK: Final = 2**64 - 1
 
 
 @frozen
 class Tally:
-    """Rows, and a checksum that does not depend on their order: the sum of the rows' own, modulo 2^64."""
+    """A row count, and a checksum independent of row order: the sum of the rows' checksums modulo 2^64."""
 
     rows: int = 0
     checksum: int = 0
@@ -57,7 +57,7 @@ class Batch:
 
 @frozen
 class Write:
-    """A batch write, by its `write.id`; empty for one without a name, which is never a repetition."""
+    """A batch write, by its `write.id`; a write without a name has an empty one and is never a repetition."""
 
     write_id: str
 
@@ -70,7 +70,7 @@ Job = Batch | Write
 
 @frozen(kw_only=True)
 class Decided:
-    """The little of the last decision that a task needs."""
+    """The part of the last decision that a task needs."""
 
     nonce: str
     query_id: str | None
@@ -79,14 +79,14 @@ class Decided:
 
 @frozen(kw_only=True)
 class Lease:
-    """Under whose authority a batch is written.
+    """The authority to write a batch.
 
-    nonce                names this execution of the batch, and no other
-    coordinator          the pair of P/coordinator: whoever claims the prefix next moves it on
-    transaction_version  finalized when the lease was taken
+    nonce                identifies this execution of the batch
+    coordinator          the producer id and epoch of P/coordinator: the next claim replaces them
+    transaction_version  the finalized transaction.version at the time of the claim
     decided              the last decision under the prefix
     repeats              the batch write of this name was decided before
-    began_ms             when it was taken, by the driver's clock; 0 where an earlier version wrote it
+    began_ms             time of the claim, by the driver's clock; 0 if an earlier version wrote the lease
     """
 
     nonce: str
@@ -99,7 +99,7 @@ class Lease:
 
 @frozen(kw_only=True)
 class Participant:
-    """One prepared transaction: its id, and the pair that signed it."""
+    """One prepared transaction: its transactional id, and the producer id and epoch that wrote it."""
 
     transactional_id: str
     identity: Identity
@@ -107,12 +107,12 @@ class Participant:
 
 @frozen(kw_only=True)
 class Vote:
-    """What one task did.
+    """The result of one task.
 
     participant  its transaction; None where it had no rows or skipped them
     skipped      the batch was decided before: its rows were read, counted and dropped
     tallies      one for each sink of the query
-    mode         what the transaction rests on; empty without one
+    mode         the transaction's mode (2pc, keep or resume); empty without a transaction
     began_ms     the lease's
     """
 
@@ -128,7 +128,7 @@ class Vote:
 
 
 def no_vote(lease: Lease) -> Vote:
-    """Of a batch whose tasks have told nothing, for an abort: it says whose batch it is."""
+    """Return a vote for the abort of a batch whose tasks have not voted: it carries the lease."""
     return Vote(
         nonce=lease.nonce,
         coordinator=lease.coordinator,
@@ -141,7 +141,7 @@ def no_vote(lease: Lease) -> Vote:
 
 @frozen
 class Written:
-    """What a decided job wrote: the batch's number or the write's name, and a tally for each sink."""
+    """The record of a decided job: the batch's number or the write's name, and a tally for each sink."""
 
     name: int | str
     tallies: tuple[Tally, ...]
@@ -149,15 +149,15 @@ class Written:
 
 @frozen(kw_only=True)
 class Decision:
-    """All of these participants are to be committed. The last one of a prefix is the one that counts.
+    """The decision to commit all of these participants. Only the last decision of a prefix counts.
 
     query_id   the streaming query that writes under the prefix; None before its first batch
     batches    its last batches, in order; the last one is the last decided
     writes     the last named batch writes
-    mode       what the prepared transactions rest on
+    mode       the mode of the prepared transactions
     offsets    the sources' offsets at the end of the last batch as Spark's offset log has them, if they could
                be read
-    number     counts the decisions of a prefix; 0 where an earlier version decided
+    number     the number of this decision under its prefix; 0 if an earlier version decided
     """
 
     nonce: str
@@ -173,7 +173,7 @@ class Decision:
 
     @property
     def batch_id(self) -> int | None:
-        """The last decided batch of the query."""
+        """Number of the last decided batch of the query."""
         return int(self.batches[-1].name) if self.batches else None
 
     @property
@@ -187,11 +187,11 @@ class Decision:
 
 @frozen(kw_only=True)
 class Noted:
-    """What the cluster is told of a decision that a database keeps: by that a loss of the database shows.
+    """The cluster's note of a decision that is kept in a database, which reveals that a database lost it.
 
-    number   the decision's
-    what     the last batch of it, for people
-    offsets  the sources' at the end of that batch
+    number   the decision's number
+    what     its last batch, as text for people
+    offsets  the sources' offsets at the end of that batch
     """
 
     number: int
@@ -320,7 +320,7 @@ def _bytes(**contents: object) -> bytes:
 
 
 def _read(data: bytes, kind: str, build: Callable[[Json], T]) -> T:
-    """Raises: BadCommittable for anything but a `kind` that this version writes or knows."""
+    """Parse a message of this kind. Raises: BadCommittable for any other bytes, kind or version."""
     try:
         found = json.loads(data)
         version = found["v"] if isinstance(found, dict) else None
@@ -366,7 +366,7 @@ def _job_in(found: object) -> Job:
 
 
 def _tallies_out(tallies: Iterable[Tally]) -> list[object]:
-    # In digits: not every reader of JSON has integers of 64 bits.
+    # As a string: not every JSON parser has 64-bit integers.
     return [[each.rows, f"{each.checksum:016x}"] for each in tallies]
 
 

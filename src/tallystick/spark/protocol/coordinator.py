@@ -1,12 +1,12 @@
-"""The driver's part of the protocol: begin, commit, abort. `decide` decides; this only does it, in order.
+"""The driver's side of two-phase commit: begin, commit and abort. The rules are in `decide`.
 
     lease = await coordinator.begin()           before any task
-    await coordinator.commit(votes)             all tasks have voted
-    await coordinator.abort(votes)              some have not, or commit failed
+    await coordinator.commit(votes)             when all tasks have voted
+    await coordinator.abort(votes)              when some have not, or commit failed
 
-Every await is an effect after which the driver may be gone; tests/properties/test_spark_protocol.py stops
-at each. One object belongs to one prefix, in one process, on one loop. It keeps nothing between calls that is
-not in the lease, the votes or the log: Spark calls begin and commit in different processes.
+The driver may crash after any await; tests/properties/test_spark_protocol.py stops at each. An object belongs
+to one prefix, one process and one event loop. Its whole state between calls is in the lease, the votes and
+the log, because Spark calls begin and commit in different processes.
 """
 
 import logging
@@ -48,11 +48,11 @@ NONCE_BYTES: Final = 8
 
 @frozen(kw_only=True)
 class Standing:
-    """What there is under a prefix.
+    """The transactions and the last decision of a prefix.
 
-    fates      of the last decision's transactions, where it is not known that all are committed
-    undecided  open transactions in no decision
-    noted      what the cluster was told of the decisions, where they are in a database
+    fates      of the last decision's transactions, unless all are known to be committed
+    undecided  open transactions that are in no decision
+    noted      the cluster's note of the last decision, where decisions are in a database
     """
 
     decision: Decision | None
@@ -62,12 +62,12 @@ class Standing:
 
     @property
     def lost(self) -> tuple[str, ...]:
-        """Decided, and not to be committed any more."""
+        """Transactions that were decided and can no longer be committed."""
         return tuple(name for name, found in self.fates.items() if found in (Fate.ABORTED, Fate.UNKNOWN))
 
 
 class Coordinator:
-    """Decides for one prefix."""
+    """The two-phase commit coordinator of one prefix."""
 
     def __init__(
         self,
@@ -86,13 +86,13 @@ class Coordinator:
     async def begin(
         self, write_id: str | None = None, resuming: Beginning | None = None, *, adopting: bool = False
     ) -> Lease:
-        """Take the prefix, finish what was decided, end what was not; the lease for a batch.
+        """Claim the prefix, complete the last decision, abort everything else, and return a batch's lease.
 
         Args:
-            write_id: of a batch write that has a name.
-            resuming: of a query that may follow another one, if it begins where that one ended.
-            adopting: go on also where decisions were lost.
-        Raises: DecisionBroken, DecisionsLost, PrefixTaken, UnknownCheckpoint; a client's errors.
+            write_id: the name of a batch write, if it has one.
+            resuming: the start of a query that may follow another one, if it begins where that one ended.
+            adopting: continue even if decisions were lost.
+        Raises: DecisionBroken, DecisionsLost, PrefixTaken, UnknownCheckpoint; the client's errors.
         """
         began_ms = self._clock.now_ms()
         await self._decisions.open()
@@ -117,11 +117,12 @@ class Coordinator:
         )
 
     async def commit(self, votes: Iterable[Vote | None], offsets: str | None = None) -> Decision | None:
-        """Decide a batch and complete it; the decision, or None where it had been decided before.
+        """Decide a batch and complete it; return the decision, or None for a batch decided before.
 
         Args:
-            offsets: of the sources at the end of the batch, to be kept with the decision.
-        Raises: SinkErrors, PrefixTaken, InDoubt, or a client's error. `abort` is right after any of them.
+            offsets: the sources' offsets at the end of the batch, to be kept with the decision.
+        Raises: SinkErrors, PrefixTaken, InDoubt, or the client's errors. The caller may call `abort` after
+            any of them.
         """
         ballot = _or_raise(count(votes))
         last = (await self._decisions.read()).decision
@@ -135,17 +136,18 @@ class Coordinator:
         if refusal is not None:
             raise refusal
         await self._decisions.append(decision, ballot.coordinator, ballot.transaction_version)
-        # Decided. From here on there is no way back, only forward [SPK-21].
+        # Decided. From here on the transactions are only ever committed [SPK-21].
         await self._complete(decision, decision.participants)
         await self._tidy(ballot)
         return decision
 
     async def abort(self, votes: Iterable[Vote | None]) -> None:
-        """Give a batch up, unless it was decided. Without any vote it does nothing: the next begin does.
+        """Abort a batch, unless it was decided. Without any vote, leave it to the next begin.
 
-        Spark calls this after a commit that raised, too, and does not say how far that came. A decision may
-        even be on its way, so the log alone cannot tell: first the coordinator's id is settled, under the
-        votes' own pair, so that a newer driver is found out and left alone.
+        Spark also calls this after a commit that raised, and does not say how far the commit came. A decision
+        may still be in flight, so the log alone cannot tell. Therefore P/coordinator is initialised first,
+        with the votes' own producer id and epoch: that settles a decision in flight, and fails if a newer
+        driver has the prefix, which is then left alone.
         """
         ballot = count(votes)
         if not isinstance(ballot, Ballot):
@@ -158,12 +160,12 @@ class Coordinator:
         if last is not None and last.nonce == ballot.nonce:
             await self._complete(last, last.participants)
             return
-        opened = await self._opened()  # of tasks that have not voted, too
+        opened = await self._opened()  # including those of tasks that have not voted
         if opened and await self._participants.holds(held):
             await self._drop(opened, ballot.transaction_version)
 
     async def inspect(self) -> Standing:
-        """What there is to do under the prefix. Changes nothing, and a decision on its way is not seen."""
+        """Return the state of the prefix. Changes nothing, and does not see a decision that is in flight."""
         known = await self._decisions.read()
         fates: Mapping[str, Fate] = {}
         if known.decision is not None and not known.done:
@@ -177,9 +179,9 @@ class Coordinator:
         )
 
     async def retire(self) -> Standing:
-        """Commit what was decided and still can be, end the rest, and give the prefix up.
+        """Commit decided transactions where possible, abort the others, and give the prefix up.
 
-        Returns: what was found, before anything was done about it: `fates` tells what is lost for good.
+        Returns: the state before any change; its `fates` tell which transactions are lost for good.
         """
         held, transaction_version = await self._participants.claim()
         found = await self.inspect()
@@ -195,26 +197,26 @@ class Coordinator:
         return found
 
     async def _roll_forward(self, decision: Decision) -> None:
-        """Complete the last decision, no matter which driver took it, and note that."""
+        """Complete the last decision, no matter which driver made it, and record that."""
         left = await self._left(decision) if decision.participants else []
         if left:
             _log.warning("%s: completing %d transactions of %s", self.prefix, len(left), decision)
         await self._complete(decision, left)
 
     async def _complete(self, decision: Decision, left: Collection[Participant]) -> None:
-        """Commit what may be open of a decision, and note that all of it is committed."""
+        """Commit the transactions of a decision that may be open, and record that all are committed."""
         await self._decisions.note(decision)
         failures = await self._end(left, decision.transaction_version, Wish.COMMIT)
-        # Some could not be ended: they may have been committed before.
+        # Transactions that could not be ended may have been committed before.
         for each in await self._left(decision) if failures else ():
             raise _why_open(each, failures)
         await self._decisions.mark_done(decision.nonce)
 
     async def _left(self, decision: Decision) -> list[Participant]:
-        """Return those still prepared.
+        """Return the participants whose transactions are still prepared.
 
-        Raises: DecisionBroken if any can no longer be committed. PrefixTaken where a newer driver has gone on
-            from this decision, which it completed first: its batches use the ids again.
+        Raises: DecisionBroken if any can no longer be committed. PrefixTaken if a newer driver has completed
+            this decision and continued from it: its batches reuse the ids.
         """
         fates = await self._fates(decision)
         if (report := broken(self.prefix, decision, fates)) is not None:
@@ -230,24 +232,24 @@ class Coordinator:
         return {name: fate(each, decision.transaction_version, shown[name]) for name, each in named.items()}
 
     async def _tidy(self, ballot: Ballot) -> None:
-        """End what attempts have left that were lost: killed before they could tell, or not needed [SPK-26].
+        """Abort the transactions of attempts that were killed before they voted, or not needed [SPK-26].
 
-        The next begin would, and nobody knows when that is: a batch write has none, and a query that reads
-        what it writes sees nothing new behind an open transaction, so that it begins no batch.
+        The next begin would do so, but there may be none: a batch write has no next one, and a query that
+        reads what it writes begins no batch, because the open transaction hides all newer records from it.
         """
         try:
             opened = await self._opened()
-            # The votes' pair is moved on: a late attempt sees it, and no newer driver is disturbed.
+            # This replaces the epoch that the votes have: late attempts notice. It fences no newer driver.
             if opened and await self._participants.reclaim(ballot.coordinator) is not None:
                 await self._drop(opened, ballot.transaction_version)
         except TallystickError as exc:
             _log.info("%s: lost attempts are left to the next batch: %s", self.prefix, exc)
 
     async def _opened(self) -> list[Participant]:
-        """What is open and in no decision, each with the pair that has it.
+        """Return open transactions of no decision, each with its current producer id and epoch.
 
-        None of it is a newer lease's, if the prefix is still held *after* this: the tasks of a lease begin
-        after its claim.
+        If the prefix is still held *after* this call, none of them belongs to a newer lease, because the
+        tasks of a lease begin after its claim.
         """
         shown = await self._participants.describe(orphans(self.prefix, await self._participants.open_ids()))
         return [
@@ -264,9 +266,9 @@ class Coordinator:
     async def _sweep(self, held: Identity, transaction_version: int) -> None:
         """Abort every open transaction that no decision will ever name. Only under a claim.
 
-        A driver may stall here for any time, with a newer one at work beside it. So it aborts what it has
-        seen under the pairs it has seen, and that only if the prefix was its own after it looked: then all of
-        it was written under an earlier lease [SPK-28].
+        A driver may stall here for any time while a newer one works. So it aborts only what it has seen,
+        under the producer ids and epochs it has seen, and only if it held the prefix after it looked: then
+        all of it was written under an earlier lease [SPK-28].
         """
         opened = await self._opened()
         if not opened:
@@ -281,10 +283,10 @@ class Coordinator:
     async def _end(
         self, participants: Collection[Participant], transaction_version: int, wish: Wish
     ) -> Mapping[str, ClientError]:
-        """End transactions, under exactly their pairs; what was not ended now, and why."""
+        """End transactions under exactly their producer ids and epochs; return the failures by id."""
         failures = await self._participants.end(participants, transaction_version, wish)
         fenced = [p for p in participants if isinstance(failures.get(p.transactional_id), Fenced)]
-        # Fenced and still open: a recovery has kept it (KIP-939) and not come to its end.
+        # Fenced and still open: an earlier recovery kept the transaction (KIP-939) and did not end it.
         kept = await self._still_open(fenced) if fenced else []
         if not kept:
             return failures

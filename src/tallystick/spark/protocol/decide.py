@@ -1,27 +1,27 @@
-"""The protocol between Spark and Kafka: what to do, given what is known. Pure.
+"""Decision rules of the two-phase commit between Spark and Kafka. Pure.
 
 One batch is one decision over many transactions [SPK-21]:
 
-    begin    driver   claim P/coordinator, which fences every earlier driver; read the last decision; finish
-                      it; end every other open transaction of P's workers; hand out a lease
+    begin    driver   claim P/coordinator, which fences every earlier driver; read the last decision and
+                      complete it; abort every other open transaction of P's workers; return a lease
     attempt  task     write and prepare one transaction under an id of its process; vote
-    commit   driver   count the votes, look whether each transaction is as it was prepared, record the
-                      decision under the lease's own pair: the commit point. Then end them all
-    abort    driver   settle whether a decision was recorded; then finish it, or end what is open
+    commit   driver   count the votes, check that each transaction is still as it was prepared, record the
+                      decision under the lease's producer id and epoch: the commit point. Then commit them all
+    abort    driver   find out whether a decision was recorded; then complete it, or abort what is open
 
-Four rules carry it, and everything else follows from them:
+The protocol rests on four rules:
 
-- Nothing is completed before the decision is in the log, and what was decided is only ever completed: errors
-  after the decision are retried or reported, never answered by an abort [SPK-21].
-- A decided batch that comes again is read to its end and dropped, if it is the batch that was decided: its
-  rows are counted and compared. Everything else that does not fit stops the query [SPK-22].
-- An id whose transaction was decided last is not initialised again before the next decision is recorded
-  (`worker_ids`): InitProducerId wipes out the evidence of how it ended [SPK-23].
+- No transaction is committed before the decision is in the log, and a decided one is never aborted: errors
+  after the decision are retried or reported [SPK-21].
+- A decided batch that Spark runs again is read to its end, counted, compared with the decision, and dropped
+  if it is the same. Any other gap or repetition stops the query [SPK-22].
+- A transactional id of the last decision is not initialised before the next decision is recorded
+  (`worker_ids`): InitProducerId would erase the evidence of how its transaction ended [SPK-23].
+- A transaction is ended by its id, under exactly the producer id and epoch that were seen, and never by
+  initialising the id: a driver that stalls between looking and ending cannot end a transaction that a newer
+  driver has begun since [SPK-28].
 
-- A transaction is ended under the pair that was seen, by its exact name, and never by initialising its id: a
-  driver that stalls between looking and ending ends nothing that a newer one has written since [SPK-28].
-
-Refusals are values of `errors`; the shells raise them.
+Refusals are returned as errors of `errors`; the callers raise them.
 
 Source: docs/adr/0036, 0037.
 """
@@ -63,21 +63,21 @@ from tallystick.spark.protocol.errors import (
 from tallystick.spark.protocol.transactional_ids import IN_DATABASE, is_of_workers
 
 MARGIN_SHARE: Final = 4
-"""A transaction that would time out within a quarter of its timeout is no longer decided on."""
+"""A transaction with less than a quarter of its timeout left is not decided on."""
 
 
 # -------------------------------------------------------------------------------- in a task
 
 
 class Course(Enum):
-    """What a task does with its rows."""
+    """The action of a task on its rows."""
 
     WRITE = "write them"
     SKIP = "count and drop them: they were decided before"
 
 
 class NewCheckpoint(Enum):
-    """`onNewCheckpoint`: what to do where the prefix is known and the query is not."""
+    """`onNewCheckpoint`: the action if the prefix has decisions, but of another query."""
 
     REFUSE = "refuse"
     RESTART = "restart"
@@ -85,7 +85,7 @@ class NewCheckpoint(Enum):
 
 
 class NewPrefix(Enum):
-    """`onNewPrefix`: what to do where a query goes on, and no decision of it is known."""
+    """`onNewPrefix`: the action if a query continues and none of its decisions is known."""
 
     REFUSE = "refuse"
     ADOPT = "adopt"
@@ -93,7 +93,7 @@ class NewPrefix(Enum):
 
 @frozen(kw_only=True)
 class Home:
-    """Where the decisions of a query are; its checkpoint has a note of it, for neither means anything alone.
+    """The location of a query's decisions. Its checkpoint keeps a note of it, as each is useless alone.
 
     place  the topic and its cluster, or the database
     """
@@ -104,10 +104,10 @@ class Home:
 
 @frozen(kw_only=True)
 class Beginning:
-    """What the checkpoint of a query tells of its beginning, where the driver can read it.
+    """The beginning of a query according to its checkpoint, if the driver can read it.
 
-    starts       where its sources began, as JSON; those that have told, each place once
-    sources      how many there are
+    starts       the start offsets of its sources, as JSON; of sources that noted them, each value once
+    sources      the number of sources
     keeps_state  some of its operators keep state
     """
 
@@ -123,9 +123,9 @@ def course(
     on_new: NewCheckpoint,
     on_new_prefix: NewPrefix = NewPrefix.REFUSE,
 ) -> Course | SinkError:
-    """Return what becomes of a batch of a query [SPK-22] [SPK-29].
+    """Return whether a task writes or skips this batch, or the refusal [SPK-22] [SPK-29].
 
-    `<=` and not `==`: a driver that lags behind repeats batches before the last decided one.
+    A driver that lags behind repeats batches before the last decided one, so those are skipped, too.
     """
     if decided is None or decided.query_id != batch.query_id:
         if (refusal := stranger(decided, batch.query_id, on_new)) is not None:
@@ -145,7 +145,7 @@ def course(
 
 
 def _without_decisions(batch: Batch, on_new: NewPrefix) -> DecisionsMissing | None:
-    """A batch that is not the query's first has one before it: where is that decided?"""
+    """Refuse a batch that is not the query's first if no earlier batch of the query is decided."""
     if batch.batch_id == 0 or on_new is NewPrefix.ADOPT:
         return None
     return DecisionsMissing(
@@ -158,11 +158,11 @@ def _without_decisions(batch: Batch, on_new: NewPrefix) -> DecisionsMissing | No
 
 
 def moved(noted: Home | None, prefix: str, place: str | None, on_new: NewPrefix) -> DecisionsMissing | None:
-    """Has a query other decisions than those that its checkpoint was made with? [SPK-29]
+    """Refuse a query whose decisions are not in the place that its checkpoint notes [SPK-29].
 
     Args:
-        noted: in the checkpoint; None where there is no note, or it cannot be read.
-        place: where decisions are looked for now; None where there are none yet.
+        noted: the note in the checkpoint; None if there is none, or it cannot be read.
+        place: the place where decisions are looked for now; None if there are none yet.
     """
     if noted is None or on_new is NewPrefix.ADOPT or noted == Home(prefix=prefix, place=place or ""):
         return None
@@ -178,10 +178,10 @@ def moved(noted: Home | None, prefix: str, place: str | None, on_new: NewPrefix)
 
 
 def stranger(decided: Decided | None, query_id: str, on_new: NewCheckpoint) -> UnknownCheckpoint | None:
-    """Does a query that is new to the prefix need somebody's word first?
+    """Refuse a query that is new to the prefix, unless an option allows it.
 
-    Asked in a task, which knows its query for sure; and by a driver that can find out, before it claims the
-    prefix: a mistyped one is then no harm to the query that has it.
+    A task checks this, because it always knows its query. A driver that can find out its query checks it
+    before it claims the prefix, so that a mistyped prefix does not fence the query that owns it.
     """
     if decided is None or decided.query_id in (None, query_id) or on_new is NewCheckpoint.RESTART:
         return None
@@ -206,13 +206,13 @@ def stranger(decided: Decided | None, query_id: str, on_new: NewCheckpoint) -> U
 
 
 def resumed(last: Decision | None, beginning: Beginning | None) -> Decided | UnknownCheckpoint | None:
-    """What the tasks are told was decided before, under `onNewCheckpoint=resume` [SPK-27].
+    """Return the last decision to put into the lease, under `onNewCheckpoint=resume` [SPK-27].
 
-    A new query follows the old one if its sources begin where that one's last decision ended, all of them:
-    then none of its batches is decided yet, and the first one is the next.
+    A new query follows the old one if all of its sources begin where the last decision ended. Then none of
+    its batches is decided yet, and its first one comes next.
 
     Args:
-        beginning: of the query, where the driver can see it; else its tasks stop it.
+        beginning: the beginning of the query; None if the driver cannot see it. Then its tasks refuse.
     """
     if last is None or beginning is None or last.query_id in (None, beginning.query_id):
         return None if last is None else last.summary
@@ -237,7 +237,7 @@ def resumed(last: Decision | None, beginning: Beginning | None) -> Decided | Unk
 
 
 def _places(offsets: Iterable[str]) -> set[str]:
-    """Offsets of sources in one form, whoever wrote the JSON; what is none stands for itself."""
+    """Normalise the JSON offsets of sources; text that is no JSON is kept as it is."""
     return {_place(each) for each in offsets}
 
 
@@ -253,7 +253,7 @@ def _place(text: str) -> str:
 
 @frozen(kw_only=True)
 class Ballot:
-    """The votes of a batch, counted: what they agree on, and all that is to be decided."""
+    """The votes of a batch, combined: the values that all share, the participants and the tallies."""
 
     nonce: str
     coordinator: Identity
@@ -267,10 +267,10 @@ class Ballot:
 
 
 def count(votes: Iterable[Vote | None]) -> Ballot | MixedVotes:
-    """Put the votes together. None is a task that did not report.
+    """Combine the votes of a batch. None is the vote of a task that did not report.
 
-    Attempts that lost or were killed cast no vote that arrives here, so a transaction of theirs is in no
-    decision.
+    Votes of killed attempts, and of attempts that lost to another one, do not arrive here. So their
+    transactions are in no decision.
     """
     cast = [vote for vote in votes if vote is not None]
     if not cast:
@@ -300,7 +300,7 @@ def count(votes: Iterable[Vote | None]) -> Ballot | MixedVotes:
 
 
 def replayed(last: Decision | None, ballot: Ballot) -> SinkError | None:
-    """Is a job that was skipped the one that was decided? [SPK-22]"""
+    """Refuse a skipped job whose rows are not those that were decided [SPK-22]."""
     name = ballot.job.batch_id if isinstance(ballot.job, Batch) else ballot.job.write_id
     kept = () if last is None else last.batches if isinstance(ballot.job, Batch) else last.writes
     written = next((each for each in kept if each.name == name), None)
@@ -333,10 +333,10 @@ _OTHER_ROWS: Final = {
 def next_decision(
     prefix: str, last: Decision | None, ballot: Ballot, now_ms: int, offsets: str | None
 ) -> Decision | PrefixTaken:
-    """The record that decides this ballot, with what is remembered from the last one.
+    """Build the decision on this ballot, including the batches and writes that the last one kept.
 
-    Its tasks have looked where the job stands in the lease; if that is no longer so, somebody else has
-    decided since, and the lease has ended with that.
+    The tasks compared their job with the last decision in the lease. If there is a newer decision now, then
+    another driver has decided since, and the lease has ended: PrefixTaken.
     """
     decision = Decision(
         nonce=ballot.nonce,
@@ -375,13 +375,13 @@ def unsound(
     now_ms: int,
     began_ms: int,
 ) -> VoteLost | None:
-    """Are all transactions as their tasks prepared them, and will they be for a while?
+    """Refuse to decide if a transaction is not as its task prepared it, or is near its timeout.
 
     A transaction that times out between the decision and its end is lost for good, so one that is near its
-    timeout is not decided on; under two-phase commit there is none.
+    timeout is not decided on. Under two-phase commit (KIP-939) transactions have no timeout.
 
     Args:
-        began_ms: when the lease was taken, by the clock of `now_ms`; 0 where that is not known.
+        began_ms: the time of the claim, by the clock of `now_ms`; 0 if it is not known.
     """
     problems = [
         why
@@ -420,10 +420,10 @@ def _unsound(
 
 
 def _age_ms(started_ms: int, now_ms: int, began_ms: int) -> int:
-    """Return how long a transaction has been open, by the driver's clock; at most, where it cannot be known.
+    """Return how long a transaction has been open, by the driver's clock; an upper bound if that is unknown.
 
-    `started_ms` is a broker's time. The transaction was begun by a task of the lease, so a time before the
-    lease or after now is that of another clock, and says nothing.
+    `started_ms` is a broker's time. A task of the lease began the transaction, so a time before the lease or
+    after now only shows that the clocks differ, and is ignored.
     """
     if began_ms == 0 or began_ms <= started_ms <= now_ms:
         return now_ms - started_ms
@@ -434,7 +434,7 @@ def _age_ms(started_ms: int, now_ms: int, began_ms: int) -> int:
 
 
 class Fate(Enum):
-    """What became of one decided transaction."""
+    """The outcome of one decided transaction."""
 
     OPEN = "prepared: to be committed"
     COMMITTED = "committed"
@@ -442,9 +442,9 @@ class Fate(Enum):
     UNKNOWN = "no longer known"
 
 
-# The hold rule makes this table safe [SPK-23]: between its vote and the next decision nobody but recovery
-# touches an id, and recovery only commits. So where the id has moved on, the state alone tells: it was
-# completed by a recovery that crashed before it could say so.
+# The hold rule makes this table safe [SPK-23]: between its vote and the next decision only recovery touches
+# an id, and recovery only commits. So if the id has a newer epoch, its state alone tells the outcome: a
+# recovery completed it and crashed before it could record that.
 _MOVED_ON: Final = {
     "PrepareCommit": Fate.COMMITTED,
     "CompleteCommit": Fate.COMMITTED,
@@ -464,12 +464,12 @@ _FATES: Final = {
 
 
 def is_open(one: Participant, shown: TransactionDescription | None) -> bool:
-    """Is exactly this transaction open?"""
+    """Return whether exactly this transaction is open."""
     return shown is not None and shown.state == "Ongoing" and shown.writer == one.identity
 
 
 def fate(one: Participant, transaction_version: int, shown: TransactionDescription | None) -> Fate:
-    """What a decided transaction's coordinator says of it."""
+    """Return the outcome of a decided transaction, from its coordinator's description."""
     asked = Asked(writer=one.identity, client=one.identity, version=transaction_version)
     seen = None if shown is None else _seen(shown)
     finding = compare(asked, seen)
@@ -484,7 +484,7 @@ def _seen(shown: TransactionDescription) -> Seen:
 
 
 def broken(prefix: str, decision: Decision, fates: Mapping[str, Fate]) -> DecisionBroken | None:
-    """The report of a decision that cannot be completed; None where all of it is committed or can be."""
+    """Return an error if a decision cannot be completed; None if all of it is or can be committed."""
     bad = [(name, found) for name, found in fates.items() if found in (Fate.ABORTED, Fate.UNKNOWN)]
     if not bad:
         return None
@@ -501,7 +501,7 @@ def broken(prefix: str, decision: Decision, fates: Mapping[str, Fate]) -> Decisi
 
 
 def resolving(prefix: str) -> str:
-    """The command that finishes what is under a prefix."""
+    """Return the command that completes or aborts the transactions of a prefix."""
     name = prefix.removesuffix(IN_DATABASE)
     where = "" if name == prefix else " --store URL"
     return f"tallystick transactions resolve --prefix {name}{where}"
@@ -521,10 +521,10 @@ def _why_broken(mode: str) -> str:
 
 
 def lost(prefix: str, known: Known) -> DecisionsLost | None:
-    """Does the database, which keeps the decisions, know less than the cluster was told? [SPK-44]"""
+    """Return an error if the database has lost decisions that are noted in the cluster [SPK-44]."""
     decision, noted = known.decision, known.noted
     if noted is None or (decision is not None and (noted.number <= decision.number or not decision.number)):
-        return None  # an earlier version does not count its decisions
+        return None  # number 0: an earlier version, which did not number its decisions
     has = "none" if decision is None else f"number {decision.number}: {decision}"
     return DecisionsLost(
         f"the database has lost decisions under {prefix!r} that it had acknowledged: number {noted.number} "
@@ -539,9 +539,9 @@ def lost(prefix: str, known: Known) -> DecisionsLost | None:
 
 
 def orphans(prefix: str, open_ids: Iterable[str]) -> tuple[str, ...]:
-    """Of all open transactions, those that no decision will ever name.
+    """Return the open transactional ids of this prefix's workers.
 
-    Right after a claim, and after the last decision was finished, that is every one of this prefix's workers:
-    no task of the new lease exists yet. By name alone: a newer driver's may be among them.
+    Right after a claim and the completion of the last decision, no decision will ever name them, because no
+    task of the new lease exists yet. The filter is by name alone: a newer driver's may be among them.
     """
     return tuple(sorted(each for each in open_ids if is_of_workers(prefix, each)))

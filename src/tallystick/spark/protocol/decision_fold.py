@@ -1,20 +1,21 @@
-"""The last decision of one prefix, out of everybody's decisions. Pure.
+"""Fold of the decision topic into the last decision of one prefix. Pure.
 
-All prefixes share one partition. Under its last stable offset one query's open transaction would hide the
-decisions of all others for as long as it stays open, so the partition is read to its end, uncommitted, and
-the markers in it say which of *our* records count: a record that was written in a transaction counts when the
-COMMIT marker of its producer is met [SPK-24]. That is complete as soon as the prefix has been claimed: the
-claim ends what an earlier driver had open, and is answered when the markers are written.
+All prefixes share one partition. An open transaction of one query holds back the last stable offset, and
+would hide the decisions of all other queries from a `read_committed` reader. So the partition is read
+uncommitted up to its high watermark, and its control records tell which of the prefix's own records count:
+a transactional record counts once the COMMIT marker of its producer id is read [SPK-24]. The result is
+complete after a claim of the prefix: the claim ends what an earlier driver had open, and is answered when the
+markers are written.
 
 The producer id is enough to match a record and its marker: a producer has one transaction at a time, and
-under version 2 the marker's epoch is one above the record's (KIP-890). Compaction keeps the marker of what it
-keeps.
+under transaction.version 2 the marker's epoch is one above the record's (KIP-890). Compaction keeps the
+marker of every record that it keeps.
 
     P         a Decision, written in a transaction of P/coordinator; empty: the prefix was given up
     P#noted   a Noted, of a prefix whose decisions are in a database, written like P#done once a decision is
               taken there; empty: the prefix was given up
-    P#done    the nonce of a decision that has been completed, written outside a transaction: it is true
-              whoever says it, and one of an older decision says nothing about the last
+    P#done    the nonce of a completed decision, written outside a transaction: it is true no matter which
+              driver wrote it, and that of an older decision says nothing about the last
 
 Source: docs/adr/0037.
 """
@@ -52,9 +53,9 @@ def noted_key(prefix: str) -> bytes:
 
 @frozen(kw_only=True)
 class Known:
-    """What the log tells of a prefix: its last decision, and whether that is known to be completed.
+    """The state of a prefix in the log: its last decision, and whether that is known to be completed.
 
-    noted  what the cluster was told of decisions that are in a database
+    noted  the cluster's note of the last decision, where decisions are in a database
     """
 
     decision: Decision | None = None
@@ -63,7 +64,7 @@ class Known:
 
 
 class DecisionFold:
-    """Reads the partition from its start, once; `next_offset` is where it goes on."""
+    """A reader of the partition, once and from its start; `next_offset` is the offset to fetch next."""
 
     def __init__(self, prefix: str, next_offset: int = 0) -> None:
         self.next_offset = next_offset
@@ -76,7 +77,7 @@ class DecisionFold:
 
     @property
     def known(self) -> Known:
-        """Raises: BadCommittable."""
+        """State of the prefix, as read so far. Raises: BadCommittable."""
         noted = decode_noted(self._noted) if self._noted else None
         if not self._decision:
             return Known(noted=noted)
@@ -86,13 +87,13 @@ class DecisionFold:
         return Known(decision=decision, done=self._done == decision.nonce, noted=noted)
 
     def written(self, value: bytes, decision: Decision) -> None:
-        """What this process wrote need not be decoded when it is read: a hundred batches take 0.3 ms."""
+        """Keep a decision of this process, to save decoding it: a hundred batches take 0.3 ms."""
         self._decoded = value, decision
 
     def feed(self, data: Buffer) -> None:
-        """Take what a broker sent from `next_offset` on; the last batch may be cut off.
+        """Read fetched record batches, from `next_offset` on; the last batch may be incomplete.
 
-        Raises: RecordsError for what is no record batch.
+        Raises: RecordsError for bytes that are no record batch.
         """
         at = 0
         while (header := _whole(data, at)) is not None:
@@ -119,13 +120,13 @@ class DecisionFold:
                 self._note(record.value or b"")
 
     def _note(self, value: bytes) -> None:
-        """The highest number counts: a driver that was replaced may be late with its note."""
+        """Keep the note with the highest number: a driver that was replaced may write its own late."""
         late = value and self._noted and decode_noted(value).number < decode_noted(self._noted).number
         self._noted = self._noted if late else value
 
 
 def _whole(data: Buffer, at: int) -> BatchHeader | None:
-    """The header of the batch at `at`, if all of it is here."""
+    """Return the header of the batch at `at`; None if the batch is incomplete."""
     left = len(data) - at
     if left < HEADER_SIZE:
         return None

@@ -1,20 +1,20 @@
-"""What Spark's sink raises of its own: what happened, what is safe, and what to do.
+"""Errors of the Spark sink. Each message says what happened, what is safe, and what to do.
 
     SinkError
-      NotBegun            a batch cannot begin; what Spark shows of it
+      NotBegun            a batch cannot begin; wraps the reason in a form that Spark shows
       PrefixTaken         another query has claimed the prefix; this one writes nothing more
-      UnknownCheckpoint   the prefix is known, and the query is not
-      DecisionsMissing    the query goes on, and what was decided of it is not known where it is looked for
-      CheckpointsDiffer   checkpoint and decisions tell of different batches
+      UnknownCheckpoint   the prefix has decisions, but of another query
+      DecisionsMissing    the query continues, but its decisions are not where the sink looks for them
+      CheckpointsDiffer   the checkpoint and the decisions disagree about the batches
       VoteLost            a prepared transaction is no longer there; nothing was decided
-      BadRows             rows that cannot be records
+      BadRows             rows that cannot be turned into records
       MixedVotes          the tasks of a batch do not agree on what they wrote
-      DecisionBroken      the cluster has aborted part of what was decided
+      DecisionBroken      the cluster has aborted part of a decided batch
       TooManyTasks        a decision does not fit into one record
-      DecisionsLost       the database knows less than it had acknowledged
-      NoDecisionTopic     decisions cannot be kept
+      DecisionsLost       the database has lost decisions that it had acknowledged
+      NoDecisionTopic     there is no usable topic for the decisions
 
-All of them pickle. Outcomes that could not be learned are InDoubt (kernel), as everywhere.
+All of them can be pickled. An unknown outcome is InDoubt (kernel), as everywhere.
 """
 
 from pickle import PickleError
@@ -23,19 +23,19 @@ from tallystick.kernel.errors import TallystickError
 
 
 class SinkError(TallystickError):
-    """Root of these; the text is for the user."""
+    """Base class of the sink's errors; the text is for the user."""
 
 
 class NotBegun(SinkError, PickleError):
-    """The batch has not begun; the text has the reason, and how it is called.
+    """The batch could not begin; the text has the reason and the name of its class.
 
-    It is raised while Spark pickles the writer. PySpark calls all other errors there its own, "Could not
-    serialize object", which sends the reader to look in a wrong place.
+    It is raised while Spark pickles the writer. PySpark replaces any other error raised there with its own
+    "Could not serialize object", which is misleading.
     """
 
 
 class PrefixTaken(SinkError):
-    """Another query has claimed this prefix. Nothing of this batch was decided here."""
+    """Another query has claimed this prefix. This driver has decided nothing of the batch."""
 
     def __init__(self, prefix: str, why: str) -> None:
         super().__init__(prefix, why)
@@ -53,11 +53,11 @@ class UnknownCheckpoint(SinkError):
 
 
 class DecisionsMissing(SinkError):
-    """A query goes on without its decisions: they are elsewhere, or lost, or another sink wrote before."""
+    """A query continues without its decisions: they are elsewhere or lost, or it used another sink before."""
 
 
 class CheckpointsDiffer(SinkError):
-    """Checkpoint and decisions tell of different batches; nothing was written and nothing skipped."""
+    """Checkpoint and decisions disagree about the batches; nothing was written and nothing skipped."""
 
 
 class VoteLost(SinkError):
@@ -65,7 +65,7 @@ class VoteLost(SinkError):
 
 
 class BadRows(SinkError):
-    """Rows have no topic; nothing of the batch was decided."""
+    """Some rows have no topic; nothing of the batch was decided."""
 
 
 class MixedVotes(SinkError):
@@ -73,11 +73,11 @@ class MixedVotes(SinkError):
 
 
 class DecisionBroken(SinkError):
-    """A decided batch cannot be completed: the cluster has ended part of it by itself, or lost it."""
+    """A decided batch cannot be completed: the cluster has aborted or lost some of its transactions."""
 
 
 class DecisionsLost(SinkError):
-    """A database lost decisions that it had acknowledged, whose transactions in Kafka are committed."""
+    """A database has lost acknowledged decisions whose transactions are committed in Kafka."""
 
 
 class TooManyTasks(SinkError):
@@ -85,8 +85,8 @@ class TooManyTasks(SinkError):
 
 
 class NoDecisionTopic(SinkError):
-    """The topic of the decisions is missing or cannot keep them; nothing was begun."""
+    """The decision topic is missing or cannot keep decisions; nothing was begun."""
 
 
 class BadCommittable(SinkError):
-    """Bytes are not a vote, lease or decision of this version or the one before it."""
+    """The bytes are not a vote, lease or decision of this version or the one before it."""

@@ -1,7 +1,7 @@
-"""Which records a query reads: offsets as JSON, a batch's share of a backlog, a batch's tasks.
+"""Offset arithmetic of the Spark source: offsets as JSON, rate limits, lost data, and splitting into tasks.
 
-The rules are those of Spark's own Kafka source, so that a query plans the same batches on either and a
-checkpoint of one can be read by the other. Nothing here asks the cluster.
+The rules are those of Spark's own Kafka source, so that a query plans the same batches with either and each
+can read the other's checkpoint. Nothing here contacts the cluster.
 
 Sources: Spark 4.3 connector/kafka-0-10-sql: JsonUtils, KafkaMicroBatchStream.rateLimit and .delayBatch,
     KafkaOffsetRangeCalculator, KafkaOffsetReader.getOffsetRangesFromResolvedOffsets.
@@ -15,11 +15,11 @@ from tallystick.kernel.ids import INT64_MAX, TopicPartition
 from tallystick.kernel.value import frozen
 
 Offsets = Mapping[TopicPartition, int]
-"""Of each partition, the next offset to read."""
+"""The next offset to read of each partition."""
 
 OffsetJson = dict[str, dict[str, int]]
 
-# A query that reads a new partition expects to see all of it, from the first offset there can be.
+# A query reads a partition that was added from its very first offset.
 _FIRST: Final = 0
 
 
@@ -33,7 +33,7 @@ class Range:
 
     @property
     def size(self) -> int:
-        """Offsets, of which transaction markers and compacted records take some."""
+        """Number of offsets, including those of transaction markers and of records lost to compaction."""
         return self.end - self.start
 
     def __str__(self) -> str:
@@ -41,7 +41,7 @@ class Range:
 
 
 def offsets_of(json: Mapping[str, Mapping[str, int]]) -> dict[TopicPartition, int]:
-    """The offsets in a checkpoint of ours or of Spark's own source: `{"topic": {"0": 5}}`."""
+    """Parse the offsets of a checkpoint, ours or that of Spark's own source: `{"topic": {"0": 5}}`."""
     return {
         TopicPartition(topic, int(number)): offset
         for topic, numbers in json.items()
@@ -50,7 +50,7 @@ def offsets_of(json: Mapping[str, Mapping[str, int]]) -> dict[TopicPartition, in
 
 
 def json_of(offsets: Offsets) -> OffsetJson:
-    """What a checkpoint keeps, sorted by topic and partition. Equal to the JSON of Spark's own source."""
+    """Return offsets as a checkpoint keeps them, sorted by topic and partition; equal to Spark's own JSON."""
     json: OffsetJson = {}
     for at in sorted(offsets):
         json.setdefault(at.topic, {})[str(at.partition)] = offsets[at]
@@ -61,17 +61,17 @@ def json_of(offsets: Offsets) -> OffsetJson:
 
 
 def waiting(start: Offsets, latest: Offsets) -> int:
-    """Offsets that have not been read, as `minOffsetsPerTrigger` counts them."""
+    """Count the offsets that have not been read, as `minOffsetsPerTrigger` counts them."""
     return sum(end - start.get(at, _FIRST) for at, end in latest.items())
 
 
 def limited(most: int, start: Offsets, latest: Offsets) -> dict[TopicPartition, int]:
-    """Where a batch of about `most` offsets ends: every partition has its share of the backlog.
+    """Return the end offsets of a batch of about `most` offsets, shared in proportion to the backlogs.
 
-    A share below one is rounded up, so that small partitions do not starve; the sum may then pass `most`.
+    A share below one is rounded up, so that small partitions do not starve; the sum may then exceed `most`.
 
     Args:
-        start: of all partitions in `latest` that can still be read, new ones included.
+        start: the start offsets of all partitions in `latest` that can still be read, new ones included.
     """
     sizes = {at: end - start[at] for at, end in latest.items() if at in start and end > start[at]}
     total = sum(sizes.values())
@@ -88,17 +88,17 @@ def limited(most: int, start: Offsets, latest: Offsets) -> dict[TopicPartition, 
 
 @frozen
 class Plan:
-    """What a batch reads, and in words what it should have read and cannot."""
+    """The ranges that a batch reads, and a description of each loss of data."""
 
     ranges: tuple[Range, ...]
     losses: tuple[str, ...]
 
 
 def plan(start: Offsets, end: Offsets, earliest: Offsets) -> Plan:
-    """Compare where a batch begins with where it ends.
+    """Compare the start offsets of a batch with its end offsets.
 
     Args:
-        earliest: where the logs of partitions begin that are in `end` and not in `start`.
+        earliest: the log start offsets of partitions that are in `end` and not in `start`.
     """
     losses = []
     added = sorted(set(end) - set(start))
@@ -125,16 +125,16 @@ def plan(start: Offsets, end: Offsets, earliest: Offsets) -> Plan:
 def split(
     ranges: Sequence[Range], min_partitions: int | None = None, max_records: int | None = None
 ) -> list[Range]:
-    """The ranges as tasks: one each, or pieces of them where more tasks or smaller ones are wanted.
+    """Split ranges into tasks: one task for each range, or several where more or smaller ones are wanted.
 
-    The number of tasks is about `min_partitions`, as it is in Spark: large ranges are cut in proportion.
+    The number of tasks is about `min_partitions`, as in Spark: large ranges are cut in proportion.
     """
     pieces = [each for each in ranges if each.size > 0]
     if max_records is not None:
         pieces = [part for each in pieces for part in _cut(each, -(-each.size // max_records))]
     if min_partitions is None or len(pieces) >= min_partitions:
         return pieces
-    # What stays whole is left out of the proportion by which the rest is cut.
+    # Ranges that stay whole do not count in the proportion by which the others are cut.
     total = sum(each.size for each in pieces)
     whole = [each for each in pieces if _parts(each.size, total, min_partitions) == 1]
     cut_total = total - sum(each.size for each in whole)
@@ -152,7 +152,7 @@ def _parts(size: int, total: int, wanted: int) -> int:
 
 
 def _cut(whole: Range, parts: int) -> Iterable[Range]:
-    """Equal parts; the last ones have what division leaves over."""
+    """Cut a range into equal parts; the last ones take the remainder of the division."""
     start, left = whole.start, whole.size
     for part in range(parts):
         size = left // (parts - part)

@@ -1,7 +1,8 @@
-"""What the coordinator asks of the world. Every method is one kind of effect, and awaits it.
+"""Interfaces between the coordinator and the outside world. Each method is one kind of effect.
 
-`participants.ClusterParticipants` and `decisions.DecisionTopic` are Kafka's; the tests have a toy cluster,
-and a crash test wraps these and stops at the n-th effect. A decision in a database row is another log.
+`participants.ClusterParticipants` and `decisions.DecisionTopic` implement them on Kafka. The tests have a toy
+cluster; a crash test wraps these and stops at the n-th effect. A decision in a database row is another
+`DecisionLog`.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -19,65 +20,70 @@ class Participants(Protocol):
     """The transactional ids of one prefix, and the coordinator's own."""
 
     async def claim(self) -> tuple[Identity, int]:
-        """Initialise P/coordinator: whoever had it decides nothing more. Its pair, and transaction.version.
+        """Initialise P/coordinator, which fences every earlier driver.
 
+        Returns: its producer id and epoch, and the finalized transaction.version.
         Order: when this returns, what an earlier driver had open is ended, markers included.
         """
 
     async def reclaim(self, held: Identity) -> Identity | None:
-        """Initialise it again, if the pair that `held` became is still the last; None if it is not ours."""
+        """Initialise P/coordinator again if this driver still owns it; None if a newer driver does.
+
+        Args:
+            held: the producer id and epoch of the claim; the current ones may have grown out of them.
+        """
 
     async def holds(self, held: Identity) -> bool:
-        """Is this still the pair of P/coordinator? Changes nothing."""
+        """Return whether P/coordinator still has this producer id and epoch. Changes nothing."""
 
     async def describe(self, transactional_ids: Iterable[str]) -> Mapping[str, TransactionDescription | None]:
-        """What the cluster shows of ids; None for those it does not know."""
+        """Describe the transactions of these ids; None for ids that the cluster does not know."""
 
     async def end(
         self, participants: Collection[Participant], transaction_version: int, wish: Wish
     ) -> Mapping[str, ClientError]:
-        """EndTxn for each, with exactly its pair; what could not be ended, and why."""
+        """Send EndTxn for each, with exactly its producer id and epoch; return the failures by id."""
 
     async def recover(
         self, participants: Collection[Participant], transaction_version: int, wish: Wish
     ) -> Mapping[str, ClientError]:
-        """End what `end` cannot, as a new incarnation of each id (KIP-939), if it is exactly what is open.
+        """End what `end` cannot, as a new incarnation of each id (KIP-939), if exactly that is open.
 
-        For transactions that a recovery has kept already: their own pair may no longer end them. Anything
-        else that is open under the id stays open, and is a failure.
+        This is for transactions that an earlier recovery has kept: their own producer id and epoch may no
+        longer end them. Any other open transaction of the id stays open, and is a failure.
         """
 
     async def open_ids(self) -> Collection[str]:
-        """Every transactional id with an open transaction, of whatever prefix."""
+        """Return every transactional id with an open transaction, of any prefix."""
 
 
 class DecisionLog(Protocol):
-    """The decisions of one prefix, durably."""
+    """The durable log of one prefix's decisions."""
 
     async def open(self) -> None:
-        """Make the place that keeps them, where there is none. Raises: NoDecisionTopic, BadStore."""
+        """Create the topic or table of the decisions if it is missing. Raises: NoDecisionTopic, BadStore."""
 
     async def place(self) -> str | None:
-        """Return what tells this place from every other one; None where nothing was made yet."""
+        """Return a unique identity of the topic or table; None where nothing was created yet."""
 
     async def read(self) -> Known:
-        """What is decided. Complete if it is asked after a claim. Makes nothing."""
+        """Read the last decision. It is certain to be the last only after a claim. Creates nothing."""
 
     async def append(self, decision: Decision, held: Identity, transaction_version: int) -> None:
-        """Record a decision under the pair `held`: the commit point.
+        """Record a decision under the producer id and epoch `held`: the commit point.
 
-        Raises: PrefixTaken when the pair is no longer the last: nothing is decided. InDoubt when the outcome
-            could not be learned: the next claim tells. Any other error: nothing is decided.
+        Raises: PrefixTaken when `held` is fenced: nothing is decided. InDoubt when the outcome is unknown:
+            the next claim settles it. Any other error: nothing is decided.
         """
 
     async def note(self, decision: Decision | None) -> None:
-        """Tell the cluster of a decision that is kept elsewhere, before any of it is committed there.
+        """Note in the cluster a decision that is kept elsewhere, before any of it is committed in Kafka.
 
-        By that it shows when the place that keeps it loses it. None: there is none any more.
+        The note shows later whether that place has lost the decision. None: there is no decision any more.
         """
 
     async def mark_done(self, nonce: str) -> None:
-        """Note that the decision with this nonce has been completed. Losing the note costs time only."""
+        """Record that the decision with this nonce is completed. Losing this costs time only."""
 
     async def forget(self, held: Identity, transaction_version: int) -> None:
-        """Give the prefix up: there is no last decision any more."""
+        """Give the prefix up: afterwards it has no last decision."""

@@ -1,12 +1,12 @@
-"""Names of transactions in Spark's sink. Pure.
+"""Transactional ids of the Spark sink. Pure.
 
-    P/coordinator           the driver's: it writes decisions, and whoever claims it last owns the prefix P
-    P/w/<worker>/<number>   a task's: `worker` is drawn at random by a Python process and belongs to it alone
-    P/database/...          the same, where a database decides
+    P/coordinator           of the driver, which writes decisions; the last driver to claim it owns prefix P
+    P/w/<worker>/<number>   of a task; each Python process draws its own random `worker`
+    P/database/...          the same, where the decisions are in a database
 
-No task, attempt, stage or batch is in a name. A process runs one task at a time, so no two live attempts can
-have the same id, whatever Spark retries, speculates or repeats; and the ids of a batch are used again by a
-later one (`worker_ids`), so their number does not grow with the batches [SPK-20].
+An id names no task, attempt, stage or batch. A process runs one task at a time, so two live attempts never
+share an id, whatever Spark retries, speculates or repeats. Later batches reuse the ids (`worker_ids`), so
+their number does not grow with the number of batches [SPK-20].
 
 Source: docs/adr/0036.
 """
@@ -25,7 +25,10 @@ _WORKER: Final = re.compile(rf"(.+)/w/([0-9a-f]{{{WORKER_DIGITS}}})/(0|[1-9][0-9
 _COORDINATOR: Final = "/coordinator"
 
 IN_DATABASE: Final = "/database"
-"""Behind the prefix of a query whose decisions are in a database: nobody who reads the topic ends those."""
+"""Suffix of the prefix where decisions are in a database.
+
+It keeps a driver or `resolve` that reads the decision topic from ending such transactions.
+"""
 
 
 @frozen
@@ -41,10 +44,10 @@ class WorkerId:
 
 
 def prefix_problems(prefix: str) -> Iterator[str]:
-    """What is wrong with a `transactional.id.prefix`.
+    """Yield the problems of a `transactional.id.prefix`.
 
-    Its characters are those of topic names, and `/` between parts: what an ACL with a prefixed pattern, a
-    regular expression and a shell take as they are.
+    It may have the characters of topic names, and `/` between parts. None of them needs quoting in an ACL
+    with a prefixed pattern, a regular expression or a shell.
     """
     if not prefix:
         yield "transactional.id.prefix: is missing: a name for this query that stays over restarts"
@@ -61,7 +64,7 @@ def coordinator_id(prefix: str) -> str:
 
 
 def parse_worker_id(text: str) -> WorkerId | None:
-    """The worker's id that `text` is, or None for any other transactional id."""
+    """Parse a worker's transactional id; None for any other transactional id."""
     found = _WORKER.fullmatch(text)
     if found is None or not _PREFIX.fullmatch(found[1]):
         return None
@@ -69,6 +72,6 @@ def parse_worker_id(text: str) -> WorkerId | None:
 
 
 def is_of_workers(prefix: str, text: str) -> bool:
-    """Is this the id of a worker of exactly this prefix? `a/w/b` is a prefix of its own, not part of `a`."""
+    """Return whether this id is a worker's, of exactly this prefix: prefix `a/w/b` is not part of `a`."""
     found = parse_worker_id(text)
     return found is not None and found.prefix == prefix
