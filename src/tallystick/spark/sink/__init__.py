@@ -1,4 +1,5 @@
-"""Writing: Spark's hooks, a task's attempt, the driver's context, and recovery.
+"""The Spark sink: Spark's writer hooks, a task's attempt, the driver's context, and recovery.
 
-Rules are in `spark.protocol`, storage of decisions in `spark.decisions`. Nothing here reads for a source.
+The rules are in `spark.protocol`, the storage of decisions in `spark.decisions`. Nothing here belongs to the
+source.
 """

@@ -1,12 +1,12 @@
-"""One task's part: its rows in one transaction of its own, prepared; or counted and dropped.
+"""One task attempt of the Spark sink: write its rows in a transaction and prepare it, or count and drop them.
 
-    holds?   is the lease still the last? Before anything is initialised: a late task of an older lease must
-             not touch an id that a newer one has used since
+    holds?   check that the lease is the last one, before any id is initialised: a late task of an older lease
+             must not touch an id that a newer lease has used since
     write    init, begin, send, prepare, under an id of this process
-    holds?   again. If a newer lease was taken meanwhile, its sweep may have come too early for this
-             transaction: then it is aborted here, and under two-phase commit would stay open for ever else
+    holds?   check again. If a newer lease was taken meanwhile, its sweep may have missed this transaction, so
+             the task aborts it; otherwise it would stay open for ever under two-phase commit
 
-Nothing here looks at partition, attempt or stage: Spark repeats them as it likes [SPK-20].
+The attempt does not depend on partition, attempt or stage numbers: Spark repeats them as it likes [SPK-20].
 """
 
 import logging
@@ -27,17 +27,17 @@ from tallystick.spark.sink.row_checksum import tally
 _log = logging.getLogger("tallystick.spark")
 
 COLUMNS: Final = ("key", "value", "topic", "partition", "headers")
-# Rows are handed to the producer in pieces that fit into buffer.memory several times.
+# Rows go to the producer in pieces, of which buffer.memory holds several.
 _PIECE_BYTES: Final = 4 * 1024 * 1024
 
 
 def attempt(station: Station, lease: Lease, job: Job, batches: Iterable[pa.RecordBatch]) -> Vote:
-    """Write, or skip, the rows of one task.
+    """Write or skip the rows of one task.
 
     Args:
-        batches: rows with the sink's columns; read to their end in any case, since a batch whose plan does
-            not run to its end has no state to go on with (SPARK-52008).
-    Raises: SinkErrors, a client's errors; then nothing of this attempt is left open.
+        batches: rows with the sink's columns. They are always read to their end: Spark fails a stateful query
+            whose plan did not run to its end, since its state stores did not commit (SPARK-52008).
+    Raises: SinkErrors, the client's errors; then this attempt leaves nothing open.
     """
     way = Course.SKIP if lease.repeats else Course.WRITE
     if isinstance(job, Batch):
@@ -71,7 +71,7 @@ def _write(
     _check_lease(station, lease)
     name, topic = station.ids.take(lease), station.options.topic
     total = Tally()
-    with station.producer_of(name) as producer:  # which aborts, if it is left before it is prepared
+    with station.producer_of(name) as producer:  # on an exception before the prepare, its exit aborts
         producer.init_transactions()
         mode = producer.mode
         check(mode is not None, "the sink prepares, so a mode is in force")
@@ -80,7 +80,7 @@ def _write(
         while piece is not None:
             try:
                 producer.send_arrow(piece, topic)
-            except ValueError as exc:  # a row without a topic; types were checked with the schema
+            except ValueError as exc:  # a row has no topic; the types were checked with the schema
                 raise BadRows(f"{exc}; nothing of this batch was decided") from exc
             total = total.plus(_tally(piece, topic))
             piece = next(others, None)
@@ -106,7 +106,7 @@ def _participant(name: WorkerId, state: PreparedTxnState) -> Participant:
 
 
 def _pieces(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The sink's columns of all rows, in pieces of bounded size, none of them empty."""
+    """Yield the sink's columns of all rows, in pieces of bounded size, none of them empty."""
     for batch in batches:
         wanted = batch.select([name for name in COLUMNS if name in batch.schema.names])
         count = max(1, -(-wanted.nbytes // _PIECE_BYTES))

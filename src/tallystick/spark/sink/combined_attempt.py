@@ -1,7 +1,7 @@
-"""One task's part of a batch for several sinks: records in one transaction, prepared; rows of tables, staged.
+"""One task attempt for several sinks: it prepares one transaction of records, and stages the rows of tables.
 
-As `attempt`, for more than one topic and with tables beside them: the same looks at the lease, at the same
-places, and the same vote, with a tally for each sink.
+It is `attempt` for several topics and tables: it checks the lease at the same places, and returns the same
+vote, with a tally for each sink.
 """
 
 from collections.abc import Iterable, Iterator
@@ -37,7 +37,7 @@ _PIECE_ROWS: Final = 5_000
 
 @frozen(kw_only=True)
 class Work:
-    """What each task of a batch does; it travels by value, and finds its connections where it is."""
+    """The function that each task of a batch runs. It is pickled, and connects in the task's process."""
 
     options: SinkOptions
     lease: Lease
@@ -47,12 +47,16 @@ class Work:
     connect: Connect = station
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Args: batches: a column of structs for each sink, as `projected` makes them."""
+        """Yield one row: the vote and the name of the attempt.
+
+        Args:
+            batches: one column of structs for each sink, as `projected` makes them.
+        """
         vote, attempt = self.vote(batches)
         yield pa.record_batch([pa.array([encode_vote(vote)]), pa.array([attempt])], names=["vote", "attempt"])
 
     def vote(self, batches: Iterable[pa.RecordBatch]) -> tuple[Vote, str]:
-        """Write, or count, what there is. Raises: SinkErrors, BadConfig, errors of client and database."""
+        """Write or count the rows. Raises: SinkErrors, BadConfig, errors of client and database."""
         way = course(self.lease.decided, self.job, self.options.on_new, self.options.on_new_prefix)
         if isinstance(way, SinkError):
             raise way
@@ -80,7 +84,7 @@ class Work:
 
 
 class _Attempt:
-    """One task's rows: in a transaction of its own, which begins with the first record, and staged."""
+    """The output of one task: a transaction, which begins with the first record, and staged rows."""
 
     def __init__(self, work: Work, stack: ExitStack) -> None:
         self.name = token_hex(_ATTEMPT_BYTES)
@@ -116,7 +120,7 @@ class _Attempt:
             here = self._work.connect(self._work.options)
             self._check_lease(here)
             name = here.ids.take(self._work.lease)
-            # Left before it is prepared, the producer aborts.
+            # On an exception before the prepare, the producer's exit aborts.
             self._producer = self._stack.enter_context(here.producer_of(name))
             self._transactional_id = str(name)
             self._producer.init_transactions()
@@ -124,7 +128,7 @@ class _Attempt:
         return self._producer
 
     def prepare(self) -> tuple[Participant | None, str]:
-        """The transaction, prepared, and the mode it rests on; None without records."""
+        """Prepare the transaction; return it and its mode, or None and an empty mode without records."""
         producer = self._producer
         if producer is None:
             return None, ""
@@ -142,13 +146,13 @@ class _Attempt:
         return Participant(transactional_id=self._transactional_id, identity=identity), mode.value
 
     def _check_lease(self, here: Station) -> None:
-        """As `attempt` does, before it initialises an id and after it has prepared."""
+        """Check the lease, as `attempt` does: before an id is initialised, and after the prepare."""
         if not here.holds(self._work.lease.coordinator):
             raise PrefixTaken(self._work.options.prefix, "this batch was given up, or another query began")
 
 
 def _shares(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """What each sink gets of a batch, where it gets any."""
+    """Yield the rows of each sink that gets some, with the sink's number."""
     for number, column in enumerate(batch.columns):
         rows = column.filter(column.is_valid()) if column.null_count else column
         if len(rows):
@@ -161,7 +165,7 @@ def _tally(rows: pa.RecordBatch) -> Tally:
 
 
 def _pieces(rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Of bounded size: they fit into buffer.memory, and into a statement."""
+    """Yield the rows in pieces of bounded size, which fit into buffer.memory and into an SQL statement."""
     count = max(-(-rows.nbytes // _PIECE_BYTES), -(-rows.num_rows // _PIECE_ROWS))
     size = -(-rows.num_rows // count)
     for at in range(0, rows.num_rows, size):

@@ -1,7 +1,7 @@
-"""What a Python process keeps of one prefix from call to call: connections, a coordinator, transactional ids.
+"""State of a Python process for one prefix: connections, a coordinator and transactional ids.
 
-Spark forks its Python workers and uses them again, a task or a call on the driver at a time; a module's
-globals live as long as the process. Everything here can be lost at any time and is made again.
+Spark forks its Python workers and reuses them, for one task or one call on the driver at a time; module
+globals live as long as the process. Everything here can be lost at any time and is then made again.
 """
 
 import logging
@@ -39,13 +39,13 @@ _REQUESTS_MAX: Final = 10
 
 
 class Station:
-    """One prefix in one process; synchronous, on the engine thread. One call at a time.
+    """A process's access to one prefix: synchronous, one call at a time, run on the engine thread.
 
-    A test of crashes derives from it, and wraps what `ports_of` and `producer_of` return.
+    Crash tests subclass it and wrap the results of `ports_of` and `producer_of`.
     """
 
     def __init__(self, options: SinkOptions) -> None:
-        """Connects to nothing yet. Raises: BadConfig."""
+        """Create the station without connecting to the cluster. Raises: BadConfig."""
         self.options = options
         self.ids = WorkerIds(options.prefix)
         self._mode = ""
@@ -54,11 +54,11 @@ class Station:
         self._cluster = self._engine.do(lambda: Cluster(self._config.client), "Cluster")
         self.participants, self.decisions = self.ports_of(self._cluster)
         self.coordinator = Coordinator(options.prefix, self.participants, self.decisions)
-        # `station` drops one that others may still be using.
+        # `station` drops the oldest one, which a caller may still be using; so it is closed when collected.
         finalize(self, _abandon, self._engine, self._cluster).atexit = False
 
     def ports_of(self, cluster: Cluster) -> tuple[Participants, DecisionLog]:
-        """The effects of this process on the cluster."""
+        """Return the ports through which the coordinator reaches the cluster."""
         limit_ms = self._config.max_block_ms
         return (
             ClusterParticipants(cluster, self.options, limit_ms),
@@ -66,7 +66,7 @@ class Station:
         )
 
     def producer_of(self, name: WorkerId) -> Producer:
-        """The producer of one attempt."""
+        """Return the producer of one attempt."""
         return Producer(self.options.of_worker(str(name)))
 
     def begin(
@@ -76,12 +76,12 @@ class Station:
         query_id: str | None = None,
         resuming: Beginning | None = None,
     ) -> Lease:
-        """Take the prefix; see `Coordinator.begin`.
+        """Claim the prefix; see `Coordinator.begin`.
 
         Args:
-            query_id: of the query, where the driver knows it. Then one that is new to the prefix is refused
-                before it fences the query that has it.
-            resuming: under `onNewCheckpoint=resume`, where the driver can see how the query begins.
+            query_id: the query's id, if the driver knows it. Then a query that is new to the prefix is
+                refused before it fences the query that owns it.
+            resuming: the beginning of the query under `onNewCheckpoint=resume`, if the driver can see it.
         """
         options = self.options
         noted = home_of(options.checkpoint)
@@ -90,16 +90,18 @@ class Station:
             self.run(self._look(query_id, resuming, noted), "look")
         lease = self.run(self.coordinator.begin(write_id, resuming, adopting=adopting), "begin")
         if query_id is not None and (noted is None or adopting):
-            # Before anything is decided there.
+            # [SPK-29]: the note is written before anything is decided in that place.
             place = self.run(self.decisions.place(), "look")
             if place is not None and noted != (home := Home(prefix=options.prefix, place=place)):
                 note_home(options.checkpoint, home)
         return lease
 
     async def _look(self, query_id: str, resuming: Beginning | None, noted: Home | None) -> None:
-        """Refuse a query that must not begin here, before it fences the one that has the prefix.
+        """Refuse a query that must not begin here, before it fences the query that owns the prefix.
 
-        At every batch: one that was replaced, with another checkpoint, must not fence its successor.
+        This is checked at every batch: a query that was replaced by one with another checkpoint must not
+        fence its successor.
+
         Raises: UnknownCheckpoint, DecisionsMissing.
         """
         options = self.options
@@ -129,9 +131,9 @@ class Station:
         return decision
 
     def give_up(self, votes: Iterable[Vote | None]) -> bool:
-        """Abort; was that carried out? What goes wrong here the next begin puts right.
+        """Abort the batch; return whether that succeeded. After a failure the next begin does it.
 
-        It must not hide why this was called.
+        Failures are logged and not raised, so as not to hide the error that led to this call.
         """
         try:
             self.run(self.coordinator.abort(votes), "abort")
@@ -148,12 +150,12 @@ class Station:
         return self._engine.run(coroutine, limit_s, f"{doing} for {self.options.prefix!r}")
 
     def close(self) -> None:
-        """End every connection; again is harmless."""
+        """Close all connections. It may be called again."""
         self._engine.run(self._cluster.close(), _GRACE_S, "close")
 
     @property
     def usable(self) -> bool:
-        """Is it this process's own, and its engine alive?"""
+        """True if the station belongs to this process and its engine is alive."""
         return self._engine.alive
 
 
@@ -167,13 +169,13 @@ Connect = Callable[[SinkOptions], Station]
 _KEYS: Final = ("prefix", "topic", "modes", "on_new", "on_new_prefix", "decisions", "checkpoint")
 _STATIONS: Final[dict[tuple[object, ...], Station]] = {}
 _STATIONS_MAX: Final = 16
-"""A loop over tables, each with a prefix of its own, must not run out of sockets."""
+"""Limit for a loop over tables, each with a prefix of its own: it must not run out of sockets."""
 
 
 def station(options: SinkOptions, make: Connect = Station) -> Station:
-    """The station of this process for these options; made when it is first asked for."""
+    """Return this process's station for these options, and make it if there is none."""
     client = tuple(sorted(options.client.items()))
-    # All that it reads: a worker outlives queries, and the next one may have another topic.
+    # All options that it reads: a worker outlives queries, and the next query may have another topic.
     key = (os.getpid(), make, client, *(getattr(options, name) for name in _KEYS))
     found = _STATIONS.pop(key, None)
     if found is None or not found.usable:

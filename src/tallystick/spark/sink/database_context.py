@@ -1,6 +1,6 @@
-"""Cluster and database of a prefix whose decisions are a row. Loaded where a query has a database.
+"""The station of a prefix whose decisions are in a database row. Imported only for a query with a database.
 
-Needs SQLAlchemy 2 and a driver of the database: the extra `sql`.
+It needs SQLAlchemy 2 and a driver of the database: the extra `sql`.
 
     found = resolve_rows("pipeline.flights", {"bootstrap.servers": "localhost:9092"}, "postgresql://…")
 """
@@ -39,7 +39,7 @@ Make = Callable[[SinkOptions, Database, tuple[ToTable, ...]], "TableStation"]
 
 
 class TableStation(Station):
-    """A prefix whose decisions are a row of a database, in the driver's process."""
+    """A driver's station for a prefix whose decisions are in a database row."""
 
     def __init__(self, options: SinkOptions, where: Database, tables: tuple[ToTable, ...]) -> None:
         self._engine_of_rows = engine_of(where)
@@ -49,7 +49,7 @@ class TableStation(Station):
     def ports_of(self, cluster: Cluster) -> tuple[Participants, DecisionLog]:
         self.row = DecisionRow(self._engine_of_rows, self.options.prefix, self._staged)
         timeout_ms = int(self.options.client.get("transaction.timeout.ms", TIMEOUT_MS))
-        # The votes are looked at when a quarter of it is left, at least; half of that is for their end.
+        # Votes are decided on only with a quarter of their timeout left; half of that is for ending them.
         participants, topic = super().ports_of(cluster)
         notes = topic if isinstance(topic, DecisionTopic) else None
         self.log = RowLog(self.row, timeout_ms // MARGIN_SHARE // 2, notes=notes)
@@ -58,7 +58,7 @@ class TableStation(Station):
 
 @frozen(kw_only=True)
 class AtDatabase:
-    """How a driver reaches cluster and database: a `Connect` that is equal where its parts are."""
+    """A `Connect` to cluster and database; two of them are equal if their parts are."""
 
     where: Database
     tables: tuple[ToTable, ...]
@@ -72,7 +72,7 @@ _STAGED: Final[dict[tuple[object, ...], tuple[Staged, ...]]] = {}
 
 
 def staged_of(prefix: str, where: Database, tables: tuple[ToTable, ...]) -> tuple[Staged, ...]:
-    """The tables as this process knows them. Raises: BadConfig."""
+    """Return this process's staging tables for these sinks. Raises: BadConfig."""
     key = (os.getpid(), prefix, where.url, tables)
     if key not in _STAGED:
         _STAGED[key] = tuple(Staged(engine_of(where), prefix, each) for each in tables)
@@ -80,29 +80,31 @@ def staged_of(prefix: str, where: Database, tables: tuple[ToTable, ...]) -> tupl
 
 
 def in_database(options: SinkOptions) -> SinkOptions:
-    """With another prefix, so that nobody who reads the topic of decisions ends what a database decided."""
+    """Add the suffix to the prefix, so that readers of the decision topic do not end a database's batches."""
     return replace(options, prefix=options.prefix + IN_DATABASE)
 
 
 def resolve_rows(
     prefix: str, client: Mapping[str, str], database: str, *, dry_run: bool = False, retire: bool = False
 ) -> Standing:
-    """`resolve`, for a query of `foreach_batch` with a database that nobody restarts.
+    """Complete or abort the transactions of a `foreach_batch` query with a database that will not restart.
+
+    It does for such a query what `resolve` does for others.
 
     Args:
-        prefix: as the query has it.
-        client: settings of a producer by Kafka's names, `tallystick.modes` among them: those of the query.
-        database: as the query has it.
-        dry_run: look only.
+        prefix: the query's prefix.
+        client: the query's producer settings by Kafka's names, and `tallystick.modes`.
+        database: the query's database URL.
+        dry_run: only look, and change nothing.
         retire: also forget the decision, so that a new query may begin under the prefix.
-    Returns: what was found, before anything was done.
+    Returns: the state before any change.
     Raises: BadConfig; DecisionBroken without `retire`; errors of client and database.
     """
     return settle(_station(prefix, client, database), dry_run=dry_run, retire=retire)
 
 
 def last_decision(prefix: str, client: Mapping[str, str], database: str) -> Decision | None:
-    """The last decision under a prefix, for who begins where it ended. Raises: as `resolve_rows`."""
+    """Return a prefix's last decision, for a query that begins where it ended. Raises: as `resolve_rows`."""
     return look(_station(prefix, client, database))
 
 

@@ -1,4 +1,4 @@
-"""`foreach_batch`: every batch into topics and tables, all of it or nothing.
+"""`foreach_batch`: write each batch to topics and tables atomically.
 
     events.writeStream.foreachBatch(foreach_batch(
         {"kafka.bootstrap.servers": "localhost:9092", "transactional.id.prefix": "pipeline.flights"},
@@ -7,9 +7,9 @@
         database="postgresql://localhost/flights",
     )).start()
 
-The coordinator, the leases and the votes are those of the data source. With a database the decision is a row
-of it (`row`), and the tasks stage the tables' rows (`staging`). A batch is one action, a `collect`
-of votes: it runs the whole plan once, also for a batch that was decided before (SPARK-52008).
+The coordinator, the leases and the votes are those of the data source. With a database the decision is one of
+its rows (`row`), and the tasks stage the tables' rows (`staging`). A batch is one Spark action, a `collect`
+of votes: it runs the whole plan once, even for a batch that was decided before (SPARK-52008).
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -40,7 +40,7 @@ _VOTES: Final = "vote binary, attempt string"
 
 @frozen(kw_only=True)
 class ForeachBatch:
-    """A function of a batch and its number, made of plain values: Spark Connect sends it to its server."""
+    """The function for `foreachBatch`. It holds plain values only: Spark Connect sends it to its server."""
 
     options: SinkOptions
     sinks: tuple[Sink, ...]
@@ -63,7 +63,7 @@ class ForeachBatch:
         votes: list[Vote] = []
         try:
             found = rows.mapInArrow(work, _VOTES).collect()
-            # A batch without partitions has no task to say that it was empty.
+            # A batch without partitions has no task, so the driver votes for it.
             told = [(decode_vote(bytes(row.vote)), row.attempt) for row in found] or [work.vote(())]
             votes = [vote for vote, _ in told]
             if where is not None:
@@ -90,16 +90,16 @@ def foreach_batch(
     database: str | None = None,
     query_id: str | None = None,
 ) -> "Callable[[DataFrame, int], None]":
-    """A function for `writeStream.foreachBatch` that writes each batch to all sinks exactly once.
+    """Return a function for `writeStream.foreachBatch` that writes each batch to all sinks exactly once.
 
     Args:
-        options: of the sink: docs/spark.md. `topic` is not among them where there are sinks.
-        sinks: `to_topic(...)` and `to_table(...)`. Without any the batch has the columns of the data source's
-            sink, and its options.
-        database: of the tables and of the decisions, as a URL of SQLAlchemy: PostgreSQL, MariaDB, MySQL, or
-            SQLite where all tasks run on the driver's host.
-        query_id: the same for every run on one checkpoint, and another for another. Classic Spark tells it;
-            Spark Connect does not.
+        options: the sink's options (docs/spark.md); `topic` only without sinks.
+        sinks: `to_topic(...)` and `to_table(...)`. Without any, the batch has the columns of the data
+            source's sink, and the options are its options.
+        database: the SQLAlchemy URL of the database with the tables and the decisions: PostgreSQL, MariaDB,
+            MySQL, or SQLite if all tasks run on the driver's host.
+        query_id: an id that is the same in all runs on one checkpoint, and different for each checkpoint.
+            Required under Spark Connect; classic Spark knows it.
     Raises: BadConfig with all problems at once; MissingLibrary. When a batch is run: BadConfig, SinkErrors,
         errors of client and database.
     """

@@ -1,4 +1,4 @@
-"""The same sink for `foreachBatch`: for those who do more with a batch than write it.
+"""`foreach_batch` for one topic: the data source's sink as a function for `foreachBatch`.
 
     query = events.writeStream.foreachBatch(foreach_batch({
         "kafka.bootstrap.servers": "localhost:9092",
@@ -6,8 +6,8 @@
         "topic": "delays",
     })).start()
 
-One action, a `collect` of votes, runs the whole plan once, also for a batch that was decided before: Spark
-fails a stateful query whose state stores did not commit (SPARK-52008).
+One Spark action, a `collect` of votes, runs the whole plan once, even for a batch that was decided before:
+Spark fails a stateful query whose state stores did not commit (SPARK-52008).
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -38,14 +38,14 @@ def foreach_batch(
     query_id: str | None = None,
     connect: Connect = station,
 ) -> "Callable[[DataFrame, int], None]":
-    """A function for `writeStream.foreachBatch` that writes each batch exactly once.
+    """Return a function for `writeStream.foreachBatch` that writes each batch exactly once.
 
     Args:
-        options: of the sink: docs/spark.md.
-        transform: makes the sink's columns of a batch; without it they are in the batch.
-        query_id: the same for every run on one checkpoint, and another for another. Classic Spark tells it;
-            Spark Connect does not.
-        connect: how a process reaches the cluster; a test of crashes has its own.
+        options: the sink's options (docs/spark.md).
+        transform: makes the sink's columns from a batch; without it, the batch must have them.
+        query_id: an id that is the same in all runs on one checkpoint, and different for each checkpoint.
+            Required under Spark Connect; classic Spark knows it.
+        connect: connects a process to the cluster; crash tests replace it.
     Raises: when a batch is run: BadConfig, SinkErrors.
     """
 
@@ -59,7 +59,7 @@ def foreach_batch(
         votes: list[Vote | None] = []
         try:
             found = rows.mapInArrow(task, _VOTES).collect()
-            # A batch without partitions has no task to say that it was empty.
+            # A batch without partitions has no task, so the driver votes for it.
             votes = [decode_vote(bytes(row.vote)) for row in found] or [attempt(here, lease, job, ())]
             here.commit(votes, offsets_after(checked.checkpoint, batch_id))
         except BaseException:
@@ -80,7 +80,7 @@ def _task(
 
 
 def query_of(frame: "DataFrame", given: str | None) -> str:
-    """The query's id, of the driver's own thread. Raises: BadConfig."""
+    """Return the query's id, from the driver thread's local properties unless given. Raises: BadConfig."""
     if given is not None:
         return given
     session = frame.sparkSession

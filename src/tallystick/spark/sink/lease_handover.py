@@ -1,12 +1,14 @@
-"""The lease of the batch that is running, for an end of it that has no vote.
+"""Storage of the running batch's lease, for an abort that gets no vote.
 
-`stop()` in the middle of a batch makes Spark abort it before any task has reported: without a vote the driver
-does not know its lease, and could only claim the prefix, which would fence a newer driver. So where the batch
-began, a worker of the driver leaves the lease in a file that only processes of the same driver find: its name
-has the driver's process in it. A function of `foreachBatch`, which is in the driver's own Python, keeps it
-in memory. It is forgotten when the batch is committed or given up, so what is found is of a batch that is
-neither. Nothing rests on it. Where it cannot be written or found, the next begin or `transactions resolve`
-ends what is open, as after a crash.
+If a query is stopped in the middle of a batch, Spark aborts the batch before any task has reported. Without a
+vote the driver does not know its lease, and could only claim the prefix, which would fence a newer driver. So
+the driver's worker that begins the batch leaves the lease in a file. The file's name depends on the driver's
+process, so that only processes of the same driver find it. A `foreachBatch` function runs in the driver's own
+Python and keeps the lease in memory. The lease is forgotten when the batch is committed or given up, so a
+lease that is found belongs to an unfinished batch.
+
+This is only an optimisation: without the file, the next begin or `transactions resolve` ends what is open, as
+after a crash.
 """
 
 import os
@@ -25,21 +27,21 @@ if TYPE_CHECKING:
 
     from tallystick.spark.sink.context import Station
 
-_PARENT: Final = 1  # of the fields behind the name in /proc/<pid>/stat
+_PARENT: Final = 1  # index among the fields after the name in /proc/<pid>/stat, as is _STARTED
 _STARTED: Final = 19
 _DEPTH_MAX: Final = 8
 
 _HERE: Final[dict[str, Lease]] = {}
-"""Of the batches that this process has begun and will end itself."""
+"""Leases of the batches that this process has begun and will end itself."""
 
 
 def keep(options: SinkOptions, lease: Lease) -> None:
-    """In the process that begins a batch and ends it, too."""
+    """Keep a lease in memory, in a process that both begins and ends the batch."""
     _HERE[_about(options)] = lease
 
 
 def leave(options: SinkOptions, lease: Lease) -> None:
-    """On the driver, where a batch begins, for another process of it."""
+    """Leave a lease in a file, in the process that begins a batch, for another process of this driver."""
     path = _path(options, _driver())
     if path is None:
         return
@@ -51,10 +53,10 @@ def leave(options: SinkOptions, lease: Lease) -> None:
 
 
 def find(options: SinkOptions, driver: str | None = None) -> Lease | None:
-    """Return the lease of the batch that is running under these options, or was left.
+    """Return the lease of the running or abandoned batch of these options; None if there is none.
 
     Args:
-        driver: as `driver_of` has it, in a process that no Java has started.
+        driver: the result of `driver_of`; needed in a process that Java has not started.
     """
     here = _HERE.get(_about(options))
     path = _path(options, driver or _driver())
@@ -67,7 +69,7 @@ def find(options: SinkOptions, driver: str | None = None) -> Lease | None:
 
 
 def forget(options: SinkOptions, driver: str | None = None) -> None:
-    """The batch was committed, or given up."""
+    """Remove the lease, after the batch was committed or given up."""
     _HERE.pop(_about(options), None)
     path = _path(options, driver or _driver())
     if path is not None:
@@ -76,16 +78,16 @@ def forget(options: SinkOptions, driver: str | None = None) -> None:
 
 
 def settle(station: "Station", driver: str | None) -> None:
-    """Give up the batch that is running, or was left, if there is one and the prefix is still its."""
+    """Abort the running or abandoned batch, if there is one and it still owns the prefix."""
     lease = find(station.options, driver)
     if lease is not None and station.give_up([no_vote(lease)]):
         forget(station.options, driver)
 
 
 def driver_of(spark: "SparkSession") -> str | None:
-    """The process that the Python workers of a session's driver descend from; None where it cannot be told.
+    """Identify the Java process that starts the Python workers of a session's driver; None if unknown.
 
-    Under Spark Connect it is on another host.
+    Under Spark Connect it is unknown, since it is on another host.
     """
     java = getattr(spark, "_jvm", None)
     if java is None:
@@ -109,9 +111,9 @@ def _path(options: SinkOptions, driver: str | None) -> Path | None:
 
 
 def _driver() -> str | None:
-    """The process that the Python workers of a driver descend from: the nearest that is not Python.
+    """Identify the process that starts the driver's Python workers: the nearest ancestor that is not Python.
 
-    None where processes cannot be looked at, as outside Linux.
+    None without /proc, that is, outside Linux.
     """
     try:
         pid = os.getpid()
@@ -127,6 +129,6 @@ def _driver() -> str | None:
 
 
 def _stat(pid: int) -> tuple[str, list[str]]:
-    """The name of a process, and what stands behind it."""
+    """Return the name of a process, and the fields after it in /proc/<pid>/stat."""
     name, _, rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")
     return name.partition("(")[2], rest.split()

@@ -1,8 +1,8 @@
-"""The rows of a batch as each sink wants them: one column of structs for each, null where it gets none.
+"""Projection of a batch to its sinks: one column of structs for each sink, null where the sink gets no row.
 
-So a task reads the plan once, whatever is written to how many places. The last field of a struct is a hash
-of the others, from which the tallies are made: computed by Spark from the finished values, so that an
-expression that gives something else each time is not asked twice [SPK-22].
+So a task runs the plan once for any number of sinks. The last field of a struct is a hash of the others, for
+the tallies. Spark computes it from the finished values, so that a nondeterministic expression is evaluated
+only once [SPK-22].
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ def column_of(number: int) -> str:
 
 
 def projected(frame: DataFrame, sinks: Sequence[Sink]) -> DataFrame:
-    """Raises: BadConfig with what Spark says of an expression, all at once."""
+    """Project a batch to the sinks' columns. Raises: BadConfig with Spark's errors on all expressions."""
     problems: list[str] = []
     made = [_struct(frame, sink, problems).alias(column_of(n)) for n, sink in enumerate(sinks)]
     if problems:
@@ -80,7 +80,7 @@ def _check(
 def _with_hash(structs: DataFrame, name: str) -> Column:
     kind = structs.schema[name].dataType
     fields = [f.col(name).getField(field) for field in kind.fieldNames()]  # type: ignore[attr-defined]
-    # Spark's hash passes over nulls: (null, 1) and (1, null) would be the same.
+    # xxhash64 skips nulls: (null, 1) and (1, null) would have the same hash.
     parts = [part for field in fields for part in (f.isnull(field), field)]
     hashed = f.xxhash64(*parts).alias(HASH)
     named = [field.alias(field_name) for field, field_name in zip(fields, kind.fieldNames(), strict=True)]  # type: ignore[attr-defined]

@@ -1,9 +1,10 @@
-"""What a query that nobody restarts has left: looked at, and brought to its end.
+"""Recovery of a query that will not be restarted: inspect its transactions, and complete or abort them.
 
     found = resolve("pipeline.flights", {"bootstrap.servers": "localhost:9092"}, dry_run=True)
 
-It does what the next start of the query would: claims the prefix, commits what was decided, aborts the rest.
-A query that is alive is fenced by that, and stops. Under two-phase commit nothing else ends what is open.
+This does what the next start of the query would do: claim the prefix, commit what was decided, and abort the
+rest. It fences a query that is still running, which then stops. Under two-phase commit open transactions have
+no timeout, so nothing else ends them.
 """
 
 from collections.abc import Mapping
@@ -27,16 +28,16 @@ def resolve(
     retire: bool = False,
     decisions: str = DECISIONS_TOPIC,
 ) -> Standing:
-    """Finish the last decision of a prefix, and end every other open transaction of its workers.
+    """Complete the last decision of a prefix, and abort every other open transaction of its workers.
 
     Args:
-        client: settings of a producer by Kafka's names, `tallystick.modes` among them: those of the query.
-        dry_run: look only.
-        retire: also forget the decision, so that a new query may begin under the prefix. What the cluster has
-            aborted of it is then accepted as lost; else that is an error.
-        decisions: the topic of the decisions.
-    Returns: what was found, before anything was done.
-    Raises: BadConfig; DecisionBroken without `retire`; NoDecisionTopic; a client's errors.
+        client: the query's producer settings by Kafka's names, and `tallystick.modes`.
+        dry_run: only look, and change nothing.
+        retire: also forget the decision, so that a new query may begin under the prefix. Decided transactions
+            that the cluster has aborted are then accepted as lost; without it they are an error.
+        decisions: the decision topic.
+    Returns: the state before any change.
+    Raises: BadConfig; DecisionBroken without `retire`; NoDecisionTopic; the client's errors.
     """
     return settle(Station(options_of(prefix, client, decisions)), dry_run=dry_run, retire=retire)
 
@@ -44,12 +45,12 @@ def resolve(
 def last_decision(
     prefix: str, client: Mapping[str, str], *, decisions: str = DECISIONS_TOPIC
 ) -> Decision | None:
-    """The last decision under a prefix, for who begins where it ended. Raises: as `resolve`."""
+    """Return a prefix's last decision, for a query that begins where it ended. Raises: as `resolve`."""
     return look(Station(options_of(prefix, client, decisions)))
 
 
 def options_of(prefix: str, client: Mapping[str, str], decisions: str = DECISIONS_TOPIC) -> SinkOptions:
-    """Of a prefix and the client of its query. Raises: BadConfig."""
+    """Build sink options from a prefix and its query's client settings. Raises: BadConfig."""
     if problems := list(prefix_problems(prefix)):
         raise BadConfig("\n".join(problems))
     own = dict(client)
@@ -58,7 +59,7 @@ def options_of(prefix: str, client: Mapping[str, str], decisions: str = DECISION
 
 
 def look(station: Station) -> Decision | None:
-    """What `station` knows as decided; it is closed behind it."""
+    """Read the last decision, and close the station."""
     try:
         return station.run(station.decisions.read(), "look").decision
     finally:
@@ -66,7 +67,7 @@ def look(station: Station) -> Decision | None:
 
 
 def settle(station: Station, *, dry_run: bool, retire: bool) -> Standing:
-    """`resolve`, wherever the decisions are; the station is closed behind it."""
+    """Inspect, resolve or retire the prefix of this station, and close the station."""
     try:
         if retire and not dry_run:
             return station.run(station.coordinator.retire(), "retire")

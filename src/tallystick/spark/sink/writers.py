@@ -1,8 +1,8 @@
-"""`df.writeStream.format("tallystick")` and `df.write.format("tallystick")`: Spark's hooks.
+"""Spark's writer hooks: `df.writeStream.format("tallystick")` and `df.write.format("tallystick")`.
 
-Spark makes a writer on the driver for every batch and pickles it for the tasks: then the batch begins, and
-the lease travels in the pickle. It is pickled twice, and begins once. Another writer, in another process, is
-asked to commit or to abort, and has the votes alone (and what `lease_handover` finds).
+Spark makes a writer on the driver for every batch and pickles it for the tasks. Pickling begins the batch,
+and the lease is part of the pickle. The writer is pickled twice, but begins once. To commit or abort, Spark
+makes another writer in another process, which has only the votes (and what `lease_handover` finds).
 
 Source: PySpark 4.3 worker/write_into_data_source.py and worker/python_streaming_sink_runner.py.
 """
@@ -51,7 +51,7 @@ _log = logging.getLogger("tallystick.spark")
 
 _QUERY_ID: Final = "sql.streaming.queryId"
 _BATCH_ID: Final = "streaming.sql.batchId"
-"""Local properties of the tasks of a micro-batch (Spark's MicroBatchExecution)."""
+"""Local properties that Spark's MicroBatchExecution sets for the tasks of a micro-batch."""
 
 _HEADER: Final = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
 _TYPES: Final[Mapping[str, tuple[type[DataType], ...]]] = {
@@ -64,7 +64,7 @@ _TYPES: Final[Mapping[str, tuple[type[DataType], ...]]] = {
 
 
 class VoteMessage(WriterCommitMessage):
-    """A vote on its way through Spark."""
+    """An encoded vote as a commit message of Spark."""
 
     def __init__(self, vote: bytes) -> None:
         self.vote = vote
@@ -73,12 +73,12 @@ class VoteMessage(WriterCommitMessage):
 def stream_writer(
     options: Mapping[str, str], schema: StructType, overwrite: bool, connect: Connect | None = None
 ) -> "StreamWriter":
-    """What Spark asks for, twice for each micro-batch. Has no effect yet.
+    """Return a streaming writer; Spark asks for two of them for each micro-batch. Has no effect yet.
 
     Args:
-        overwrite: output mode complete: each batch is the whole result, written behind the last one, as
-            Spark's own Kafka sink does.
-        connect: how a process reaches the cluster; a test of crashes has its own.
+        overwrite: output mode complete: each batch is the whole result and is appended after the last one, as
+            with Spark's own Kafka sink.
+        connect: connects a process to the cluster; crash tests replace it.
     Raises: BadConfig with all problems at once.
     """
     return StreamWriter(checked_options(options, schema, Query.STREAM), connect)
@@ -87,13 +87,13 @@ def stream_writer(
 def batch_writer(
     options: Mapping[str, str], schema: StructType, overwrite: bool, connect: Connect | None = None
 ) -> "BatchWriter":
-    """What Spark asks for, once for each `save()`. Has no effect yet. Raises: BadConfig."""
+    """Return a batch writer; Spark asks for one for each `save()`. Has no effect yet. Raises: BadConfig."""
     problems = ["mode: overwrite cannot be done, a topic is appended to; use mode('append')"] * overwrite
     return BatchWriter(checked_options(options, schema, Query.BATCH, problems), connect)
 
 
 class _Writing:
-    """What the two writers share: the lease, from the driver to the tasks."""
+    """Base class of both writers: it carries the lease from the driver to the tasks."""
 
     def __init__(self, options: SinkOptions, connect: Connect | None) -> None:
         self.options = options
@@ -102,7 +102,7 @@ class _Writing:
         self._write_id: str | None = None
 
     def __getstate__(self) -> dict[str, object]:
-        """The batch begins here: on the driver, before any task. Raises: NotBegun."""
+        """Begin the batch, since Spark pickles the writer on the driver before any task. Raises: NotBegun."""
         if self._lease is None:
             try:
                 self._lease = encode_lease(self._begin())
@@ -157,7 +157,7 @@ class StreamWriter(_Writing, DataSourceStreamArrowWriter):
 
 
 class BatchWriter(_Writing, DataSourceArrowWriter):
-    """The sink of a batch write: all of it is there, or nothing."""
+    """The sink of a batch write, which becomes visible as a whole or not at all."""
 
     def __init__(self, options: SinkOptions, connect: Connect | None) -> None:
         super().__init__(options, connect)
@@ -196,7 +196,7 @@ def _votes(messages: Iterable[WriterCommitMessage | None]) -> list[Vote | None]:
 def checked_options(
     given: Mapping[str, str], schema: StructType, query: Query, problems: Iterable[str] = ()
 ) -> SinkOptions:
-    """The options of a writer of such rows. Raises: BadConfig with all problems at once."""
+    """Parse the options of a writer and check them and the schema. Raises: BadConfig with all problems."""
     problems = list(problems)
     options = None
     try:
@@ -211,7 +211,7 @@ def checked_options(
 
 
 def _schema_problems(schema: StructType, topic: str | None) -> Iterator[str]:
-    """What Spark's own sink asks of the columns (KafkaWriter.validateQuery)."""
+    """Yield the problems of the columns, by the rules of Spark's own sink (KafkaWriter.validateQuery)."""
     columns: dict[str, Any] = {field.name: field.dataType for field in schema.fields}
     if "value" not in columns:
         yield "column value: required, and missing"

@@ -1,4 +1,4 @@
-"""Reading: `format("tallystick")` as a batch or a stream, planned on the driver, read in tasks.
+"""The Spark source: `format("tallystick")` as a batch or a stream, planned on the driver and read in tasks.
 
-Nothing here writes. Where a query continues after a sink, `start_offsets` asks the sink's decisions.
+Nothing here writes. For a query that continues after a sink, `start_offsets` reads the sink's decisions.
 """

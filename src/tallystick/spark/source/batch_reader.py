@@ -1,4 +1,7 @@
-"""`spark.read.format("tallystick")`: all between two places in the logs, as they are when it is planned."""
+"""Batch reader of `spark.read.format("tallystick")`: the records between two sets of offsets.
+
+The offsets are resolved when the query is planned.
+"""
 
 from collections.abc import Iterator, Mapping
 
@@ -13,14 +16,14 @@ from tallystick.spark.source.task_reader import read_range
 
 
 class BatchReader(DataSourceReader):
-    """Made on the driver for each query, and pickled to its tasks."""
+    """A batch reader. Spark makes one on the driver for each query and pickles it for the tasks."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
-        """Raises: BadConfig with all problems at once."""
+        """Parse the options. Raises: BadConfig with all problems at once."""
         self._options = read_options(options, Query.BATCH)
 
     def partitions(self) -> list[Reading]:
-        """Spark wants a list. Raises: NothingToRead, DataLoss; what Admin raises."""
+        """Plan the tasks; Spark wants a list. Raises: NothingToRead, DataLoss; Admin's errors."""
         with Planner(self._options) as planner:
             start = planner.resolve(self._options.starting, starting=True)
             end = planner.resolve(self._options.ending, starting=False)
@@ -28,21 +31,21 @@ class BatchReader(DataSourceReader):
             return planner.tasks(_there(planner, ranges))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one task. Spark makes up a task where there is nothing to read."""
+        """Yield the rows of one task. If there is nothing to read, Spark makes up a task, which is empty."""
         if isinstance(partition, Reading):
             yield from read_range(partition.range, self._options)
 
 
 def _ranges(start: Offsets, end: Offsets) -> list[Range]:
     if set(start) != set(end):
-        # Made or deleted between the two questions; the next run sees one answer.
+        # Partitions were created or deleted between the two lookups; the next run sees one set of them.
         apart = ", ".join(map(str, sorted(set(start) ^ set(end))))
         raise NothingToRead(f"partitions came or went while the batch was planned: {apart}. Run it again")
     return [Range(at, start[at], end[at]) for at in sorted(end)]
 
 
 def _there(planner: Planner, ranges: list[Range]) -> list[Range]:
-    """The ranges, where none may end behind its log. Raises: DataLoss."""
+    """Cut ranges off at the ends of their logs, which is a loss of data. Raises: DataLoss."""
     latest = planner.latest()
     behind = [each for each in ranges if each.end > latest.get(each.partition, 0)]
     planner.lost(f"{each}: the log ends at {latest.get(each.partition, 0)}" for each in behind)

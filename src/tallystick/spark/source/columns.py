@@ -1,6 +1,6 @@
-"""A source's columns, as Spark's schema: those of Spark's own Kafka source.
+"""Spark schema of the source: the columns of Spark's own Kafka source.
 
-Apart from `rows`, which has them as Arrow's: Spark asks for a schema in a process that reads nothing.
+The Arrow schema is apart, in `rows`: Spark asks for the schema in a process that reads nothing.
 """
 
 from typing import Final
@@ -29,6 +29,6 @@ _HEADER: Final = StructType([StructField("key", StringType()), StructField("valu
 
 
 def spark_schema(*, headers: bool) -> StructType:
-    """Source: Spark 4.3 KafkaRecordToRowConverter.kafkaSchema."""
+    """Return the schema. Source: Spark 4.3 KafkaRecordToRowConverter.kafkaSchema."""
     last = [StructField("headers", ArrayType(_HEADER))] if headers else []
     return StructType([*_COLUMNS, *last])

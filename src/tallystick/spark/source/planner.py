@@ -1,4 +1,7 @@
-"""What there is to read, asked of the cluster. On the driver; whoever plans has one, and closes it."""
+"""Planner of the Spark source: it asks the cluster for partitions and offsets.
+
+It runs on the driver. Each reader makes its own planner and closes it.
+"""
 
 import logging
 import re
@@ -35,7 +38,7 @@ _ASKED: Final = {Edge.EARLIEST: EARLIEST, Edge.LATEST: LATEST}
 
 
 class DataLoss(TallystickError):
-    """Records that a query should have read are gone. Nothing was read past them."""
+    """Records that a query should have read are gone. It has read nothing past them."""
 
     def __str__(self) -> str:
         return (
@@ -46,7 +49,7 @@ class DataLoss(TallystickError):
 
 
 class NothingToRead(TallystickError):
-    """Topics, partitions or times that the options name do not exist in the cluster."""
+    """The options name topics, partitions or times that do not exist in the cluster."""
 
 
 class Reading(InputPartition):
@@ -58,10 +61,13 @@ class Reading(InputPartition):
 
 
 class Planner:
-    """Asks about a query's partitions. Raises, as Admin does: Unreachable, TimedOut, BrokerRefused."""
+    """A client for the partitions and offsets of one query.
+
+    Raises: Admin's errors: Unreachable, TimedOut, BrokerRefused.
+    """
 
     def __init__(self, options: SourceOptions) -> None:
-        """Connects to nothing yet."""
+        """Create the planner without connecting to the cluster."""
         self._options = options
         known = {**CLIENT_SETTINGS, **ROLE_SETTINGS["admin"]}
         self._admin = Admin({n: t for n, t in options.client.items() if RENAMED.get(n, n) in known})
@@ -78,7 +84,7 @@ class Planner:
         self.close()
 
     def partitions(self) -> frozenset[TopicPartition]:
-        """The partitions that the options name and the cluster has now. Raises: NothingToRead."""
+        """Return the partitions that the options name and the cluster has now. Raises: NothingToRead."""
         match self._options.topics:
             case Matching(pattern=pattern):
                 found = self._admin.list_topics()
@@ -109,7 +115,7 @@ class Planner:
             _log.warning("%s; going on without, since failOnDataLoss is false", said)
 
     def lost(self, losses: Iterable[str]) -> None:
-        """Records are gone: the query fails, or says so and goes on. Raises: DataLoss."""
+        """Fail on lost records, or log them if failOnDataLoss is false. Raises: DataLoss."""
         told = tuple(losses)
         if told and self._options.fail_on_data_loss:
             raise DataLoss(*told)
@@ -119,16 +125,16 @@ class Planner:
     # ------------------------------------------------------------------------------ offsets
 
     def earliest(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Where logs begin; of those that are there."""
+        """Return the log start offsets of those partitions that exist."""
         asked = self._admin.list_offsets(dict.fromkeys(partitions, EARLIEST))
         return {at: found.offset for at, found in asked.found.items() if found is not None}
 
     def latest(self, known: Offsets | None = None) -> dict[TopicPartition, int]:
-        """Where logs end now: at `read_committed` the last stable offset, so that nothing undecided is read.
+        """Return the current end offsets: last stable offsets, or high watermarks with `read_uncommitted`.
 
         Args:
-            known: what was read already. A query that went on from Spark's own source, or from
-                `read_uncommitted`, may have been further than the last stable offset is: it waits there.
+            known: the offsets read so far. A query that continues from Spark's own source, or from
+                `read_uncommitted`, may be past the last stable offset: it waits there.
         """
         partitions = self.partitions()
         ends = self._at(dict.fromkeys(partitions, LATEST), committed=self._options.read_committed)
@@ -139,9 +145,9 @@ class Planner:
         return ends
 
     def resolve(self, place: Place, *, starting: bool) -> dict[TopicPartition, int]:
-        """The offsets that a place in the logs is at now.
+        """Resolve a place in the logs to current offsets.
 
-        Raises: NothingToRead where not all partitions are named, or no record has the time to start at.
+        Raises: NothingToRead if not all partitions are named, or no record is at or after the starting time.
         """
         partitions = self.partitions()
         match place:
@@ -182,7 +188,7 @@ class Planner:
     # -------------------------------------------------------------------------------- tasks
 
     def tasks(self, ranges: Iterable[Range]) -> list[Reading]:
-        """The ranges, cut as the options say."""
+        """Return the tasks of these ranges, split as the options say."""
         options = self._options
         return [
             Reading(each)
@@ -195,7 +201,7 @@ def _all_of(topics: Iterable[TopicInfo]) -> frozenset[TopicPartition]:
 
 
 def _same(what: str, named: Iterable[TopicPartition], there: Iterable[TopicPartition]) -> None:
-    """JSON names every partition, or it is not known what is wanted of the others."""
+    """Check that the JSON names every partition, and only existing ones. Raises: NothingToRead."""
     missing, unknown = sorted(set(there) - set(named)), sorted(set(named) - set(there))
     told = [f"{', '.join(map(str, missing))} not named"] if missing else []
     told += [f"{', '.join(map(str, unknown))} not in the cluster"] if unknown else []

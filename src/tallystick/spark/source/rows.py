@@ -1,6 +1,6 @@
-"""A source's rows: the columns of Spark's own Kafka source, as Arrow's.
+"""Arrow rows of the source, with the columns of Spark's own Kafka source.
 
-Spark checks the first batch of a task against the schema field by field, and none of the others.
+Spark checks only the first batch of a task against the schema, field by field.
 """
 
 from typing import Final
@@ -20,15 +20,15 @@ _ARROW_HEADER: Final = pa.struct([pa.field("key", pa.string()), pa.field("value"
 
 
 def arrow_schema(*, headers: bool) -> pa.Schema:
-    """`columns.spark_schema` as Spark sends it to Python."""
+    """Return `columns.spark_schema` as the Arrow schema that Spark uses in Python."""
     element = pa.field("element", _ARROW_HEADER)
     return pa.schema([*_ARROW, *([pa.field("headers", pa.list_(element))] if headers else [])])
 
 
 def rows(records: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The columns of a consumer's batch that `schema` names, in its types.
+    """Select the columns that `schema` names from a consumer's batch, and cast them to its types.
 
-    `headers` has no nulls: a null array costs Spark time quadratic in the size of the batch.
+    `headers` has no nulls: null arrays cost Spark time quadratic in the size of the batch.
     """
     columns = [records.column(field.name).cast(field.type) for field in schema]
     return pa.RecordBatch.from_arrays(columns, schema=schema)

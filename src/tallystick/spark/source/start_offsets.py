@@ -1,6 +1,7 @@
-"""Where a new query begins: as its options say, or where a sink's last decision ended; kept from then on.
+"""Start offsets of a new query: from its options, or from the end of a sink's last decision.
 
-Loaded where a source has `checkpointLocation` among its options; on the driver.
+They are kept in the checkpoint from then on. This is imported on the driver, and only for a source that has
+the option `checkpointLocation`.
 """
 
 import json
@@ -30,10 +31,10 @@ _IN_DATABASE: Final = "tallystick.spark.sink.database_context"
 
 
 def start_of(options: SourceOptions, named: Callable[[], OffsetJson], checkpoint: str) -> OffsetJson:
-    """Where the first batch begins, whenever it is asked [SPK-3].
+    """Return the start offsets of the first batch, the same ones at every call [SPK-3].
 
     Args:
-        named: the place in the logs that `startingOffsets` and its siblings name.
+        named: resolves the place that `startingOffsets` and its siblings name.
     Raises: BadCheckpoint, NothingToRead; errors of client and database.
     """
 
@@ -45,7 +46,7 @@ def start_of(options: SourceOptions, named: Callable[[], OffsetJson], checkpoint
 
 
 def _ended(options: SourceOptions, resume: Resume) -> OffsetJson | None:
-    """Where the last decision ended in these topics; None where no batch was decided."""
+    """Return the end offsets of the last decision in these topics; None if no batch was decided."""
     client = {n: t for n, t in options.client.items() if RENAMED.get(n, n) in CLIENT_SETTINGS}
     last: Decision | None
     if resume.database is None:
@@ -56,7 +57,7 @@ def _ended(options: SourceOptions, resume: Resume) -> OffsetJson | None:
 
 
 def ended_at(last: Decision, topics: Topics) -> OffsetJson:
-    """The offsets of the one source that read these topics. Raises: NothingToRead."""
+    """Return the end offsets of the one source that read these topics. Raises: NothingToRead."""
     lines = (last.offsets or "").splitlines()
     found = [each for line in lines if (each := _of_kafka(line)) and any(_has(topics, at) for at in each)]
     first = found[0] if found else {}
@@ -71,7 +72,7 @@ def ended_at(last: Decision, topics: Topics) -> OffsetJson:
 
 
 def _of_kafka(line: str) -> dict[TopicPartition, int]:
-    """The offsets of a source that is ours or Spark's for Kafka; nothing for another one's."""
+    """Parse the offsets of a source of ours or of Spark's own Kafka source; empty for any other source."""
     try:
         found = offsets_of(json.loads(line))
     except (ValueError, AttributeError, TypeError):

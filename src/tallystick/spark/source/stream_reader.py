@@ -1,8 +1,8 @@
-"""`spark.readStream.format("tallystick")`: micro-batches from the checkpoint's end to what can be read now.
+"""Stream reader of `spark.readStream.format("tallystick")`: plans and reads micro-batches.
 
-Spark keeps one instance for a query's run and asks it where batches end and what their tasks are; the tasks
-get pickled twins that read. After a restart the unfinished batch is asked for again by the same two offsets,
-so what it reads depends on nothing but them and the log [SPK-2].
+Spark keeps one instance for each run of a query and asks it for the end offsets and the tasks of batches; the
+tasks get pickled copies, which read. After a restart Spark asks for the unfinished batch again by the same
+two offsets, so what a batch reads depends only on them and the log [SPK-2].
 
 Source: Spark 4.3 KafkaMicroBatchStream.scala.
 """
@@ -34,11 +34,13 @@ _STARTING: Final = "tallystick.spark.source.start_offsets"
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """What Spark asks while a query runs. Offsets are JSON: `{"topic": {"0": 5}}`."""
+    """A stream reader, called by Spark while a query runs. Offsets are JSON: `{"topic": {"0": 5}}`."""
 
     def __init__(self, given: Mapping[str, str], now: Callable[[], float] = time.monotonic) -> None:
-        """Args:
-            now: seconds on a clock that does not go back.
+        """Parse the options.
+
+        Args:
+            now: a monotonic clock, in seconds.
         Raises: BadConfig with all problems at once.
         """
         self._options = read_options(given, Query.STREAM)
@@ -49,7 +51,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._available_now = False
 
     def initialOffset(self) -> OffsetJson:  # noqa: N802 -- this and the following are Spark's names
-        """Where a new query starts; asked again when its first batch is repeated."""
+        """Return the start offsets of a new query; Spark asks again when the first batch is repeated."""
 
         def named() -> OffsetJson:
             return json_of(self._asked().resolve(self._options.starting, starting=True))
@@ -60,7 +62,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return found
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """Spark has no limit of two sides: the other side is kept here, and `latestOffset` heeds both."""
+        """Return one of the two limits: Spark has no limit with two sides, so `latestOffset` applies both."""
         if self._options.max_offsets is not None:
             return ReadMaxRows(self._options.max_offsets)
         if self._options.min_offsets is not None:
@@ -68,12 +70,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """All that is there now is read, in as many batches as it takes, and nothing that comes later."""
+        """Fix the end offsets of this run: all records up to them are read, and no later ones."""
         self._available_now = True
         self._latest = None
 
     def latestOffset(self, start: OffsetJson, limit: ReadLimit) -> OffsetJson:  # noqa: N802
-        """Where the next batch ends; `start` where there is none yet."""
+        """Return the end offsets of the next batch; `start` if there is no batch yet."""
         begin = offsets_of(start)
         if not self._available_now or self._latest is None:
             self._latest = self._asked().latest(begin)
@@ -87,11 +89,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return json_of(latest)
 
     def reportLatestOffset(self) -> OffsetJson | None:  # noqa: N802
-        """What could be read when it was last asked: progress shows how far behind the query is."""
+        """Return the latest known end offsets, so that progress shows how far behind the query is."""
         return json_of(self._latest) if self._latest else None
 
     def partitions(self, start: OffsetJson, end: OffsetJson) -> list[Reading]:
-        """The tasks of a batch. Raises: DataLoss."""
+        """Plan the tasks of a batch. Raises: DataLoss."""
         begin, until = offsets_of(start), offsets_of(end)
         planner = self._asked()
         planned = plan(begin, until, planner.earliest(set(until) - set(begin)))
@@ -99,15 +101,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return planner.tasks(planned.ranges)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one task."""
+        """Yield the rows of one task."""
         if isinstance(partition, Reading):
             yield from read_range(partition.range, self._options)
 
     def commit(self, end: OffsetJson) -> None:
-        """The checkpoint has it; Kafka is told nothing."""
+        """Do nothing: the offsets are in the checkpoint, and none are committed to Kafka."""
 
     def stop(self) -> None:
-        """The query's run is over."""
+        """Close the planner at the end of the query's run."""
         planner, self._planner = self._planner, None
         if planner is not None:
             planner.close()
@@ -118,7 +120,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._planner
 
     def _waits(self, count: int) -> bool:
-        """Is there too little for a batch, and the wait not too long yet? The first of a run never waits."""
+        """Return whether to wait for more records, up to the maximum delay; a run's first batch does not."""
         options, now = self._options, self._now()
         delayed_ms = None if self._batch_at is None else (now - self._batch_at) * 1000
         if options.min_offsets is None or self._available_now:

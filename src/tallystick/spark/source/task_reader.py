@@ -1,11 +1,12 @@
-"""A task's part: one range of one partition, as Arrow batches. In a worker, with a consumer that it keeps.
+"""Read one task of the Spark source: a range of one partition, as Arrow batches.
 
-A worker process runs one task at a time, and task after task: its consumer's connections outlive them. What a
-task fetched past its range is forgotten with it, since the topic may be another one when the next task comes.
+A worker process runs one task at a time, and one after another: it keeps its consumer and connections between
+them. Records that a task fetched past its range are dropped with it, since the next task may read another
+topic.
 
 [SPK-1] A task ends when its position is at the end of its range: it has then delivered every visible record
-of it once, in order. Markers and aborted records move the position and are no rows; whatever else keeps it
-from getting there is an error, or data loss, and never an early end.
+of it once, in order. Control records and aborted records advance the position and yield no rows. If anything
+else keeps the task from reaching the end, that is an error or data loss, and never an early end.
 """
 
 import logging
@@ -28,7 +29,7 @@ from tallystick.spark.source.rows import arrow_schema, rows
 _log = logging.getLogger("tallystick.spark")
 
 ROWS_MAX: Final = 10_000
-"""Of one Arrow batch, as Spark's own default (spark.sql.execution.arrow.maxRecordsPerBatch)."""
+"""Maximum rows of an Arrow batch: Spark's default of spark.sql.execution.arrow.maxRecordsPerBatch."""
 
 _FIXED: Final = {
     "auto.offset.reset": "none",
@@ -39,7 +40,7 @@ _CONSUMERS: Final[dict[tuple[int, tuple[tuple[str, str], ...]], Consumer]] = {}
 
 
 class NoMoreRecords(TallystickError):
-    """A range was planned, and its records do not come. Attributes: range, position, waited_ms."""
+    """The records of a planned range do not arrive. Attributes: range, position, waited_ms."""
 
     def __init__(self, what: Range, position: int, waited_ms: int) -> None:
         super().__init__(what, position, waited_ms)
@@ -53,9 +54,9 @@ class NoMoreRecords(TallystickError):
 
 
 def read_range(what: Range, options: SourceOptions) -> Iterator[pa.RecordBatch]:
-    """The records of a range, in order [SPK-1].
+    """Yield the records of a range, in order [SPK-1].
 
-    Raises: DataLoss, NoMoreRecords; what a consumer raises.
+    Raises: DataLoss, NoMoreRecords; the consumer's errors.
     """
     schema = arrow_schema(headers=options.include_headers)
     consumer = _consumer(options.client)
@@ -65,7 +66,7 @@ def read_range(what: Range, options: SourceOptions) -> Iterator[pa.RecordBatch]:
         consumer.assign([])
         settle()
     except BaseException:
-        # Also when Spark stops reading half-way: what is in flight must not reach the next task.
+        # Also when Spark stops reading half-way: records in flight must not reach the next task.
         _forget(options.client)
         raise
 
@@ -90,7 +91,7 @@ def _batches(
 
 
 def _within(records: pa.RecordBatch, position: int, end: int) -> pa.RecordBatch:
-    """Without the records at or past `end`: where offsets have gaps, a batch reaches further than asked."""
+    """Cut off the records at or past `end`: where offsets have gaps, a batch reaches further than asked."""
     offsets = records.column("offset").to_numpy()
     check(offsets[0] >= position, "a consumer returns records from its position on")
     return records.slice(0, int(offsets.searchsorted(end)))
@@ -99,13 +100,13 @@ def _within(records: pa.RecordBatch, position: int, end: int) -> pa.RecordBatch:
 def _after_loss(
     consumer: Consumer, what: Range, position: int, options: SourceOptions, exc: PositionUnknown
 ) -> int:
-    """Where to go on when the log does not have the position. Raises: DataLoss."""
+    """Return the position to continue from when the log does not have this one. Raises: DataLoss."""
     at = what.partition
     start, end = consumer.beginning_offsets([at])[at], consumer.end_offsets([at])[at]
     loss = f"{what}: offset {position} cannot be read ({exc.why}); it has offsets {start} to {end} now"
     if options.fail_on_data_loss:
         raise DataLoss(loss) from exc
-    # The log begins later, or it ends before the position: then there is nothing left of the range.
+    # The log begins later, or it ends before the position and nothing is left of the range.
     reached = max(start, position) if position < end else what.end
     _log.warning("data loss, and failOnDataLoss is false: %s; going on at %d", loss, reached)
     if reached < what.end:
@@ -114,7 +115,7 @@ def _after_loss(
 
 
 def _consumer(client: Mapping[str, str]) -> Consumer:
-    """This process's consumer for these settings. A child of a fork has none of its parent's."""
+    """Return this process's consumer for these settings. A forked child does not use its parent's."""
     key = _key(client)
     if key not in _CONSUMERS:
         _CONSUMERS[key] = Consumer({**client, **_FIXED})
