@@ -1,4 +1,4 @@
-"""Where decisions are kept, and with them what they decide: a topic, or a row of a database.
+"""Storage of decisions, in a topic or a database row, and access to the transactions and rows they commit.
 
-Shells of `protocol.ports`: no rule is decided here, and nothing imports the sink.
+These are implementations of `protocol.ports`. They contain no protocol rules and do not import the sink.
 """

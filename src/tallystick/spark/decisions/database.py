@@ -1,4 +1,4 @@
-"""The database of a query, as driver and tasks get at it: a URL, and for SQLite the one host it works on."""
+"""Connections of driver and tasks to a query's database: its URL, and for SQLite the host of its file."""
 
 import os
 import platform
@@ -12,7 +12,7 @@ from tallystick.kernel.settings import BadConfig
 from tallystick.kernel.value import frozen
 
 BUSY_S: Final = 60
-"""How long SQLite waits for another writer: tasks stage in turns."""
+"""Seconds that SQLite waits for another writer: tasks stage in turns."""
 
 _DRIVERS: Final = {"postgresql": "postgresql+psycopg", "mysql": "mysql+pymysql", "mariadb": "mariadb+pymysql"}
 _ENGINES: Final[dict[tuple[int, str], Engine]] = {}
@@ -20,10 +20,10 @@ _ENGINES: Final[dict[tuple[int, str], Engine]] = {}
 
 @frozen(kw_only=True)
 class Database:
-    """Where the rows go.
+    """The database with the tables and the decisions.
 
-    url    as SQLAlchemy takes it, with what the user gave
-    place  of SQLite: the host and the file, so that a task on another host is refused; else None
+    url    the user's SQLAlchemy URL
+    place  for SQLite the host and the file, so that a task on another host is refused; else None
     """
 
     url: str
@@ -31,7 +31,7 @@ class Database:
 
 
 def opened(url: str) -> Database:
-    """The database of a driver. Raises: BadConfig."""
+    """Check the URL on the driver and return its database. Raises: BadConfig."""
     parsed = make_url(url)
     if parsed.get_backend_name() not in (*_DRIVERS, "sqlite"):
         raise BadConfig(f"database: {parsed.get_backend_name()} is not PostgreSQL, MySQL, MariaDB or SQLite")
@@ -47,7 +47,7 @@ def opened(url: str) -> Database:
 
 
 def engine_of(where: Database) -> Engine:
-    """The engine of this process. Raises: BadConfig in a task that an SQLite file is out of reach for."""
+    """Return this process's engine. Raises: BadConfig in a task that cannot reach an SQLite file."""
     key = (os.getpid(), where.url)
     if key in _ENGINES:
         return _ENGINES[key]
@@ -63,13 +63,13 @@ def engine_of(where: Database) -> Engine:
     else:
         plain = parsed.drivername == backend
         parsed = parsed.set(drivername=_DRIVERS[backend]) if plain else parsed
-        # A server that was started again between two batches costs nothing with pre_ping.
+        # With pre_ping, a restart of the server between two batches fails no batch.
         engine = create_engine(parsed, isolation_level="READ COMMITTED", pool_pre_ping=True)
     return _ENGINES.setdefault(key, engine)
 
 
 def _place(parsed: URL) -> str | None:
-    """Host and file: a container has the host's kernel and a file system of its own."""
+    """Identify host and file, by device and inode: containers share a kernel, but not the file system."""
     if parsed.database in (None, "", ":memory:"):
         return None
     boot = platform.node()

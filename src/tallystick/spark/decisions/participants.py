@@ -1,4 +1,4 @@
-"""The transactional ids of a prefix, on a cluster. Thin: what follows from the answers is `decide`'s."""
+"""Kafka requests on the transactional ids of a prefix. `decide` has the rules for the answers."""
 
 from collections.abc import Collection, Iterable, Mapping
 
@@ -20,11 +20,13 @@ from tallystick.spark.protocol.transactional_ids import coordinator_id
 
 
 class ClusterParticipants:
-    """One prefix on one cluster, on one loop; the cluster is the caller's, who closes it."""
+    """`ports.Participants` of one prefix on a cluster, on one event loop; the caller closes the cluster."""
 
     def __init__(self, cluster: Cluster, options: SinkOptions, limit_ms: int) -> None:
-        """Args:
-        limit_ms: how long each request may take, with all its repetitions.
+        """Bind the prefix to the cluster.
+
+        Args:
+            limit_ms: the time limit of each request, including its retries.
         """
         self._cluster, self._options, self._limit_ms = cluster, options, limit_ms
         self._name = coordinator_id(options.prefix)
@@ -35,7 +37,7 @@ class ClusterParticipants:
         return held, self._wire(self._name).transaction_version
 
     async def reclaim(self, held: Identity) -> Identity | None:
-        # KIP-360: with the pair it believes to have, a producer is fenced if another was given the id since.
+        # KIP-360: InitProducerId with the current producer id and epoch is fenced if a newer one was issued.
         try:
             return await self._initialise(self._name, self._options.coordinator_timeout_ms, held)
         except (Fenced, IdExpired):
@@ -73,7 +75,7 @@ class ClusterParticipants:
         async def one(name: str) -> None:
             client, kept = await self._keep(name)
             if kept != named[name]:
-                # The id was used again. What is open now is another transaction, and stays open.
+                # The id has been reused. The transaction that is open now is another one, and stays open.
                 why = f"{named[name]} is no longer what is open: that is {kept}"
                 raise refused("InitProducerId", name, ErrorCode.INVALID_PRODUCER_EPOCH, why)
             await self._wire(name).end(End(client=client, wish=wish, version=transaction_version))
@@ -81,10 +83,12 @@ class ClusterParticipants:
         return (await gather(named, one)).failures
 
     async def _keep(self, name: str) -> tuple[Identity, Identity | None]:
-        """Become the id's client, and leave what is open: the new pair, and the one of what is open.
+        """Initialise the id and keep its open transaction (KIP-939).
 
-        Not `Producer.complete_transaction`: that aborts what it was not asked for, as KIP-939's recipe does,
-        and here that may be what a newer driver has decided on [SPK-28].
+        `Producer.complete_transaction` would abort any other transaction, as KIP-939's recipe does. Here that
+        may be one that a newer driver has decided on [SPK-28].
+
+        Returns: the new producer id and epoch, and those of the open transaction.
         """
         two_phase = Mode.TWO_PHASE.value in self._options.modes
         request = InitProducerIdRequest(
@@ -102,7 +106,7 @@ class ClusterParticipants:
 
     async def open_ids(self) -> Collection[str]:
         answers = await self._transactions.list(states=("Ongoing",))
-        # A coordinator that does not answer keeps its orphans until the next batch; they are in no decision.
+        # If a coordinator does not answer, its orphans stay open until the next batch: no decision has them.
         return {each.transactional_id for found in answers.found.values() for each in found}
 
     async def _initialise(self, name: str, timeout_ms: int, held: Identity | None) -> Identity:

@@ -1,14 +1,16 @@
-"""Decisions in a row of a database, in one transaction with the rows of the tables they are about.
+"""Decisions in a database row, committed in one transaction with the rows of the tables.
 
     prefix         of the transactional ids
-    owner          the pair of P/coordinator that the prefix was last claimed with
-    decision       the last one, as `committable` has it; done when all its transactions are committed
+    owner          the producer id and epoch of P/coordinator at the last claim of the prefix
+    decision       the last one, encoded as in `committable`; done when all its transactions are committed
 
-The database's commit is the commit point: before it a crash takes everything back, rows and records; after
-it everything is carried forward [SPK-40]. Two places tell who has the prefix, the cluster and the row, and
-they must agree on who was last. So the row is claimed under its lock, and given to a pair only if the cluster
-says, while the lock is held, that this pair is the last one: of two drivers the one that claimed the cluster
-later has the row in the end, whoever is quicker [SPK-43]. docs/adr/0038.
+The commit of the database is the commit point. A crash before it rolls everything back, rows and records;
+after it everything is completed [SPK-40].
+
+Both the cluster and the row record the owner of the prefix, and they must agree. So a driver takes the row
+under its lock, and only if the cluster confirms, while the lock is held, that the driver's producer id and
+epoch are the current ones. Of two drivers, the one that claimed the cluster last always ends up with the row,
+no matter which is faster [SPK-43]. docs/adr/0038.
 """
 
 import asyncio
@@ -83,18 +85,18 @@ _TABLE: Final = Table(
 
 
 class DecisionRow:
-    """The row of one prefix. Waits for the database; `RowLog` is awaited instead."""
+    """The row of one prefix. Its calls block on the database; `RowLog` is the asynchronous interface."""
 
     def __init__(self, engine: Engine, prefix: str, staged: Sequence[Staged] = ()) -> None:
         self.prefix = prefix
         self._engine, self._staged = engine, staged
-        self._store = SqlStore(engine)  # for its transactions, which ask what a commit is worth
+        self._store = SqlStore(engine)  # for its transactions, which check that commits are durable
         self._made = False
 
     def claim(self, held: Identity, is_last: Callable[[], bool]) -> bool:
-        """Give the prefix to `held`, and sweep what others staged, if `is_last()` under the row's lock.
+        """Give the prefix to `held` and sweep staged rows, if `is_last()` holds under the row's lock.
 
-        Order: waits for a decision on its way; when this returns True it is in the row or will never be.
+        Order: waits for a decision in flight; when this returns True, that is in the row or will never be.
         """
         self.make()
         for each in self._staged:
@@ -123,7 +125,7 @@ class DecisionRow:
         return made.values(values).on_conflict_do_update(index_elements=["prefix"], set_={"owner": owner})
 
     def place(self) -> str | None:
-        """Return what the decisions call their database: that stays, whatever its address becomes."""
+        """Return the name that the decision table keeps for its database; it survives a change of address."""
         if not self._made and not inspect(self._engine).has_table(TABLE):
             return None
         with self._engine.connect() as connection:
@@ -131,7 +133,7 @@ class DecisionRow:
         return None if name is None else f"database {name}"
 
     def read(self) -> Known:
-        """Raises: BadCommittable, BadStore."""
+        """Read the last decision. Raises: BadCommittable, BadStore."""
         if not self._made:
             found = inspect(self._engine)
             if not found.has_table(TABLE):
@@ -150,10 +152,13 @@ class DecisionRow:
     def decide(
         self, decision: Decision, held: Identity, moves: Moves, in_time: Callable[[], bool] = lambda: True
     ) -> None:
-        """The commit point: the row and the moved rows, in one transaction, if the prefix is still `held`'s.
+        """Commit the decision and the moved rows in one transaction, if `held` still owns the prefix.
+
+        This is the commit point.
 
         Args:
-            in_time: asked when everything is moved: will the cluster still have what was prepared?
+            in_time: called when all rows are moved; returns whether the cluster still keeps the prepared
+                transactions.
         Raises: PrefixTaken, VoteLost, RowsRefused: nothing is decided. InDoubt.
         """
         check(len(moves.rows) == len(self._staged), "a decision moves the rows of every table")
@@ -174,7 +179,7 @@ class DecisionRow:
         mine = (_TABLE.c.prefix == self.prefix, _TABLE.c.owner == str(held))
         transaction = self._store.begin()
         try:
-            # First, since it takes the lock that a claim waits for.
+            # The update comes first, because it takes the lock that a claim waits for.
             done = transaction.connection.execute(update(_TABLE).where(*mine).values(values))
             if cast(CursorResult[Any], done).rowcount != 1:
                 raise PrefixTaken(self.prefix, f"its row in {TABLE} is no longer {held}'s")
@@ -191,7 +196,7 @@ class DecisionRow:
             transaction.rollback()
 
     def _end(self, transaction: SqlTransaction) -> None:
-        """Commit. Raises: why it certainly did not; InDoubt after anything else [DW-3]."""
+        """Commit. Raises: the cause if it certainly did not commit; InDoubt after any other error [DW-3]."""
         try:
             transaction.commit()
         except NotCommitted as exc:
@@ -208,7 +213,7 @@ class DecisionRow:
             connection.execute(update(_TABLE).where(*mine).values(done=1))
 
     def make(self) -> None:
-        """The table, where it is not there; once. Raises: BadStore for one of another version."""
+        """Create the table once, if it is missing. Raises: BadStore for a table of another version."""
         if self._made:
             return
         with self._engine.begin() as connection:
@@ -219,7 +224,7 @@ class DecisionRow:
 
 
 def _naming(dialect: str) -> Executable:
-    """Name the database, unless it has its name."""
+    """Return the statement that names the database, unless it has a name."""
     name = token_hex(_PLACE_BYTES)
     values = {"prefix": _PLACE, "owner": name, "done": 0, "schema_version": SCHEMA_VERSION}
     if dialect in _MYSQL:
@@ -235,7 +240,7 @@ def _check_columns(found: Inspector) -> None:
 
 
 class Notes(Protocol):
-    """What the cluster is told of the decisions in a database: `decisions.DecisionTopic`."""
+    """The cluster's notes of decisions in a database; implemented by `decisions.DecisionTopic`."""
 
     async def open(self) -> None: ...
 
@@ -245,21 +250,23 @@ class Notes(Protocol):
 
 
 class RowLog:
-    """`ports.DecisionLog` in a database. A decision moves what `moving` named before."""
+    """`ports.DecisionLog` in a database. A decision moves the staged rows that `moving` named before."""
 
     def __init__(
         self, row: DecisionRow, limit_ms: int, clock: Clock | None = None, notes: Notes | None = None
     ) -> None:
-        """Args:
-        limit_ms: how long a decision may take where the cluster ends what is prepared.
-        notes: without them nothing tells that the database has lost what it acknowledged.
+        """Bind the log to a row.
+
+        Args:
+            limit_ms: the time limit of a decision where the cluster aborts prepared transactions.
+            notes: without them, decisions that the database has lost after acknowledging go unnoticed.
         """
         self._notes = notes
         self._row, self._limit_ms, self._clock = row, limit_ms, clock or SystemClock()
         self._moving: tuple[str, Moves] | None = None
 
     def moving(self, nonce: str, moves: Moves) -> None:
-        """What the decision with this nonce, the lease's, will move."""
+        """Set the rows that the decision with this nonce, the lease's, will move."""
         self._moving = (nonce, moves)
 
     async def open(self) -> None:
@@ -286,7 +293,7 @@ class RowLog:
         noted = None
         if self._notes is not None:
             try:
-                # First: what is decided and noted meanwhile must not look lost.
+                # Read before the row: a decision that is made and noted in between must not look lost.
                 noted = (await self._notes.read()).noted
             except _UNNOTED as exc:
                 self._go_without(exc)
@@ -323,7 +330,7 @@ class RowLog:
 
 
 class RowParticipants:
-    """`ports.Participants`: a claim takes the row, too [SPK-43]; the rest is the cluster's."""
+    """`ports.Participants` whose claim also takes the row [SPK-43]; the cluster's does everything else."""
 
     def __init__(self, cluster: Participants, row: DecisionRow) -> None:
         self._cluster, self._row = cluster, row
@@ -344,7 +351,7 @@ class RowParticipants:
         def is_last() -> bool:
             return asyncio.run_coroutine_threadsafe(self._cluster.holds(held), loop).result()
 
-        # One thread has the connection from its first statement to its last, whoever stops waiting for it.
+        # One thread uses the connection for all of its statements, even if the caller is cancelled.
         return await asyncio.to_thread(self._row.claim, held, is_last)
 
     async def holds(self, held: Identity) -> bool:

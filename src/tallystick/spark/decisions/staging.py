@@ -1,15 +1,15 @@
-"""Rows on their way into a table: staged by the tasks, moved by the driver in the transaction that decides.
+"""Staging tables: tasks stage rows there, and the driver moves them in the transaction that decides.
 
-A staging table belongs to one prefix and one target. It has the target's columns, none of its constraints,
-and for each row the attempt that wrote it:
+A staging table belongs to one prefix and one target table. It has the target's columns without its
+constraints, and with each row the attempt that wrote it:
 
-    create   driver   before a batch, outside of every transaction that decides
-    stage    task     as many short transactions as it likes; nothing depends on them yet
-    move     driver   what the voted attempts staged, all of it, into the target [SPK-41]
-    sweep    driver   with the claim of the prefix: whatever is there is nobody's any more [SPK-42]
+    create   driver   before a batch, outside of the deciding transaction
+    stage    task     in any number of short transactions; nothing depends on them yet
+    move     driver   all rows that the voted attempts staged, into the target [SPK-41]
+    sweep    driver   with the claim of the prefix: no live batch has rows there any more [SPK-42]
 
-A staged row need not survive a crash of the database: the vote says how many there are, and fewer are not
-moved. PostgreSQL therefore keeps them out of its log. docs/adr/0038.
+Staged rows need not survive a crash of the database: the votes have their number, and if some are missing
+nothing is moved. So in PostgreSQL the table is UNLOGGED. docs/adr/0038.
 """
 
 import logging
@@ -62,9 +62,9 @@ ROW: Final = "tallystick_row"
 _ATTEMPT_LENGTH: Final = 32
 _DIGITS: Final = 24
 _MYSQL: Final = ("mysql", "mariadb")
-# What drivers want as an object of their own, and a batch has as text: staged as text, and cast when moved.
+# Types that drivers want as objects and a batch has as text: staged as text, and cast when moved.
 _AS_TEXT: Final = (JSON, Uuid)
-# What PostgreSQL reads from a text as it takes it from its driver; all else is inserted, with casts.
+# Types that PostgreSQL's COPY reads from text as from its driver; all others are inserted, with casts.
 _COPIED: Final[Mapping[Callable[[pa.DataType], bool], tuple[type, ...]]] = {
     pa.types.is_null: (object,),
     pa.types.is_boolean: (Boolean,),
@@ -76,19 +76,24 @@ _COPIED: Final[Mapping[Callable[[pa.DataType], bool], tuple[type, ...]]] = {
     pa.types.is_date: (Date,),
     pa.types.is_timestamp: (DateTime,),
 }
-# TRUNCATE gives the space back, but would wait for a zombie in the middle of an insert.
+# TRUNCATE frees the space, but would wait for the insert of a fenced attempt that is still running.
 _TRUNCATE_WAIT: Final = "SET LOCAL lock_timeout = '200ms'"
 
 
 class RowsRefused(SinkError):
-    """The table does not take the rows of a batch. Nothing was decided."""
+    """The table refuses the rows of a batch. Nothing was decided."""
 
 
 class Staged:
-    """One table of a query: the target, and where its rows wait. Belongs to one engine."""
+    """A target table of a query and its staging table. It belongs to one engine."""
 
     def __init__(self, engine: Engine, prefix: str, sink: ToTable) -> None:
-        """Looks into the database. Args: sink: with its columns. Raises: BadConfig."""
+        """Read the target's definition from the database, and check the sink against it.
+
+        Args:
+            sink: the sink, with its columns.
+        Raises: BadConfig.
+        """
         self.sink = sink
         self._engine = engine
         self._made = False
@@ -148,13 +153,13 @@ class Staged:
             )
             yield f"{at}: keys {', '.join(self.sink.keys)}: what it keeps unique is {shown}"
         elif self._dialect in _MYSQL and len(unique) > 1:
-            # ON DUPLICATE KEY UPDATE takes whichever it meets first.
+            # ON DUPLICATE KEY UPDATE applies to the first unique key that matches.
             yield f"{at}: has several unique keys, and {self._dialect} cannot be told by which to replace"
 
     # ---- driver, before a batch
 
     def create(self) -> None:
-        """Make it, or make it again where the target has changed; what was in it is nobody's. Once."""
+        """Create the staging table once, or again if the target has changed; no live batch needs old rows."""
         if self._made:
             return
         with self._engine.begin() as connection:
@@ -174,7 +179,7 @@ class Staged:
         return text
 
     def sweep(self, connection: Connection) -> None:
-        """Remove what is there. Housekeeping: what nobody voted for is never moved, so it may fail."""
+        """Remove all staged rows. This may fail, because rows without a vote are never moved."""
         for statement in self._sweeping(connection):
             try:
                 with connection.begin_nested():
@@ -195,11 +200,11 @@ class Staged:
     # ---- task
 
     def stage(self, attempt: str, first: int, rows: pa.RecordBatch) -> None:
-        """Put rows of one attempt there.
+        """Stage rows of one attempt.
 
         Args:
-            first: the number of its first row; all rows of an attempt have numbers of their own.
-            rows: with the sink's columns.
+            first: the number of the first row; row numbers are unique within an attempt.
+            rows: rows with the sink's columns.
         """
         columns = [
             _python_values(rows.column(name), self.table.c[name].type, self._dialect) for name in self._names
@@ -222,7 +227,7 @@ class Staged:
         )
 
     def _copy(self, connection: Connection, made: Iterable[tuple[Any, ...]]) -> None:
-        """A seventh of an insert's processor time: docs/notes/performance.md."""
+        """Stage rows by COPY, in a seventh of an insert's CPU time: docs/notes/performance.md."""
         quoted = connection.dialect.identifier_preparer
         names = ", ".join(map(quoted.quote, self.table.c.keys()))
         statement = f"COPY {quoted.format_table(self.table)} ({names}) FROM STDIN"
@@ -234,11 +239,11 @@ class Staged:
     # ---- driver, in the transaction that decides
 
     def move(self, connection: Connection, attempts: Sequence[str], rows: int) -> None:
-        """Into the target with all that these attempts staged [SPK-41].
+        """Move all rows that these attempts staged into the target [SPK-41].
 
         Args:
-            rows: how many there are, by the votes.
-        Raises: VoteLost if there are not; RowsRefused.
+            rows: the number of rows by the votes.
+        Raises: VoteLost if the number differs; RowsRefused.
         """
         voted = self.table.c[ATTEMPT].in_(attempts)
         found = connection.execute(select(func.count()).select_from(self.table).where(voted)).scalar_one()
@@ -263,7 +268,7 @@ class Staged:
             ) from exc
 
     def _check_keys(self, connection: Connection, voted: ColumnElement[bool]) -> None:
-        """Of two rows with the same keys, which is the later one? A batch has no order."""
+        """Refuse rows with the same keys: a batch has no order, so neither is the later one."""
         keys = [self.table.c[name] for name in self.sink.keys]
         twice = select(*keys).where(voted).group_by(*keys).having(func.count() > 1).limit(1)
         if (found := connection.execute(twice).first()) is not None:
@@ -285,7 +290,7 @@ class Staged:
         others = [name for name in self._names if name not in self.sink.keys]
         if self._dialect in _MYSQL:
             made = mysql.insert(self.target).from_select(self._names, rows)
-            # With nothing to replace, a key keeps its own value.
+            # Without other columns to replace, a key is set to its own value.
             return made.on_duplicate_key_update(
                 {name: made.inserted[name] for name in others or self.sink.keys[:1]}
             )
@@ -307,7 +312,7 @@ def _reflected(engine: Engine, sink: ToTable) -> Table:
 
 
 def _python_values(column: pa.Array, kind: Any, dialect: str) -> list[Any]:
-    """Instants go into columns without a time zone as UTC, whatever zone the session has."""
+    """Convert a column to Python values; instants become UTC in columns without a time zone."""
     is_instant = pa.types.is_timestamp(column.type) and column.type.tz is not None
     keeps_zone = isinstance(kind, DateTime) and kind.timezone and dialect == "postgresql"
     if is_instant and not keeps_zone:

@@ -1,8 +1,8 @@
-"""The topic of the decisions, on a real cluster: found or made, read to its end, written to.
+"""The decision topic on a cluster: create and check it, read it to its end, write to it.
 
-One partition, compacted, for all prefixes of a cluster; `decision_fold` says what is in it and how it is
-read. A decision is one record in a transaction of P/coordinator, under the pair that the lease was given.
-There is no InitProducerId before it, so a driver whose lease is no longer the last cannot decide [SPK-25].
+It has one compacted partition for all prefixes of a cluster; `decision_fold` describes its records and how to
+read them. A decision is one record in a transaction of P/coordinator, with the producer id and epoch of the
+lease. No InitProducerId precedes it, so a driver whose lease is no longer the last is fenced [SPK-25].
 """
 
 import logging
@@ -55,25 +55,26 @@ from tallystick.spark.protocol.transactional_ids import coordinator_id
 _log = logging.getLogger("tallystick.spark")
 
 DECISION_BYTES_MAX: Final = 1_000_000
-"""Below message.max.bytes, 1 MiB unless a broker says otherwise: some 14,000 tasks."""
+"""Below message.max.bytes, by default 1 MiB; enough for some 14,000 tasks."""
 
 TOPIC_CONFIG: Final = {
     "cleanup.policy": "compact",
-    # What a new driver reads is about one segment: the cleaner leaves the newest alone.
+    # A new driver reads about one segment: the cleaner does not compact the active one.
     "segment.bytes": "16777216",
     "min.cleanable.dirty.ratio": "0.1",
 }
 _FETCH_BYTES: Final = 8 * 1024 * 1024
-# KIP-890: below version 12 a partition is announced by AddPartitionsToTxn.
+# KIP-890: from Produce version 12 on, the broker adds the partition to the transaction; below it,
+# AddPartitionsToTxn does.
 _JOINS_BY_ITSELF: Final = 12
 _BY_NAME_FETCH: Final = 12
-"""From 13 on topics go by id (KIP-516)."""
+"""Fetch version 13 and later name topics by id (KIP-516)."""
 
 _LOOKED_AT: Final = ("cleanup.policy", "min.insync.replicas", "unclean.leader.election.enable")
 
 
 def unfit(topic: str, found: Mapping[str, str | None], replicas: int) -> NoDecisionTopic | None:
-    """Would decisions be deleted, or never be written?"""
+    """Return an error if the topic would delete decisions or could never take one."""
     policy, least = found.get("cleanup.policy"), found.get("min.insync.replicas")
     change = f"tallystick configs alter --entity-type topics --entity-name {topic} --add-config"
     if policy not in (None, "compact"):
@@ -92,7 +93,7 @@ def unfit(topic: str, found: Mapping[str, str | None], replicas: int) -> NoDecis
 
 
 def worries(found: Mapping[str, str | None], replicas: int, brokers: int) -> Iterator[str]:
-    """How a decision may be lost that was acknowledged; the cluster's owner may know better."""
+    """Yield the ways in which an acknowledged decision may be lost; these are warnings only."""
     if replicas == 1 and brokers > 1:
         yield f"has one replica on {brokers} brokers: decisions are lost with that broker's disk"
     if replicas > 1 and found.get("min.insync.replicas") == "1":
@@ -105,7 +106,7 @@ def worries(found: Mapping[str, str | None], replicas: int, brokers: int) -> Ite
 
 
 class DecisionTopic:
-    """The decisions of one prefix. On one loop; the cluster is the caller's."""
+    """`ports.DecisionLog` of one prefix, on one event loop; the caller closes the cluster."""
 
     def __init__(
         self, cluster: Cluster, options: SinkOptions, limit_ms: int, clock: Clock | None = None
@@ -122,13 +123,13 @@ class DecisionTopic:
     async def read(self) -> Known:
         if not await self._found():
             return Known()
-        # Not the high watermark of a fetch: a new leader's may lie behind what its predecessor acknowledged,
-        # and ListOffsets is not answered until it does not (KIP-207).
+        # KIP-207: ListOffsets fails until a new leader's high watermark has caught up with what its
+        # predecessor acknowledged. The high watermark of a Fetch response may still lag behind.
         asker = self._asker()
         end = (await topics.list_offsets(asker, {self._at: LATEST}, read_committed=False)).one(self._at)
         end_offset = 0 if end is None else end.offset
         if end_offset < self._fold.next_offset:
-            # The topic was deleted and made again, or lost its end: what was read before is no longer so.
+            # The topic was recreated or truncated, so what was read before is no longer valid.
             self._fold = DecisionFold(self._options.prefix)
         while self._fold.next_offset < end_offset:
             await self._cluster.retrying("Fetch", self._at, self._fetch, asker.deadline)
@@ -162,7 +163,7 @@ class DecisionTopic:
             raise refused("Fetch", self._at, ErrorCode.OFFSET_NOT_AVAILABLE)
 
     async def place(self) -> str | None:
-        # The id, since a topic that was deleted and made again has forgotten everything (KIP-516).
+        # KIP-516: the topic id, since a recreated topic has the same name and none of the decisions.
         info = await self._cluster.retrying("Metadata", self._at, self._look, self._asker().deadline)
         if info is None:
             return None
@@ -174,10 +175,10 @@ class DecisionTopic:
             await self._found()
 
     async def _found(self) -> bool:
-        """Is the topic there, and fit for it? Looks until it is. Raises: NoDecisionTopic."""
+        """Return whether the topic exists, and check it once it does. Raises: NoDecisionTopic."""
         if not self._opened:
             asker = self._asker()
-            # A broker that is restarting is no reason to end a query.
+            # Retried: a restarting broker must not end a query.
             info = await self._cluster.retrying("Metadata", self._at, self._look, asker.deadline)
             if info is not None:
                 await self._check(asker, info)
@@ -212,7 +213,7 @@ class DecisionTopic:
         return f"tallystick topics create {self._at.topic} --partitions 1 {settings}"
 
     async def _check(self, asker: Asker, info: TopicInfo) -> None:
-        """A topic that forgets decisions, or takes none, must not be used. Raises: NoDecisionTopic."""
+        """Refuse a topic that loses decisions or takes none. Raises: NoDecisionTopic."""
         at = ConfigResource(ResourceType.TOPIC, info.name)
         answer = await configs.describe(asker, (at,), _LOOKED_AT)
         if at not in answer.found:
@@ -243,10 +244,10 @@ class DecisionTopic:
         await self._decide(None, held, transaction_version)
 
     async def note(self, decision: Decision | None) -> None:
-        """Nothing is to be told: here is the cluster."""
+        """Do nothing: the decision itself is in the cluster."""
 
     async def write_note(self, noted: Noted | None) -> None:
-        """Of a decision in a database. Raises: a client's errors."""
+        """Write the note of a decision in a database. Raises: the client's errors."""
         value = None if noted is None else encode_noted(noted)
         await self._produce(noted_key(self._options.prefix), value, None, _JOINS_BY_ITSELF)
 
@@ -257,7 +258,7 @@ class DecisionTopic:
             _log.info("%s: the note that it is complete was not written: %s", self._options.prefix, exc)
 
     async def _decide(self, value: bytes | None, held: Identity, transaction_version: int) -> None:
-        """One record, in a transaction under exactly this pair: it is the only one this pair ever has."""
+        """Write one record in a transaction with exactly this producer id and epoch, its only transaction."""
         await self.open()
         wire = TxnWire(self._cluster, self._name, self._options.coordinator_timeout_ms)
         try:
@@ -265,7 +266,7 @@ class DecisionTopic:
                 await wire.add_partitions(held, (self._at,))
             highest = _JOINS_BY_ITSELF - (transaction_version < EPOCH_BUMP_VERSION)
             await self._produce(decision_key(self._options.prefix), value, held, highest)
-        except Fenced as exc:  # EndTxn was not sent: undecided, whatever else is unknown
+        except Fenced as exc:  # EndTxn was not sent, so nothing is decided
             raise PrefixTaken(self._options.prefix, exc.what()) from exc
         end = End(client=held, wish=Wish.COMMIT, version=transaction_version)
         try:
@@ -276,7 +277,7 @@ class DecisionTopic:
     async def _look_up(
         self, wire: TxnWire, held: Identity, transaction_version: int, error: ClientError
     ) -> None:
-        """EndTxn failed: was it carried out? Returns if so. Raises: see `DecisionLog.append`."""
+        """Return if a failed EndTxn was carried out after all. Raises: see `DecisionLog.append`."""
         if error.remedy is Remedy.LOOK_UP:
             asked = Asked(writer=held, client=held, version=transaction_version)
             try:

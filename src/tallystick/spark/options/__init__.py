@@ -1,4 +1,4 @@
-"""What a query may be told, and what it is: options of source and sink, topics and tables written to.
+"""Options of the Spark source and sink, and the definitions of the topics and tables of `foreach_batch`.
 
-Values and checks only: nothing here asks a cluster.
+Values and checks only: nothing here contacts a cluster.
 """

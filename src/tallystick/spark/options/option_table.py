@@ -1,4 +1,4 @@
-"""Every option of Spark's Kafka guide, and what it does here. docs/spark.md shows this table.
+"""Table of the options in Spark's Kafka guide and of our own, with their meaning. docs/spark.md shows it.
 
 Source: Spark 4.3 docs/streaming/structured-streaming-kafka-integration.md.
 """
@@ -13,7 +13,7 @@ DECISIONS_TOPIC: Final = "__tallystick_decisions"
 
 
 class Standing(Enum):
-    """What becomes of an option."""
+    """Treatment of an option."""
 
     SUPPORTED = "supported"
     NO_EFFECT = "no effect"
@@ -39,8 +39,8 @@ _SINK: Final = (Side.SINK,)
 class Option:
     """One option.
 
-    values             what may be written
-    ignored_elsewhere  in the other kind of query it is accepted without effect, as in Spark
+    values             the allowed values
+    ignored_elsewhere  accepted without effect in the other kind of query, as in Spark
     """
 
     name: str

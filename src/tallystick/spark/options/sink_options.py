@@ -1,6 +1,6 @@
-"""What a query writes, and how: the options of the sink. Pure.
+"""Parsed options of the Spark sink. Pure.
 
-Names and meaning are in `option_table`; this is what they amount to.
+Their names and meanings are in `option_table`.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,10 +20,10 @@ from tallystick.spark.protocol.transactional_ids import prefix_problems
 E = TypeVar("E", bound=Enum)
 
 TIMEOUT_MS: Final = 900_000
-"""Of prepared transactions without two-phase commit: the longest a broker allows unless told otherwise."""
+"""Timeout of prepared transactions without two-phase commit: the default of transaction.max.timeout.ms."""
 
 _COORDINATOR_TIMEOUT_MS: Final = 10_000
-# What a task sends it sends in bulk: larger batches than a service's producer wants.
+# A task sends in bulk, so its batches are larger than those of a service's producer.
 _DEFAULTS: Final = {"batch.size": "262144", "linger.ms": "5"}
 # The sink sets them itself.
 _OWN: Final = (
@@ -37,17 +37,17 @@ _OWN: Final = (
 
 @frozen(kw_only=True)
 class SinkOptions:
-    """What a query writes, and how.
+    """Parsed options of a query's sink.
 
-    prefix          of all its transactional ids; whoever uses it last owns it
-    client          settings of a producer, by Kafka's names
-    topic           for every row, whatever its column `topic` says
+    prefix          of all its transactional ids; the last query to claim it owns it
+    client          producer settings, by Kafka's names
+    topic           the topic of all rows; overrides the column `topic`
     modes           acceptable ways to keep a prepared transaction, strongest first
-    on_new          what to do where the prefix is known and the query is not
-    on_new_prefix   what to do where the query goes on and no decision of it is known
+    on_new          the action if the prefix has decisions of another query
+    on_new_prefix   the action if the query continues and none of its decisions is known
     write_id        the name of a batch write: a repetition of it writes nothing
-    decisions       the topic of the decisions
-    checkpoint      where the query keeps its checkpoint, if the options say so
+    decisions       the decision topic
+    checkpoint      the location of the query's checkpoint, if the options have it
     """
 
     prefix: str
@@ -61,7 +61,7 @@ class SinkOptions:
     checkpoint: str | None = None
 
     def of_worker(self, transactional_id: str) -> dict[str, str]:
-        """The settings of the producer of one attempt, or of the recovery of its transaction."""
+        """Return the settings of one attempt's producer, or of the recovery of its transaction."""
         two_phase = Mode.TWO_PHASE.value in self.modes
         endless = self.modes == (Mode.TWO_PHASE.value,)
         timeout = {} if endless else {"transaction.timeout.ms": str(TIMEOUT_MS)}
@@ -75,20 +75,20 @@ class SinkOptions:
 
     @property
     def of_driver(self) -> dict[str, str]:
-        """The settings of what asks and decides; a decision that takes long is given up."""
+        """Settings of the driver's client, without the tasks' transaction timeout: a slow decision fails."""
         return {n: t for n, t in self.client.items() if n != "transaction.timeout.ms"}
 
     @property
     def coordinator_timeout_ms(self) -> int:
-        """The timeout of the coordinator's own transaction, which is never one of two-phase commit."""
+        """Timeout of the coordinator's own transaction, which never uses two-phase commit."""
         return _COORDINATOR_TIMEOUT_MS
 
 
 def write_options(given: Mapping[str, str], query: Query) -> SinkOptions:
-    """What the options of a writer ask for.
+    """Parse the options of a writer.
 
     Args:
-        given: as Spark hands them over: texts by name, in any case.
+        given: the options as Spark passes them: strings by name, in any case.
     Raises: BadConfig with all problems at once.
     """
     texts = {name.lower(): text.strip() for name, text in given.items()}

@@ -1,9 +1,9 @@
-"""What one batch is written to, in SQL expressions over its columns: topics and tables. Pure.
+"""Definitions of the topics and tables that a batch is written to, as Spark SQL expressions. Pure.
 
     to_topic("delays.by_flight", key="flight", where="delay > 0")
     to_table("delays", write="upsert", keys=["flight"])
 
-`foreach_batch` writes to all of them, or to none.
+`foreach_batch` writes to all of them atomically.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +17,7 @@ _WRITES: Final = ("append", "upsert")
 
 @frozen(kw_only=True)
 class ToTopic:
-    """Each row, or each where `where` holds, as a record; see `to_topic`."""
+    """A topic: it gets a record for each row, or for each row where `where` holds; see `to_topic`."""
 
     topic: str
     key: str | None = None
@@ -28,7 +28,7 @@ class ToTopic:
 
 @frozen(kw_only=True)
 class ToTable:
-    """Each row, or each where `where` holds, as a row of a table; see `to_table`.
+    """A table: it gets each row of the batch, or each row where `where` holds; see `to_table`.
 
     columns  name in the table, and expression; None for the columns of the batch
     """
@@ -53,7 +53,7 @@ Sink = ToTopic | ToTable
 
 @frozen(kw_only=True)
 class Moves:
-    """What a decision moves: the attempts that voted, and for each table how many rows they staged."""
+    """The staged rows that a decision moves: the attempts that voted, and their row count for each table."""
 
     attempts: tuple[str, ...]
     rows: tuple[int, ...]
@@ -70,10 +70,10 @@ def to_topic(
     """Write records to a topic. Every argument but the first is a Spark SQL expression.
 
     Args:
-        key: string or binary; without it a record has none.
-        value: string or binary; without it the whole row as JSON, its nulls included.
+        key: string or binary; without it, records have no key.
+        value: string or binary; without it, the whole row as JSON, including nulls.
         headers: array<struct<key:string,value:binary>>.
-        where: boolean; which rows.
+        where: boolean; selects the rows.
     """
     return ToTopic(topic=topic, key=key, value=value, headers=headers, where=where)
 
@@ -86,16 +86,16 @@ def to_table(
     keys: Sequence[str] = (),
     where: str | None = None,
 ) -> ToTable:
-    """Write rows to a table of the database, which exists.
+    """Write rows to an existing table of the database.
 
     Args:
         table: its name, or `schema.name`.
-        columns: the table's columns, each with its Spark SQL expression, or the names alone where the batch
-            has columns of those names; without it every column of the batch.
-        write: "append", or "upsert": a row whose keys are in the table replaces what is there.
-        keys: of an upsert: the columns of a unique constraint or of the primary key. Two rows of a batch
+        columns: the table's columns, each with its Spark SQL expression, or only the names if the batch has
+            columns of those names; without it, every column of the batch.
+        write: "append", or "upsert": a row whose keys are in the table replaces the row there.
+        keys: for an upsert, the columns of a unique constraint or of the primary key. Two rows of a batch
             with the same keys are refused.
-        where: boolean; which rows.
+        where: boolean; selects the rows.
     """
     named = columns if columns is None or isinstance(columns, Mapping) else {c: quoted(c) for c in columns}
     return ToTable(
@@ -108,12 +108,12 @@ def to_table(
 
 
 def quoted(column: str) -> str:
-    """A column of the batch as an expression."""
+    """Quote a column name of the batch as an expression."""
     return "`" + column.replace("`", "``") + "`"
 
 
 def sink_problems(sinks: Sequence[object], database: str | None) -> Iterator[str]:
-    """What is wrong with the sinks as they are, before anybody has seen a batch or the database."""
+    """Yield the problems of the sinks that show without a batch or the database."""
     tables = [sink for sink in sinks if isinstance(sink, ToTable)]
     for sink in sinks:
         if not isinstance(sink, Sink):

@@ -1,8 +1,8 @@
-"""The options of `format("tallystick")`: those of Spark's own Kafka source and sink, by the same names.
+"""Parsed options of the Spark source: those of Spark's own Kafka source, by the same names.
 
 Every option of Spark's Kafka guide is in `OPTIONS`: supported, accepted without effect, or refused with the
-reason; docs/spark.md shows the table. Names are compared in lower case, as Spark hands them over, and what is
-wrong is told all at once. `kafka.` and a name is a setting of our consumer or producer: docs/config.md.
+reason; docs/spark.md shows the table. Names are compared in lower case, as Spark passes them, and all
+problems are reported at once. `kafka.` and a name is a setting of our consumer or producer: docs/config.md.
 
 Source: Spark 4.3 docs/streaming/structured-streaming-kafka-integration.md; KafkaSourceProvider.scala.
 """
@@ -44,14 +44,14 @@ class Subscribed:
 
 @frozen
 class Matching:
-    """All topics whose whole name matches."""
+    """All topics whose whole name matches the pattern."""
 
     pattern: str
 
 
 @frozen
 class Assigned:
-    """These partitions, whatever others there are."""
+    """Exactly these partitions."""
 
     partitions: tuple[TopicPartition, ...]
 
@@ -63,7 +63,7 @@ Topics = Subscribed | Matching | Assigned
 
 
 class Edge(Enum):
-    """An end of the log; the value is how JSON writes it."""
+    """An end of the log; the value stands for it in JSON."""
 
     EARLIEST = -2
     LATEST = -1
@@ -95,11 +95,11 @@ Place = Edge | AtOffsets | AtTimes | AtTime
 
 @frozen(kw_only=True)
 class Resume:
-    """Whose last decision says where to begin.
+    """The sink whose last decision gives the start offsets.
 
-    prefix     of the sink, as it was given
-    decisions  the topic of the decisions, in the cluster that is read
-    database   where the decisions are instead, as a URL
+    prefix     the sink's `transactional.id.prefix`
+    decisions  the decision topic, in the cluster that is read
+    database   the URL of the database that has the decisions instead
     """
 
     prefix: str
@@ -109,11 +109,11 @@ class Resume:
 
 @frozen(kw_only=True)
 class SourceOptions:
-    """What a query reads, and how.
+    """Parsed options of a query's source.
 
-    latest_if_no_match   a start by time that no record has is the end of the log, not an error
-    client               settings of a consumer, by Kafka's names
-    checkpoint           the query's, where the source is told, to keep its start there
+    latest_if_no_match   if no record is at or after the start time, start at the end of the log: no error
+    client               consumer settings, by Kafka's names
+    checkpoint           the query's checkpoint, if given, where the source keeps its start offsets
     resume               begin where a sink's last decision ended, if there is one
     """
 
@@ -135,17 +135,17 @@ class SourceOptions:
 
     @property
     def read_committed(self) -> bool:
-        """Are batches planned up to the last stable offset?"""
+        """True if batches end at the last stable offset."""
         return self.client["isolation.level"] == _READ_COMMITTED
 
 
 def read_options(given: Mapping[str, str], query: Query | None = None) -> SourceOptions:
-    """What the options of a reader ask for.
+    """Parse the options of a reader.
 
     Args:
-        given: as Spark hands them over: texts by name, in any case.
-        query: a batch or a stream; None where that is not known yet, and then only what is wrong for both
-            is told.
+        given: the options as Spark passes them: strings by name, in any case.
+        query: a batch or a stream; None if that is not known yet, and then only problems of both are
+            reported.
     Raises: BadConfig with all problems at once.
     """
     texts = {name.lower(): text.strip() for name, text in given.items()}
@@ -167,7 +167,7 @@ def read_options(given: Mapping[str, str], query: Query | None = None) -> Source
 
 
 def kafka_settings(given: Mapping[str, str]) -> dict[str, str]:
-    """The settings of a Kafka client among the options, without those that have no effect or are refused."""
+    """Return the Kafka client settings among the options, except those without effect or refused."""
     not_taken = {o.name.lower() for o in OPTIONS if o.standing is not Standing.SUPPORTED}
     texts = {name.lower(): text for name, text in given.items()}
     return {
@@ -176,10 +176,10 @@ def kafka_settings(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def common_problems(texts: Mapping[str, str], side: Side, query: Query | None) -> Iterator[str]:
-    """What is unknown, of the other side, refused or meant for the other kind of query.
+    """Yield a problem for each option that is unknown, refused, or for the other side or kind of query.
 
     Args:
-        texts: by name in lower case.
+        texts: the options by name in lower case.
     """
     known = {o.name.lower(): o for o in OPTIONS if side in o.sides}
     others = {o.name.lower(): o for o in OPTIONS if side not in o.sides}
@@ -206,7 +206,7 @@ def _unknown(name: str, known: Mapping[str, Option]) -> str:
 
 
 def _values(texts: Mapping[str, str], query: Query | None) -> tuple[dict[str, object], list[str]]:
-    """The values of the source's own options, and what is wrong with them."""
+    """Return the values of the source's own options, and their problems."""
     problems = list(common_problems(texts, Side.SOURCE, query))
     values: dict[str, object] = {}
     names = {option.name.lower(): option.name for option in OPTIONS}
@@ -236,7 +236,7 @@ def _topics(values: Mapping[str, object], problems: list[str]) -> Topics | None:
 
 
 def _place(values: Mapping[str, object], side: str, default: Edge) -> Place:
-    """Spark's order of preference: one time for all, times, offsets."""
+    """Return the place in Spark's order of preference: one time for all, times, offsets."""
     for name in (f"{side}timestamp", f"{side}offsetsbytimestamp", f"{side}offsets"):
         if name in values:
             return cast(Place, values[name])
@@ -267,7 +267,7 @@ def _resume(texts: Mapping[str, str], problems: list[str]) -> Resume | None:
 
 
 def _batch_problems(start: Place, end: Place) -> Iterator[str]:
-    """Rules of a batch: it reads from somewhere, up to something that is there when it is planned."""
+    """Yield the problems of a batch's range: it may not start at latest, end at earliest, or be inverted."""
     if start is Edge.LATEST:
         yield "startingOffsets: a batch cannot start at latest, it would read nothing"
     if end is Edge.EARLIEST:
@@ -380,7 +380,7 @@ def _by_partition(text: str, wanted: str, least: int) -> dict[TopicPartition, in
 
 
 def _offsets(text: str) -> Place:
-    """`earliest`, `latest`, or JSON in which -2 and -1 stand for them."""
+    """Parse `earliest`, `latest`, or JSON in which -2 and -1 stand for them."""
     if text.lower() in ("earliest", "latest"):
         return Edge[text.upper()]
     wanted = 'earliest, latest, or JSON such as {"topicA":{"0":23,"1":-1}}'
