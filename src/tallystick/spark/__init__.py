@@ -1,6 +1,6 @@
-"""tallystick for Spark: `register(spark)`, then `format("tallystick")` reads and writes, batches and streams.
+"""Spark source and sink: `register(spark)`, then `format("tallystick")` reads and writes batches and streams.
 
-Needs PySpark 4.3 or later (`pip install tallystick[spark]`); no jar. docs/spark.md has the options.
+It needs PySpark 4.3 or later (`pip install tallystick[spark]`), and no jar. docs/spark.md has the options.
 """
 
 from typing import TYPE_CHECKING

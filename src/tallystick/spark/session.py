@@ -1,4 +1,4 @@
-"""A Spark session on this machine, for the demo, the pipeline and the tests."""
+"""Local Spark session for the demo, the pipeline and the tests."""
 
 import os
 import sys
@@ -14,9 +14,9 @@ from tallystick.spark.runtime.java import java_home
 from tallystick.spark.worker_python import worker_python
 
 QUICK_JAVA: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""Options of a Java that shall start soon rather than run fast later: for a demo and for tests."""
+"""JVM options for a fast start rather than speed later, for a demo and for tests."""
 
-# Spark puts them before `extraJavaOptions`, which are the user's.
+# Spark puts them before the user's `extraJavaOptions`.
 _JAVA_OPTIONS: Final = ("spark.driver.defaultJavaOptions", "spark.executor.defaultJavaOptions")
 
 
@@ -27,24 +27,24 @@ def spark_session(
     master: str = "local[*]",
     settings: Mapping[str, str] | None = None,
 ) -> SparkSession:
-    """Start Spark here, with `format("tallystick")` known to it; the one that runs already, if one does.
+    """Start Spark with `format("tallystick")` registered, or return the session that runs already.
 
-    It listens on the loopback address alone and keeps its files in `work_dir`. On this machine alone
-    (`local[...]`, `local-cluster[...]`) its Javas start from the class archive, if that was made, and its
-    Python workers from the PySpark that is installed.
+    Spark listens on the loopback address only and keeps its files in `work_dir`. With a local master
+    (`local[...]`, `local-cluster[...]`) its JVMs use the class archive, if that was made, and its Python
+    workers use the installed PySpark.
 
     Args:
-        name: shown in Spark's logs.
+        name: the application's name in Spark's logs.
         work_dir: a folder for Spark's files; the caller removes it after `stop()`.
         master: `local[2]`, `local-cluster[2,1,1024]`, `spark://...`.
-        settings: Spark's own; they win over those here.
+        settings: Spark settings; they override those made here.
     Raises: NoJava.
     """
-    # Read by the Java that PySpark starts, and by the workers that start from it.
+    # Read by the JVM that PySpark starts, and by the workers that the JVM starts.
     os.environ["JAVA_HOME"] = str(java_home())
     here = master.startswith("local")
     python = worker_python() if here else sys.executable
-    # The second is that of the workers which the driver itself has.
+    # PYSPARK_DRIVER_PYTHON is for the workers of the driver itself.
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = python
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = SparkSession.builder.appName(name).master(master)
@@ -70,7 +70,7 @@ def _settings(work_dir: Path) -> dict[str, str]:
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         # Rows reach Python workers through files, not TCP: 50 to 60 ms less for each micro-batch.
         "spark.python.unix.domain.socket.enabled": "true",
-        # One shuffle task a core; the 200 of a cluster cost a small machine a second a batch.
+        # One shuffle task per core; Spark's default of 200 costs a small machine a second per batch.
         "spark.sql.shuffle.partitions": str(os.cpu_count() or 2),
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",

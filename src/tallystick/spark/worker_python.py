@@ -1,11 +1,11 @@
-"""The Python that Spark's workers are: this one, with the PySpark that is installed beside it.
+"""Python executable for Spark's workers: this one, with the installed PySpark.
 
-Spark puts its `pyspark.zip` first on the PYTHONPATH of its workers, for machines without PySpark. Of what is
-imported from a zip nothing stays compiled, so every process does that anew: half a second of each, and a
-first query starts a dozen. Where PySpark is installed, a script of ours leaves the zip
-out: docs/notes/spark-start.md.
+Spark puts its `pyspark.zip` first on the PYTHONPATH of its workers, for machines without PySpark. Python does
+not cache the bytecode of modules in a zip, so every process compiles them again: half a second for each, and
+a first query starts a dozen. If PySpark is installed, a script of ours removes the zip from the path:
+docs/notes/spark-start.md.
 
-`python -m tallystick.spark.worker_python` makes it and says where it is, for PYSPARK_PYTHON.
+`python -m tallystick.spark.worker_python` makes the script and prints its path, for PYSPARK_PYTHON.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from tallystick.spark.runtime.user_cache import keep_script, user_cache
 
 _log = logging.getLogger("tallystick.spark")
 
-# Not of the shell: Debian's drops what its environment has under names that are none of the shell's.
+# Not a shell script: Debian's shell drops environment variables whose names are not valid in the shell.
 _SCRIPT: Final = """\
 #!{python} -IS
 # PySpark is installed beside this Python: its zip, of which nothing stays compiled, is left out.
@@ -40,20 +40,20 @@ os.environ["PYTHONPATH"] = ":".join(entry for entry in path if not is_zip(entry)
 os.execv({python!r}, [{python!r}, *sys.argv[1:]])
 """
 _INSTALLED: Final = ("pyspark", "py4j")
-# A path that the first line of a program can name.
+# Paths that are valid in a script's first line (`#!`).
 _FITS: Final = re.compile(r"[!-~]{1,120}")
 
 
 def worker_python(cache: Path | None = None) -> str:
-    """What to start a worker with, on this machine and no other.
+    """Return the executable to start workers with, on this machine only.
 
     Args:
-        cache: where the script is put; the user's cache directory unless given.
-    Returns: the script; or this Python itself, where another PySpark is wanted or the script cannot be kept.
+        cache: the folder for the script; by default the user's cache directory.
+    Returns: the script; or this Python itself, if another PySpark is wanted or the script cannot be kept.
     """
     if not _is_wanted() or not _FITS.fullmatch(sys.executable):
         return sys.executable
-    # Each Python has one of its own: Spark's workers outlive whoever started them.
+    # Each Python has its own script, since Spark's workers outlive the process that started them.
     name = hashlib.sha256(sys.executable.encode()).hexdigest()[:16]
     file = (cache or user_cache() / "python") / f"python-{name}"
     try:
@@ -65,7 +65,7 @@ def worker_python(cache: Path | None = None) -> str:
 
 
 def _is_wanted() -> bool:
-    """Is the PySpark of this Spark in this Python's own folder, where each process finds it unasked?"""
+    """Return whether Spark's PySpark is in this Python's site-packages, where every process finds it."""
     folders = []
     for package in _INSTALLED:
         spec = find_spec(package)

@@ -1,4 +1,4 @@
-"""What Spark runs on here: its Java, the user's cache, garbage in workers that are used again.
+"""Spark's runtime on this machine: its Java, the user's cache, and garbage collection in reused workers.
 
-Knows nothing of Kafka, and imports no other folder of `spark`.
+It has nothing to do with Kafka, and imports no other folder of `spark`.
 """

