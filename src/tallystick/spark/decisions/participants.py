@@ -33,6 +33,7 @@ class ClusterParticipants:
         self._transactions = Transactions(cluster, limit_ms)
 
     async def claim(self) -> tuple[Identity, int]:
+        # InitProducerId fences the earlier driver, and succeeds only when its open transaction has ended.
         held = await self._initialise(self._name, self._options.coordinator_timeout_ms, None)
         return held, self._wire(self._name).transaction_version
 

@@ -4,7 +4,7 @@
     owner          the producer id and epoch of P/coordinator at the last claim of the prefix
     decision       the last one, encoded as in `committable`; done when all its transactions are committed
 
-The commit of the database is the commit point. A crash before it rolls everything back, rows and records;
+The commit of the database is the commit point. A crash before it undoes everything, rows and records;
 after it everything is completed [SPK-40].
 
 Both the cluster and the row record the owner of the prefix, and they must agree. So a driver takes the row

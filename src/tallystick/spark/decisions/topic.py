@@ -321,6 +321,7 @@ class DecisionTopic:
             node = await self._cluster.node_for(self._at)
             answer = await self._cluster.send(node, request, ProduceResponse, max_version=max_version)
             (found,) = (each for topic in answer.responses for each in topic.partition_responses)
+            # As in Kafka's Sender, a duplicate sequence number means that an earlier try was appended.
             if found.error_code not in (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
                 raise refused("Produce", self._at, found.error_code, found.error_message)
 

@@ -145,7 +145,7 @@ def course(
 
 
 def _without_decisions(batch: Batch, on_new: NewPrefix) -> DecisionsMissing | None:
-    """Refuse a batch that is not the query's first if no earlier batch of the query is decided."""
+    """Refuse a batch that is not the query's first if none before it is decided, unless adopting."""
     if batch.batch_id == 0 or on_new is NewPrefix.ADOPT:
         return None
     return DecisionsMissing(
@@ -443,8 +443,8 @@ class Fate(Enum):
 
 
 # The hold rule makes this table safe [SPK-23]: between its vote and the next decision only recovery touches
-# an id, and recovery only commits. So if the id has a newer epoch, its state alone tells the outcome: a
-# recovery completed it and crashed before it could record that.
+# an id, and recovery only commits. So if the id has moved on, its state alone tells the outcome: a recovery
+# completed the transaction and crashed before it could record that.
 _MOVED_ON: Final = {
     "PrepareCommit": Fate.COMMITTED,
     "CompleteCommit": Fate.COMMITTED,
