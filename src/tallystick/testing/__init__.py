@@ -1,6 +1,6 @@
-"""What users need to test their own Kafka code: a broker of their own, a clock that stands still.
+"""Test helpers for code that uses Kafka: an embedded broker, a fake clock, and polling for a condition.
 
-Imported when they are first used: the pytest plugin of this package is loaded in every run of pytest.
+The names are imported on first use, because pytest loads this package's plugin in every run.
 """
 
 from typing import TYPE_CHECKING

@@ -1,10 +1,10 @@
-"""A clock that moves only when told to."""
+"""A fake clock that moves only when a test advances it."""
 
 from tallystick.kernel.ids import TimestampMs
 
 
 class FakeClock:
-    """Starts at `start_ms` and stands still until `advance`."""
+    """A clock that starts at `start_ms` and stands still until `advance` is called."""
 
     def __init__(self, start_ms: int = 1_700_000_000_000) -> None:
         self._now_ms = start_ms
@@ -17,6 +17,6 @@ class FakeClock:
         return self._monotonic_ms
 
     def advance(self, by_ms: int) -> None:
-        """Let `by_ms` milliseconds pass."""
+        """Advance both clocks, wall and monotonic, by `by_ms` milliseconds."""
         self._now_ms += by_ms
         self._monotonic_ms += by_ms

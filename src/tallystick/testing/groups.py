@@ -1,7 +1,7 @@
-"""Consumer groups without a loop, a socket or a disk: the machine, a log in memory, a clock by hand.
+"""A driver for the consumer group state machine without loop, socket or disk: an in-memory log, a fake clock.
 
-The dullest possible driver. What it shows is what the machine decides; tests of waiting
-and of failing appends use the real driver.
+It is deliberately minimal and shows what the machine decides. Tests of waiting and of failing appends use the
+real driver.
 """
 
 from collections.abc import Iterable
@@ -40,8 +40,8 @@ START_MS = 1_700_000_000_000
 class GroupWorld:
     """Groups of one partition of `__consumer_offsets`.
 
-    log      every batch appended, offsets assigned as a log would
-    answers  what each ticket was answered, in the order of answering
+    log      every batch appended, with offsets assigned as a log would
+    answers  each ticket's answer, in the order of answering
     parked   tickets that wait
     """
 
@@ -72,16 +72,19 @@ class GroupWorld:
         return Env(group_id=group_id, config=self.config, now=self.now(), spare_id=str(self._spares))
 
     def run(self, group_id: GroupId, command: Command) -> Answer | None:
-        """Run one command in Kafka's order; None when it was parked under its ticket."""
+        """Run one command in Kafka's order; return None when it was parked under its ticket."""
         return self.carry_out(group_id, command, self.decide(group_id, command))
 
     def decide(self, group_id: GroupId, command: Command) -> Step:
-        """What the machine says now. Until it is carried out markers may come, but no other command."""
+        """Return what the machine decides now.
+
+        Until the step is carried out, markers may arrive, but no other command.
+        """
         outcome = decide(self.groups.get(group_id), command, self.env(group_id))
         return Step(then_reply=outcome) if isinstance(outcome, Reject) else outcome
 
     def carry_out(self, group_id: GroupId, command: Command, step: Step) -> Answer | None:
-        """Append, apply, answer."""
+        """Append the step's events, apply them, and answer."""
         check(
             step.append == tuple(event for event in step.then_apply if isinstance(event, DurableEvent)),
             "everything durable is appended, in order",
@@ -106,12 +109,12 @@ class GroupWorld:
         return step.then_reply
 
     def append(self, events: Iterable[DurableEvent], producer: Identity | None = None) -> Offset:
-        """Put events into the log as the driver does; returns the first offset."""
+        """Append events to the log as the driver does, and return the first offset."""
         durable = tuple(events)
         return self._place(encode_batch_of(durable, self.now().wall_ms, producer))
 
     def end_transaction(self, producer: Identity, outcome: ControlType) -> None:
-        """Append an end marker and apply it, in the order of the log as everything here."""
+        """Append an end marker and apply it, in log order like everything here."""
         marker = Marker(type=outcome, coordinator_epoch=0)
         self._place(encode_marker(marker, producer, timestamp_ms=self.now().wall_ms))
         for entry in decode_batches(self.log[-1]):
@@ -125,7 +128,7 @@ class GroupWorld:
         return at
 
     def pass_time(self, by_ms: int) -> None:
-        """Let time pass from deadline to deadline, each one acted on when it comes."""
+        """Let time pass from deadline to deadline, acting on each one when it is reached."""
         end_ms = self.elapsed_ms + by_ms
         while True:
             coming = [
@@ -139,17 +142,17 @@ class GroupWorld:
         self.elapsed_ms = end_ms
 
     def act_on_time(self) -> None:
-        """Whatever is due now."""
+        """Act on every deadline that has passed."""
         for group_id, group in list(self.groups.items()):
             for timeout in due(group, self.elapsed_ms):
                 self.run(group_id, timeout)
 
     def replayed(self) -> dict[GroupId, Group]:
-        """What a restart would find in the log."""
+        """Return the groups that a restart would read back from the log."""
         return self._replayed().groups
 
     def restart(self) -> None:
-        """Lose what only memory had; parked requests break with their connections."""
+        """Lose what only memory held; parked requests break with their connections."""
         self.table = self._replayed()
         self.parked.clear()
         for group_id in list(self.groups):
@@ -164,10 +167,10 @@ class GroupWorld:
 
 
 def durable_view(group: Group | None) -> object:
-    """The part of a group the log keeps, comparable between a live and a replayed one.
+    """Return the part of a group the log keeps, comparable between a live and a replayed one.
 
-    While a group rebalances its membership runs ahead of the log, so only offsets count then. A group
-    without members, protocol and offsets leaves no trace worth comparing.
+    While a group rebalances, its membership runs ahead of the log, so only offsets count then. A group
+    without members, protocol and offsets leaves nothing to compare.
     """
     if group is None:
         return None

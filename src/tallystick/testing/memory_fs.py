@@ -1,13 +1,13 @@
-"""A file system that forgets what a real one may forget when power fails (style R14, R17).
+"""An in-memory file system that loses what a real one may lose when power fails (style R14, R17).
 
-It keeps two things apart: what programs see, and what is on the disk. Bytes reach the disk with `sync`
-of their file, names with `sync_dir` of their directory. At a crash every change since then may have
-happened or not: a file keeps any prefix of its unsynced writes, the last of them torn anywhere, or any
-subset of them with holes of zeros between; a directory keeps any prefix of its unsynced changes, or, on a
-file system that does not order them, any subset.
+It keeps the view of programs apart from the content of the disk. `sync` of a file puts its bytes on the disk,
+`sync_dir` of a directory its names. At a crash each change since then may or may not have happened: a file
+keeps any prefix of its unsynced writes, the last one torn anywhere, or any subset of them with holes of
+zeros between; a directory keeps any prefix of its unsynced changes or, on a file system that does not order
+them, any subset.
 
-Effects are numbered and recorded, so that a test can crash after each of them. A crash may also be asked for
-every state it could leave, one after the other: `crash_as` with the choices of `every_choice`.
+Effects are numbered and recorded, so that a test can crash after each of them. To try every state that a
+crash could leave, call `crash_as` with the choices of `every_choice`.
 """
 
 import errno
@@ -19,26 +19,33 @@ from typing import Final, Literal
 from tallystick.storage.fs import Buffer
 
 Keep = Literal["nothing", "everything", "prefix", "subset", "unordered"]
-"""What of the unsynced changes survives; the last three are drawn from the seed.
+"""The unsynced changes that survive a crash; the last three are drawn from the seed.
 
-`subset` is of the writes to a file, names keep their order; `unordered` is of both.
+`subset` applies to the writes to a file, while names keep their order; `unordered` applies to both.
 """
 
 
 Choose = Callable[[int], int]
-"""Picks one of so many possibilities, counted from 0."""
+"""Picks one of the given number of possibilities, counted from 0."""
 
 Fault = Callable[[str, str], OSError | None]
-"""Whether a system call fails: its name and path; None lets it happen."""
+"""Takes a system call's name and path; returns the error it fails with, or None to let it succeed."""
 
 
 class PowerLost(BaseException):
-    """The process died here. Not an Exception: nothing may catch it and go on."""
+    """Raised at the point where the process dies.
+
+    Not an Exception, so that no handler catches it and carries on.
+    """
 
 
 @dataclass(eq=False, slots=True)
 class _Node:
-    """A file. `pending` are (position, bytes) of writes and (size, None) of truncations since the sync."""
+    """A file's content.
+
+    `pending` holds the changes since the last sync: (position, bytes) for a write, (size, None) for a
+    truncation.
+    """
 
     data: bytearray = field(default_factory=bytearray)
     synced: bytes = b""
@@ -75,7 +82,7 @@ class _Node:
         self.sync()
 
     def crash_as(self, choose: Choose) -> None:
-        """Keep of every change nothing or all, and of a write perhaps its first half."""
+        """Keep each unsynced change in full or not at all, or only the first half of a write."""
         data = bytearray(self.synced)
         for at, change in self.pending:
             if change is None:
@@ -95,12 +102,15 @@ def _resize(data: bytearray, size: int) -> None:
     data += bytes(size - len(data))
 
 
-# A change of one directory: path, and what the name means afterwards (None: it is gone).
+# A change of one directory: each path and the node it names afterwards (None: the name is removed).
 _Change = tuple[tuple[str, "_Node | None"], ...]
 
 
 class MemoryFile:
-    """An open file. Dead after a crash: a process that survives its power is a bug of the test."""
+    """An open file.
+
+    Calls after a crash raise PowerLost: a process that survives its power loss is a bug of the test.
+    """
 
     def __init__(self, fs: "MemoryFileSystem", path: str, node: _Node) -> None:
         self.path = path
@@ -129,7 +139,7 @@ class MemoryFile:
         self._alive()
         failure = self._fs.sync_failure or self._fs.failure_of("sync", self.path)
         if failure is not None:
-            # What the kernel does: the pages are clean now, and not on the disk.
+            # As the Linux kernel does: the pages count as clean now, but are not on the disk.
             self._fs.effect("sync fails", self.path, lambda: None)
             raise failure
         self._fs.effect("sync", self.path, self._node.sync)
@@ -168,9 +178,12 @@ UNLIMITED: Final = 1 << 60
 
 
 class MemoryFileSystem:
-    """See the module. Attributes to set: `capacity`, `write_failure`, `sync_failure`, `truncate_failure`
-    (raised by the calls they name), `fault` (asked before every call that can fail), `crash_after` (the
-    number of the effect after which power fails)."""
+    """A file system in memory; see the module.
+
+    Attributes to set: `capacity`, `write_failure`, `sync_failure`, `truncate_failure` (raised by the calls
+    they name), `fault` (asked before every call that can fail), `crash_after` (the number of the effect after
+    which power fails).
+    """
 
     def __init__(self, *, capacity: int = UNLIMITED, crash_after: int | None = None) -> None:
         self.capacity = capacity
@@ -181,7 +194,7 @@ class MemoryFileSystem:
         self.fault: Fault | None = None
         self.effects: list[tuple[str, str]] = []
         self.life = 0
-        self.unplugged = False  # from the loss of power until `crash`: nothing has an effect any more
+        self.unplugged = False  # from the loss of power until `crash`: calls have no effect
         self._dirs: dict[str, bool] = {"": True}  # path -> whether its name is on the disk
         self._names: dict[str, _Node] = {}
         self._durable: dict[str, _Node] = {}
@@ -189,11 +202,11 @@ class MemoryFileSystem:
         self._locks: set[str] = set()
 
     def failure_of(self, name: str, path: str) -> OSError | None:
-        """What the call is to fail with, if it is. A dead process makes no calls."""
+        """Return the error the call is to fail with, if any; after a power loss always None."""
         return None if self.fault is None or self.unplugged else self.fault(name, path)
 
     def maybe_fail(self, name: str, path: str) -> None:
-        """Raise what the call is to fail with, if it is."""
+        """Raise the error the call is to fail with, if any."""
         failure = self.failure_of(name, path)
         if failure is not None:
             raise failure
@@ -201,7 +214,7 @@ class MemoryFileSystem:
     # -- crashing -----------------------------------------------------------------------------------------
 
     def effect(self, name: str, path: str, do: Callable[[], None]) -> None:
-        """Do something to the disk, write it down, and lose power when its turn has come."""
+        """Carry out an effect on the disk, record it, and lose power after number `crash_after`."""
         if self.unplugged:
             raise PowerLost(f"before {name} {path}: a dead process cleans nothing up")
         do()
@@ -212,7 +225,7 @@ class MemoryFileSystem:
             raise PowerLost(f"after {name} {path}")
 
     def crash(self, keep: Keep = "nothing", seed: int = 0) -> None:
-        """Lose power: afterwards this is the disk as the next process finds it."""
+        """Lose power and leave the disk as the next process finds it."""
         random = Random(seed)
         self._begin_life()
         for changes in self._changes.values():
@@ -232,11 +245,13 @@ class MemoryFileSystem:
             node.crash(keep, random)
 
     def crash_as(self, choose: Choose, derived: Sequence[str] = ()) -> None:
-        """Lose power, and keep what `choose` says of every change that was not synced, in no order.
+        """Lose power, and ask `choose` about each unsynced change on its own whether to keep it.
 
         Args:
-            derived: endings of files that can be made again from others. All their names are kept or none,
-                and their bytes in full, in part or not at all: else the choices are too many.
+            choose: answers each question with the number of a possibility.
+            derived: endings of files that can be rebuilt from others. Their names are kept all or none, and
+                their
+                bytes in full, in part or not at all; otherwise there would be too many combinations.
         """
         self._begin_life()
         names_of_derived: int | None = None
@@ -409,7 +424,7 @@ class MemoryFileSystem:
             raise FileNotFoundError(errno.ENOENT, "no such directory", path)
 
     def files(self) -> dict[str, bytes]:
-        """Every file and its bytes: to carry this disk over to a real one."""
+        """Return every file with its bytes, for copying this disk to a real one."""
         return {path: bytes(node.data) for path, node in self._names.items()}
 
     def directories(self) -> list[str]:
@@ -417,7 +432,7 @@ class MemoryFileSystem:
 
     @classmethod
     def of(cls, directories: Sequence[str], files: Mapping[str, bytes]) -> "MemoryFileSystem":
-        """A disk that holds these, all of it synced."""
+        """Return a file system that holds these directories and files, all of them synced."""
         made = cls()
         made._dirs.update(dict.fromkeys(directories, True))
         made._names = {path: _Node(bytearray(data), data) for path, data in files.items()}
@@ -426,8 +441,13 @@ class MemoryFileSystem:
 
 
 def every_choice() -> Iterator[Choose]:
-    """Answer a deterministic run's questions in every way: run it once with each of these, to its end."""
-    script: list[tuple[int, int]] = []  # the answer, of so many possibilities
+    """Yield choosers that together give every combination of answers.
+
+    Do a deterministic run once with each of them, to its end.
+    """
+    script: list[
+        tuple[int, int]
+    ] = []  # each answer given, with the number of possibilities it was picked from
     while True:
         at = 0
 

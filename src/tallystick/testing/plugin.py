@@ -1,16 +1,17 @@
-"""A broker for every test that asks for one: a pytest plugin, there as soon as tallystick is installed.
+"""The pytest plugin: fixtures that give a test a broker, available as soon as tallystick is installed.
 
     def test_orders(tallystick_broker):
         producer = Producer({"bootstrap.servers": tallystick_broker.bootstrap_servers})
 
-`tallystick_broker` is the test's own: empty, and gone afterwards. It is a child process, so that a test may
-`kill` and `restart` it. Settings are given by a marker, by Kafka's names with underscores for dots, or as a
-dict; `in_process=True` runs it in a thread instead, which starts sooner and cannot be killed.
+`tallystick_broker` belongs to one test: it starts empty and is removed afterwards. It runs in a child
+process, so a test can `kill` and `restart` it. A marker sets its configuration: as keywords, by Kafka's names
+with underscores for dots, or as a dict. `in_process=True` runs the broker in a thread instead, which starts
+sooner but cannot be killed.
 
     @pytest.mark.tallystick_broker(num_partitions=3, in_process=True)
     @pytest.mark.tallystick_broker({"log.retention.ms": 1000})
 
-Markers of a function add to those of its class and module, and win over them.
+Markers of a function are merged with those of its class and module, and take precedence over them.
 
 `tallystick_session_broker` is started once for all tests that ask for it; they see each other's topics. Its
 settings are lines of the ini option `tallystick_settings`:
@@ -45,7 +46,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def tallystick_broker(request: pytest.FixtureRequest) -> Iterator["EmbeddedBroker"]:
-    """An empty broker for this test alone."""
+    """Provide an empty broker for this test alone."""
     settings: dict[str, object] = {}
     for marker in reversed(list(request.node.iter_markers(MARKER))):
         settings |= _settings_of(marker)
@@ -56,7 +57,7 @@ def tallystick_broker(request: pytest.FixtureRequest) -> Iterator["EmbeddedBroke
 
 @pytest.fixture(scope="session")
 def tallystick_session_broker(pytestconfig: pytest.Config) -> Iterator["EmbeddedBroker"]:
-    """A broker that all tests of the run share."""
+    """Provide a broker that all tests of the run share."""
     with _embedded_broker(_settings_in(pytestconfig.getini(INI)), in_process=False) as broker:
         yield broker
 
@@ -81,6 +82,6 @@ def _settings_in(lines: list[str]) -> dict[str, object]:
 
 
 def _embedded_broker(config: Mapping[str, object], in_process: bool) -> "EmbeddedBroker":
-    # Loaded when a test wants one: this module is imported in every run of pytest.
+    # Loaded when a test asks for a broker: this module is imported in every run of pytest.
     made = _lazy.load("tallystick.broker.embedded").EmbeddedBroker(in_process=in_process, config=config)
     return cast("EmbeddedBroker", made)

@@ -1,7 +1,7 @@
-"""Writes down the system calls of the real file system layer, and plays any prefix of them back.
+"""Records the system calls of the real file system layer, and plays any prefix of them back.
 
-This ties the model of `MemoryFileSystem` to the layer that is used: the calls are those the kernel got,
-below everything of ours, and the model only decides what a power loss may make of them.
+This ties the model of `MemoryFileSystem` to the layer in use: the calls are those that reach the kernel,
+below all of our code, and the model only decides what a power loss may make of them.
 """
 
 import os
@@ -14,7 +14,7 @@ from tallystick.testing.memory_fs import MemoryFileSystem
 
 @frozen
 class Call:
-    """One call that changed, or promised, something; paths are relative to the root of the recording."""
+    """One call that changed or synced something; paths are relative to the root of the recording."""
 
     name: str
     path: str
@@ -91,7 +91,7 @@ class RecordingSyscalls(Syscalls):
 
 
 def play_back(calls: Sequence[Call]) -> MemoryFileSystem:
-    """A disk that has been told exactly these calls; `crash` then says what of them it kept."""
+    """Return a disk to which exactly these calls were made; `crash` then decides what of them it keeps."""
     fs = MemoryFileSystem()
     for call in calls:
         match call.name:

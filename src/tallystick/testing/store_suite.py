@@ -1,4 +1,4 @@
-"""Is a store for dual writes right? A suite for any store, against its real database.
+"""A test suite for dual-write stores: checks any store's contract against its real database.
 
     class TestMyStore(StoreSuite):
         @pytest.fixture
@@ -8,11 +8,12 @@
         def write(self, handle, value): ...   # a row of the user's, in the transaction behind `handle`
         def read(self, store): ...            # the values of all rows that are committed
 
-`stores` makes a store on the same database each time it is called, as two processes would have two. For a
-database that only one process can open, it returns the same one each time. Synchronous and asynchronous
-stores alike: what a method returns is awaited if it can be, on a loop in a thread of the suite's.
+`stores` returns a function that makes a store on the same database each time it is called, as two processes
+would have two. For a database that only one process can open, it returns the same store each time.
+Synchronous and asynchronous stores both work: an awaitable result is awaited, on an event loop in a thread of
+the suite.
 
-Each test is a sentence of the contract in `tallystick.dualwrite.stores.base`.
+Each test checks one sentence of the contract in `tallystick.dualwrite.stores.base`.
 """
 
 import asyncio
@@ -33,17 +34,17 @@ from tallystick.kernel.value import replace
 MakeStore = Callable[[], Any]
 
 WAIT_S = 30.0
-"""How long anything may take once nobody stands in its way."""
+"""Seconds an operation may take once nothing blocks it."""
 HELD_S = 0.3
-"""How long it is watched that a claim waits."""
+"""Seconds for which a claim is watched to see whether it waits."""
 
 ID = "payments-1"
 ALIKE = ("pay", "PAY", "pay ", "p\u00e4y", "pa\u0308y", "pay/1", "pay%2F1", "\U0001f4b0", "x" * 249)
-"""Ids that some collation, path or encoding would take for the same."""
+"""Ids that some collation, path or encoding would confuse with each other."""
 
 
 class Desk:
-    """Calls what waits, and what is awaited, in the same way."""
+    """Calls synchronous and asynchronous functions in the same way."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -51,14 +52,14 @@ class Desk:
         self._thread.start()
 
     def call(self, function: Callable[..., Any], *args: object) -> Any:
-        """What `function` returns, awaited if it can be."""
+        """Call a function and return its result, awaited if it is awaitable."""
         if inspect.iscoroutinefunction(function):
             return asyncio.run_coroutine_threadsafe(function(*args), self._loop).result(WAIT_S)
         result = function(*args)
         return self.call(_awaited, result) if inspect.isawaitable(result) else result
 
     def begin(self, function: Callable[..., Any], *args: object) -> "Future[Any]":
-        """The same in a thread of its own."""
+        """Call a function in a thread of its own and return a future of its result."""
         future: Future[Any] = Future()
 
         def run() -> None:
@@ -81,19 +82,23 @@ async def _awaited(result: Coroutine[Any, Any, Any]) -> Any:
 
 
 class StoreSuite:
-    """Inherit, and say how the store is made and how the user's rows are written and read."""
+    """Base class of the tests of a store.
+
+    Subclasses override `stores`, `write` and `read`: how to make the store, and how to write and read the
+    user's rows.
+    """
 
     @pytest.fixture
     def stores(self) -> MakeStore:
-        """What makes a store on the same, empty database."""
+        """Return a function that makes a store on the same database, empty at first."""
         raise NotImplementedError("override the fixture `stores`")
 
     def write(self, handle: Any, value: str) -> Any:
-        """Write a row of the user's, in the transaction that `handle` stands for."""
+        """Write a row of the user's in the transaction behind `handle`."""
         raise NotImplementedError
 
     def read(self, store: Any) -> Any:
-        """The values of all committed rows."""
+        """Return the values of all committed rows."""
         raise NotImplementedError
 
     @pytest.fixture
@@ -121,7 +126,7 @@ class StoreSuite:
         assert desk.call(two.read_state, ID) == row
 
     def test_a_first_claim_makes_an_empty_row(self, pair: tuple[Any, Any], desk: Desk) -> None:
-        """[DW-1] It is committed when `claim` returns: another process sees it."""
+        """[DW-1] The row is committed when `claim` returns, so another process sees it."""
         one, two = pair
         assert desk.call(one.read_state, ID) is None
         row = desk.call(one.claim, ID)
@@ -129,7 +134,7 @@ class StoreSuite:
         assert desk.call(two.read_state, ID) == row
 
     def test_a_claim_changes_the_owner_and_nothing_else(self, pair: tuple[Any, Any], desk: Desk) -> None:
-        """[DW-1]"""
+        """[DW-1] A claim replaces the owner and keeps every other column."""
         one, two = pair
         row = _full(desk.call(one.claim, ID))
         self.commit(desk, one, row)
@@ -147,7 +152,7 @@ class StoreSuite:
         assert desk.call(two.read_state, ID) == bare
 
     def test_ids_are_equal_when_their_bytes_are(self, pair: tuple[Any, Any], desk: Desk) -> None:
-        """A collation that takes two ids for one would commit one writer's transaction for another."""
+        """A collation that equates two ids would commit one writer's transaction for another's."""
         one, two = pair
         owners = {each: desk.call(one.claim, each).owner for each in ALIKE}
         assert len(set(owners.values())) == len(ALIKE)
@@ -170,7 +175,7 @@ class StoreSuite:
 
     @pytest.mark.parametrize("recorded", [False, True])
     def test_a_rollback_takes_both_back(self, pair: tuple[Any, Any], desk: Desk, recorded: bool) -> None:
-        """Also when nothing was recorded yet; and a second one is harmless."""
+        """A rollback also works before anything is recorded, and repeating it is harmless."""
         one, two = pair
         row = desk.call(one.claim, ID)
         txn = desk.call(one.begin)
@@ -195,7 +200,7 @@ class StoreSuite:
         assert state == row
 
     def test_several_ids_are_recorded_or_none(self, pair: tuple[Any, Any], desk: Desk) -> None:
-        """[DW-2] A writer of two clusters records two rows; one that is fenced takes the other back."""
+        """[DW-2] A writer of two clusters records two rows, or neither if one is fenced."""
         one, two = pair
         rows = [desk.call(one.claim, each) for each in ("east", "west")]
         new = [replace(row, state=PreparedTxnState("7:1")) for row in rows]
@@ -211,7 +216,7 @@ class StoreSuite:
         assert [desk.call(two.read_state, row.transactional_id) for row in new] == [new[0], taken]
 
     def test_a_row_that_went_back_is_not_recorded_over(self, pair: tuple[Any, Any], desk: Desk) -> None:
-        """[DW-12] The database has lost the last commit of this writer, and says so to it at once."""
+        """[DW-12] The database lost this writer's last commit, and the next `record` reports it."""
         one, two = pair
         row = desk.call(one.claim, ID)
         first, lost = (replace(row, state=PreparedTxnState(f"7:{epoch}")) for epoch in (1, 2))
@@ -222,12 +227,12 @@ class StoreSuite:
         desk.call(txn.rollback)
         assert desk.call(two.read_state, ID) == first
         self.commit(desk, one, lost, first)
-        self.commit(desk, one, lost, lost)  # nothing was sent: the row stays as it is
+        self.commit(desk, one, lost, lost)  # nothing was sent to Kafka: the row stays as it is
 
     # ---- the fences
 
     def test_who_was_claimed_from_cannot_commit(self, pair: tuple[Any, Any], desk: Desk) -> None:
-        """[DW-2] The writer that stalled after `prepare` and wakes when another has recovered its id."""
+        """[DW-2] A writer that stalls after `prepare` is fenced once another one has claimed its id."""
         one, two = pair
         row = desk.call(one.claim, ID)
         taken = desk.call(two.claim, ID)
@@ -237,7 +242,7 @@ class StoreSuite:
         self.commit(desk, two, replace(taken, state=PreparedTxnState("7:2")))
 
     def test_an_id_without_a_row_cannot_be_recorded(self, pair: tuple[Any, Any], desk: Desk) -> None:
-        """[DW-2] Somebody has removed the row; making it again would forget what it fences."""
+        """[DW-2] The row was removed; creating it again would drop the fence that it holds."""
         one, two = pair
         row = StoredState(transactional_id=ID, owner="0" * 32, state=PreparedTxnState("7:1"))
         assert self.is_fenced(desk, one, [row])
@@ -247,7 +252,7 @@ class StoreSuite:
     def test_a_claim_sees_how_a_half_finished_commit_ends(
         self, pair: tuple[Any, Any], desk: Desk, commits: bool
     ) -> None:
-        """[DW-1] Either the claim waits for it and shows its state, or it can never commit any more."""
+        """[DW-1] The claim waits for the commit and sees its state, or the commit fails."""
         one, two = pair
         row = desk.call(one.claim, ID)
         new = replace(row, state=PreparedTxnState("7:1"))
@@ -272,7 +277,7 @@ class StoreSuite:
         assert desk.call(two.read_state, ID) == claimed
 
     def test_of_many_claims_one_is_the_last(self, pair: tuple[Any, Any], desk: Desk) -> None:
-        """[DW-1, DW-2] Each gets another owner, and only the last owner can record."""
+        """[DW-1, DW-2] Each claim gets a different owner, and only the last owner can record."""
         one, two = pair
         claims = [desk.begin(store.claim, ID) for store in (one, two) * 4]
         rows = [claim.result(WAIT_S) for claim in claims]
@@ -283,18 +288,19 @@ class StoreSuite:
         assert all(self.is_fenced(desk, two, [row]) for row in others)
         self.commit(desk, one, replace(last, state=PreparedTxnState("7:1")))
 
-    # ---- words
+    # ---- helpers
 
     def commit(self, desk: Desk, store: Any, row: StoredState, before: StoredState | None = None) -> None:
-        """A transaction that records one row."""
+        """Commit a transaction that records one row."""
         txn = desk.call(store.begin)
         desk.call(txn.record, row, before)
         desk.call(txn.commit)
 
     def is_fenced(self, desk: Desk, store: Any, rows: Iterable[StoredState]) -> bool:
-        """Is a transaction that writes a row and records these refused, at the latest by its commit?
+        """Return whether a transaction that writes a row and records `rows` is refused as fenced.
 
-        [DW-3] The commit says NotCommitted then: after anything else its outcome would not be known.
+        The refusal comes at the commit at the latest. [DW-3] The commit then raises NotCommitted: after any
+        other error its outcome would be unknown.
         """
         txn = desk.call(store.begin)
         try:
@@ -312,7 +318,7 @@ class StoreSuite:
 
 
 def _full(row: StoredState) -> StoredState:
-    """The row with something in every column, as large as it can be."""
+    """Return the row with every column filled, at its largest."""
     return replace(
         row,
         state=PreparedTxnState(f"{INT64_MAX}:{INT16_MAX}"),
@@ -330,7 +336,7 @@ def _listed(ids: Iterable[str]) -> list[str]:
 
 
 def _watch(claim: "Future[Any]") -> None:
-    """Give a claim that does not wait the time to show it."""
+    """Wait long enough for a claim that does not wait to finish."""
     done = threading.Event()
     claim.add_done_callback(lambda _: done.set())
     done.wait(HELD_S)

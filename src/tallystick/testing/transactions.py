@@ -1,7 +1,7 @@
-"""Transactional ids without a loop, a socket or a disk: the machine, a log in memory, a clock by hand.
+"""A driver for the transaction state machine without loop, socket or disk: an in-memory log, a fake clock.
 
-The dullest possible driver: one command at a time, and markers are written when a test says so. What it
-shows is what the machine decides; tests of waiting and of failing appends use the real driver.
+It is deliberately minimal: one command at a time, and markers are written when a test says so. It shows what
+the machine decides; tests of waiting and of failing appends use the real driver.
 """
 
 from collections.abc import Iterable, Mapping
@@ -38,12 +38,12 @@ START_MS = 1_700_000_000_000
 
 
 class TxnWorld:
-    """The ids of one partition of `__transaction_state`.
+    """Transactional ids of one partition of `__transaction_state`.
 
     log        every batch appended, each with the records of one Step
     sent       every order to write markers, in the order given
-    in_flight  those not written yet, whole or in part
-    spares     producer ids nobody has used; a test that cares gives its own
+    in_flight  orders not written yet, in whole or in part
+    spares     unused producer ids; a test that depends on them sets its own
     """
 
     def __init__(self, config: TxnConfig | None = None, spares: Iterable[int] | None = None) -> None:
@@ -68,7 +68,7 @@ class TxnWorld:
         )
 
     def run(self, transactional_id: TransactionalId, command: Command) -> Answer:
-        """Run one command: decide, append, apply, send, answer. There is no other order [TXN-1]."""
+        """Run one command: decide, append, apply, send, answer, always in this order [TXN-1]."""
         step = decide(self.entries.get(transactional_id), command, self.env(transactional_id))
         if isinstance(step, Reject):
             return step
@@ -94,12 +94,12 @@ class TxnWorld:
             self.in_flight.pop(transactional_id, None)
 
     def put(self, entry: TxnEntry) -> None:
-        """Begin with an entry that would take 32,766 commands to get to."""
+        """Insert an entry that would take 32,766 commands to reach."""
         record = EntryStored(entry=entry)
         self._append((record,))
         self._apply(entry.transactional_id, (record,))
 
-    # ---- what happens without a client
+    # ---- events without a client
 
     def write_markers(
         self,
@@ -107,7 +107,7 @@ class TxnWorld:
         only: Iterable[TopicPartition] | None = None,
         gone: Iterable[TopicPartition] = (),
     ) -> Answer | None:
-        """Markers reach the partitions, all or `only` these; those `gone` no longer exist."""
+        """Let markers reach the partitions, all or `only` these; those in `gone` no longer exist."""
         send = self.in_flight.get(transactional_id)
         if send is None:
             return None
@@ -121,7 +121,7 @@ class TxnWorld:
         return self.run(transactional_id, MarkersWritten(marker=send.marker, offsets=offsets))
 
     def pass_time(self, by_ms: int) -> None:
-        """Let time pass, and what is due at its end happen."""
+        """Let time pass, then act on what is due at its end."""
         self.elapsed_ms += by_ms
         for transactional_id, entry in list(self.entries.items()):
             if timed_out(entry, self.now_ms()):
@@ -130,14 +130,14 @@ class TxnWorld:
                 self.run(transactional_id, Expire())
 
     def restart(self) -> None:
-        """Nothing is left but the log; markers of decided transactions are all sent again."""
+        """Lose everything but the log, and send the markers of decided transactions again."""
         self.entries = self.replayed()
         sends = {name: send for name, entry in self.entries.items() if (send := markers_of(entry))}
         self.sent += sends.values()
         self.in_flight = sends
 
     def replayed(self) -> dict[TransactionalId, TxnEntry]:
-        """What a restart would find in the log."""
+        """Return the entries that a restart would read back from the log."""
         entries: dict[TransactionalId, TxnEntry] = {}
         for batch in self.log:
             for record in decode_batches(batch):
@@ -165,7 +165,7 @@ def id_of(record: TxnRecord) -> TransactionalId:
 
 
 def durable_view(entry: TxnEntry) -> TxnEntry:
-    """The part of an entry that the log keeps; which markers are written already is not."""
+    """Return the part of an entry that the log keeps, which excludes the markers already written."""
     if isinstance(entry.phase, Decided):
         return replace(entry, phase=replace(entry.phase, written=MappingProxyType({})))
     return entry

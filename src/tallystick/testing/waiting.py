@@ -1,4 +1,4 @@
-"""The one way a test waits for a real process."""
+"""Polling for a condition: how a test waits for a real process."""
 
 import time
 from collections.abc import Callable
@@ -10,11 +10,12 @@ _POLL_S = 0.01
 
 
 def eventually(condition: Callable[[], T], deadline_s: float = 30.0) -> T:
-    """Call `condition` until it returns something true, and return that.
+    """Call `condition` until it returns a true value, and return that value.
 
     Args:
         condition: called about a hundred times a second; an AssertionError in it counts as false.
         deadline_s: seconds after which to give up.
+
     Raises:
         TimeoutError: with the last assertion's text, when the deadline passes.
     """

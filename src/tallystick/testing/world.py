@@ -1,8 +1,8 @@
-"""One seed, one world: clients, broker, disk, clock and all that goes wrong, in one thread (style R17).
+"""The simulation: clients, broker, disk, clock and faults in one thread, all from one seed (style R17).
 
     outcome = World(seed).run()
 
-The broker is the real one. The same seed gives the same run, in any process; what is found names the seed.
+The broker is the real one. The same seed gives the same run in any process; a finding names its seed.
 """
 
 import asyncio
@@ -61,9 +61,9 @@ from tallystick.testing.sim.reader import Reader
 from tallystick.testing.sim.workers import Around, Worker
 
 _TOPICS: Final = {"orders": 2, "stock": 1}
-_SCRAP: Final = "stock"  # the topic that is deleted and made again
+_SCRAP: Final = "stock"  # the topic that is deleted and recreated
 PARTITIONS: Final = (TopicPartition("orders", 0), TopicPartition("orders", 1), TopicPartition("stock", 0))
-# Ids whose client is so many epochs before the last: their producer ids are replaced soon.
+# Epochs that each of these ids has left before the last: their producer ids are replaced soon.
 NEARLY_SPENT: Final = (0, 1, 2, 3)
 # A run that has not come to rest by then never will.
 REST_BY_S: Final = 900.0
@@ -83,7 +83,7 @@ _SETTINGS: Final = {
 
 @dataclass(slots=True)
 class Result:
-    """What became of a seed."""
+    """The outcome of one seed."""
 
     seed: int
     found: list[str] = field(default_factory=list)
@@ -99,9 +99,9 @@ class World:
     """One run.
 
     Args:
-        faults, kinds: in place of those the seed draws, for tests that know what they want.
-        scenario: in place of what workers do.
-        say: told everything that happens, a line each.
+        faults, kinds: used instead of those the seed draws, for tests that need specific ones.
+        scenario: runs instead of the workers.
+        say: called with a line for each event.
         without: faults that are not drawn.
     """
 
@@ -207,18 +207,18 @@ class World:
         return made
 
     def producer(self, owner: str) -> Producer:
-        """A new incarnation of an id's client, which never dies by itself."""
+        """Return a new incarnation of an id's client, which never dies by itself."""
         kind = next(worker.kind for worker in self.workers if worker.owner == owner)
         return Producer(owner, kind, self.network, self.history, lambda: None)
 
     # -- the run -------------------------------------------------------------------------------------------
 
     async def pass_time(self, seconds: float) -> None:
-        """Virtual seconds, in which everybody else goes on."""
+        """Wait for this many virtual seconds, while everything else goes on."""
         await asyncio.sleep(seconds)
 
     def run(self) -> Result:
-        """Everything from the first boot to the last check."""
+        """Run everything from the first boot to the last check."""
         try:
             self._plan()
             self._start()
@@ -234,7 +234,7 @@ class World:
         return self.result
 
     def _finish(self) -> None:
-        """No more faults: recover everything, restart, and look whether it can be true."""
+        """End all faults, recover every id, restart the broker, and check that the history is consistent."""
         self._calm = self.network.quiet = self.disk.quiet = True
         fs = self.machine.fs
         fs.capacity, fs.crash_after, fs.sync_failure = UNLIMITED, None, None
@@ -249,7 +249,7 @@ class World:
         return self.clients.create_task(work)  # type: ignore[arg-type]
 
     def _until(self, task: "asyncio.Task[None]") -> None:
-        """Let both processes run until a client's task is done; power losses and restarts happen inside."""
+        """Run both processes until a client's task is done; power losses and restarts happen meanwhile."""
         self._drive(task.done)
         task.result()
 
@@ -313,7 +313,7 @@ class World:
             self._down(self._loss)
 
     def _supervise(self) -> None:
-        """See to a broker that died: power failed, or its disk did, or it never started."""
+        """Handle a broker that died: its power or its disk failed, or it never started."""
         machine = self.machine
         if machine.died:
             self._down(self._loss or _BROKEN)
@@ -345,12 +345,12 @@ class World:
         self.clients.call_later(loss.down_s, self._start)
 
     def _forget(self) -> None:
-        """Acknowledged records may be gone with the power: what was shown and handed out binds no more."""
+        """Reset what binds the broker: acknowledged records may be lost with the power."""
         self.history.pairs.clear()
         self.reader.start_over()
 
     def _note_reports(self) -> None:
-        """(7) What an unclean start could not end it lists; what was ended by force is in its id's entry."""
+        """(7) Note each hanging transaction an unclean start lists, and each entry's forced outcomes."""
         broker = self.machine.broker
         if broker is None:
             return
@@ -369,7 +369,7 @@ class World:
         self.machine.loop.errors.clear()
 
     def _restart(self) -> None:
-        """Stop cleanly, or kill; either way everything is there afterwards."""
+        """Stop cleanly, or kill the process; everything must still be there afterwards."""
         broker = self.machine.broker
         if broker is not None and self.random.random() < 0.5:
             stopping = self.machine.loop.create_task(broker.stop())
@@ -425,7 +425,7 @@ class World:
             await asyncio.sleep(0.02)
 
     async def _upgrade(self, at_s: float) -> None:
-        """Finalize version 2 under clients of the versions before; those that start later speak it."""
+        """Finalize transaction.version 2 under older clients; clients that start later speak it."""
         await asyncio.sleep(at_s)
         key = FeatureUpdateKey(feature="transaction.version", max_version_level=2)
         request = UpdateFeaturesRequest(feature_updates=(key,))
@@ -454,14 +454,14 @@ class World:
                         self.history.report(wrong)
 
     async def _terminate(self, at_s: float, number: int) -> None:
-        """forceTerminateTransaction: InitProducerId as anybody may send it, without keep and without 2PC."""
+        """Send InitProducerId without keep and without 2PC, as forceTerminateTransaction does."""
         await asyncio.sleep(at_s)
         owner = self.workers[number % len(self.workers)].owner
         admin = Producer(owner, Kind(timeout_ms=60_000), self.network, self.history, lambda: None)
         await admin.init()
 
     async def _settle(self) -> None:
-        """Let what is late arrive, then recover every id, then wait until nothing is open."""
+        """Let late requests arrive, then recover every id, then wait until nothing is open."""
         for _ in range(20):
             await asyncio.sleep((self.faults.late_max_s + 0.5) / 20)
             self._note_reports()
@@ -470,7 +470,7 @@ class World:
         await self._settled()
 
     async def _settled(self) -> None:
-        """Until nothing is open; what a start has opened again ends by its timeout."""
+        """Wait until nothing is open; a transaction that a start has reopened ends by its timeout."""
         for tries in range(600):
             if self.machine.alive and not self._busy():
                 return
@@ -483,7 +483,7 @@ class World:
             return [entries.reason]
         return [f"{entry.transactional_id} {entry.state.label}" for entry in entries if not _is_idle(entry)]
 
-    # -- looking at it -------------------------------------------------------------------------------------
+    # -- checking ------------------------------------------------------------------------------------------
 
     def _partitions(self, names: tuple[TopicPartition, ...]) -> list[Partition]:
         broker = self.machine.broker
@@ -506,9 +506,9 @@ class World:
         return {entry.transactional_id: entry for entry in entries}
 
     def _compare_entries(self, before: Mapping[str, TxnEntry], after: Mapping[str, TxnEntry]) -> None:
-        """(5) Replay equals live, but for what records of version 0 have no place for.
+        """(5) Compare entries replayed with those live, apart from fields that version 0 has no place for.
 
-        An unclean start also moves an id that has something hanging away from its producer id.
+        An unclean start also moves an id with a hanging transaction to another producer id.
         """
         self._note_reports()
         for owner in sorted(before.keys() | after.keys()):
@@ -558,7 +558,7 @@ class World:
         self._note_errors()
 
     async def _compare_reading(self, visible: Mapping[TopicPartition, list[str]]) -> None:
-        """(1) What a reader was shown all along, and what one is shown now, is what the batches come to."""
+        """(1) Compare what readers were shown, all along and now, with what the batches come to."""
         anew = Reader("reader anew", PARTITIONS, self.network, self.history)
         anew.expects, anew.start_of = self._expects, self._start_of
         may_go = self.history.may_go
@@ -612,14 +612,14 @@ class World:
             return checkers.scan(partition)
 
     def _note_retention(self) -> None:
-        """Retention may take what is older, by its own timestamp and the broker's clock at its latest."""
+        """Note which records retention may take, by their timestamps and the broker's latest time."""
         self._note_time()
         if self.faults.retention_ms is not None:
             oldest_ms = self._latest_ms - self.faults.retention_ms
             self.history.may_go |= {text for text, at in self.history.sent_ms.items() if at <= oldest_ms}
 
     def _expects(self, partition: TopicPartition, code: ErrorCode) -> bool:
-        """Whether a reader may be answered so: partitions are deleted, records are, the disk breaks."""
+        """Return whether a reader may get this error: partitions and records are deleted, the disk fails."""
         faults = self.faults
         replaced = bool(faults.deletions_at_s) and partition.topic == _SCRAP
         match code:
@@ -656,7 +656,7 @@ _BROKEN: Final = PowerLoss(after_effects=None, after_s=0, keep="nothing", keep_s
 
 @lru_cache
 def image_of(level: int) -> Image:
-    """A data directory with all topics in it, and ids whose epochs are nearly spent. Cost: 10 ms, once."""
+    """Return a data directory with all topics, and ids whose epochs are nearly spent. Cost: 10 ms, once."""
     time = VirtualTime()
     machine = Machine(_SETTINGS, time, Random(0))
     machine.start()

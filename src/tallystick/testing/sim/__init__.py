@@ -1,11 +1,13 @@
-"""A whole broker in one thread, everything from one seed (style R17); `tallystick.testing.world` runs it.
+"""A deterministic simulation of a whole broker in one thread, from one seed (style R17).
+
+Run it with `tallystick.testing.world`. The modules:
 
 loop       processes without threads, sockets or waiting
-machine    the broker's computer: a disk that forgets, a process that is started again
-network    requests and replies that are lost, late, or there twice
-faults     what goes wrong in one run
+machine    the broker's computer: a disk that loses unsynced data, a process that is restarted
+network    requests and replies that are lost, late or duplicated
+faults     the faults of one run
 clients    transactional producers, and readers
-dual_write a database, and KIP-939's recipe to commit to it and to the log as one
-history    what clients did and were told
-checkers   whether that can be true
+dual_write a database, and KIP-939's recipe to commit atomically to it and to the log
+history    the record of what clients did and were told
+checkers   whether that history can be true
 """

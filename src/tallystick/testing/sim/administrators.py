@@ -1,7 +1,7 @@
-"""What administrators do while clients are at work: topics, records and single transactions go.
+"""Administrators that delete topics and records and abort single transactions while clients are at work.
 
-Each notes in the history what may be gone by it, before it asks the broker, and what must be gone after the
-broker has said so. Nothing else may be missing at the end.
+Before it asks the broker, each operation notes in the history what it may remove, and after a confirmation,
+what must be gone. Nothing else may be missing at the end.
 """
 
 import asyncio
@@ -35,19 +35,19 @@ from tallystick.testing.sim.clients import Stuck, now_ms
 from tallystick.testing.sim.history import History
 from tallystick.testing.sim.network import Network, NoReply
 
-# Of a deletion that is refused, because a transaction is open, until it is given up.
+# Attempts at a deletion that is refused because a transaction is open.
 TRIES: Final = 40
-# Of making the topic again: beyond it the name is never free.
+# Attempts at recreating the topic; its name is free long before the last of them.
 PATIENCE: Final = 4_000
 
 
 class Administrator:
-    """One for a world.
+    """The administrator of a world.
 
     Args:
-        look: the partitions by their names, those that there are, while the broker runs.
-        scan: reads the batches of a partition past the faults of the disk.
-        deleted: told the name of a topic that was made again.
+        look: returns those of the named partitions that exist while the broker runs.
+        scan: reads the batches of a partition, bypassing the faults of the disk.
+        deleted: called with the name of a topic that was recreated.
     """
 
     def __init__(
@@ -66,11 +66,11 @@ class Administrator:
         self._look = look
         self._scan = scan
         self._deleted = deleted
-        # Whose name two topics may have had since somebody was last told: it was asked, and not answered yet.
+        # Topics being deleted and recreated: until the answer comes, a name may stand for either topic.
         self.replacing: set[str] = set()
 
     async def replace_topic(self, at_s: float, topic: str, partitions: Collection[TopicPartition]) -> None:
-        """Delete a topic and make it again, unless it is refused for long."""
+        """Delete a topic and create it again; give up if the deletion keeps being refused."""
         await asyncio.sleep(at_s)
         history = self._history
         before = self._arrived(history.texts_of(partitions, acknowledged=True))
@@ -88,13 +88,15 @@ class Administrator:
         self._deleted(topic)
 
     def _arrived(self, texts: set[str]) -> set[str]:
-        """Those of which no copy can still be on its way: a request names its topic, not which one of that
-        name."""
+        """Return the texts that have no copy still under way.
+
+        A late copy could land in the new topic: a request names its topic, not which topic of that name.
+        """
         before_ms, answered_ms = now_ms() - self._network.late_max_ms, self._history.answered_ms
         return {text for text in texts if text in answered_ms and answered_ms[text] < before_ms}
 
     async def _delete(self, topic: str) -> bool | None:
-        """Whether it is deleted; None: perhaps."""
+        """Delete the topic; return whether it is deleted, or None if that is unknown."""
         unknown = False
         for _ in range(TRIES):
             request = DeleteTopicsRequest(topic_names=(topic,), timeout_ms=1_000)
@@ -126,7 +128,7 @@ class Administrator:
         raise Stuck(f"{topic} was deleted, and its name is never free again")
 
     async def delete_records(self, at_s: float, name: TopicPartition) -> None:
-        """DeleteRecords up to anywhere below the high watermark."""
+        """Send DeleteRecords up to a random offset below the high watermark."""
         await asyncio.sleep(at_s)
         found = self._look((name,))
         if not found:
@@ -148,10 +150,10 @@ class Administrator:
         if code == ErrorCode.NONE:
             self._history.gone |= whole
         elif code != ErrorCode.KAFKA_STORAGE_ERROR and known | doomed == self._history.may_go:
-            self._history.may_go = known  # refused: nothing may go
+            self._history.may_go = known  # refused: no record may be missing
 
     async def end_in_one_partition(self, at_s: float, names: Collection[TopicPartition]) -> None:
-        """An ABORT marker past the coordinator, for exactly one open transaction (KIP-664)."""
+        """Abort one open transaction in one partition, bypassing its coordinator (KIP-664)."""
         await asyncio.sleep(at_s)
         opened = [
             (partition, first, producer_id)

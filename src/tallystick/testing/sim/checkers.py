@@ -1,8 +1,8 @@
-"""Whether what clients were told, what readers were shown and what the disk holds can all be true.
+"""Checkers: whether clients' answers, readers' records and the disk's content are consistent.
 
-Outside of the code under test (style R17): transactions are worked out from the raw batches once more, by
-the plainest rule there is, and compared with what the broker's own indexes and offsets say. The numbers are
-those of the style's list; I1 to I6 are invariants of the protocol, named where each is looked at.
+They are independent of the code under test (style R17): they work transactions out from the raw batches by
+the plainest rules, and compare them with the broker's own indexes and offsets. The numbers in parentheses are
+those of the style's list; I1 to I6 are invariants of the protocol, named where each is checked.
 """
 
 from collections import Counter, defaultdict
@@ -28,7 +28,7 @@ READ_BYTES = 1 << 20
 
 @frozen
 class Batch:
-    """A batch in a log: data with its texts, or a marker, whose `commit` says which."""
+    """A batch in a log: data with its texts, or a marker, whose `commit` tells which kind."""
 
     first_offset: int
     next_offset: int
@@ -39,7 +39,7 @@ class Batch:
 
 
 def scan(partition: Partition, *, with_texts: bool = True) -> list[Batch]:
-    """Every batch of a partition, from its bytes; of an internal topic without the texts."""
+    """Return every batch of a partition, decoded from its bytes; for an internal topic without the texts."""
     with_texts = with_texts and not partition.topic_partition.topic.startswith("__")
     found = []
     for piece in partition.read_all(READ_BYTES):
@@ -60,11 +60,11 @@ def scan(partition: Partition, *, with_texts: bool = True) -> list[Batch]:
 
 @dataclass(slots=True)
 class Decisions:
-    """What the batches of one partition come to.
+    """The transactions of one partition, worked out from its batches.
 
-    visible  texts that are committed, in their order
+    visible  committed texts, in order
     open     first offset of each transaction without a marker, by producer id
-    markers  each marker, with the signer of the data it ended, if there was any
+    markers  each marker, with the writer (producer id and epoch) of the data it ended, if there was any
     """
 
     visible: list[str] = field(default_factory=list)
@@ -73,7 +73,7 @@ class Decisions:
 
 
 def decide(batches: Iterable[Batch], upto: int) -> Decisions:
-    """Work transactions out as a reader of KIP-98 would, believing no marker at or above `upto`."""
+    """Work transactions out as a KIP-98 reader would, ignoring markers at or above `upto`."""
     result = Decisions()
     held: dict[ProducerId, list[Batch]] = defaultdict(list)
     texts: list[tuple[int, tuple[str, ...]]] = []
@@ -95,13 +95,15 @@ def decide(batches: Iterable[Batch], upto: int) -> Decisions:
     return result
 
 
-# ---- while it runs
+# ---- during the run
 
 
 def check_stable_offset(partition: Partition) -> Iterator[str]:
-    """(3) The last stable offset is before every transaction without a marker that power loss cannot take.
+    """(3) Yield each open transaction below the last stable offset.
 
-    With its first records deleted it begins where the log does (Kafka: maybeIncrementFirstUnstableOffset).
+    The last stable offset precedes every transaction without a marker that a power loss cannot remove. If the
+    transaction's first records are deleted, it counts from the log start offset (Kafka:
+    maybeIncrementFirstUnstableOffset).
     """
     high_watermark, stable = partition.log.high_watermark, partition.log.last_stable_offset
     log_start = partition.log.log_start_offset
@@ -114,12 +116,14 @@ def check_stable_offset(partition: Partition) -> Iterator[str]:
 
 
 def check_pair(history: History, exchange: Exchange, *, forgets: bool = False) -> None:
-    """(4), I2, I5: a pair that is handed out is new, and follows the newest.
+    """(4), I2 and I5: check that a returned producer id and epoch are new and follow the newest.
 
-    To an owner who repeats itself the newest may be said again; nobody with an earlier pair is told anything.
+    A client that repeats its request may get the newest ones again; a client with an earlier epoch gets none.
 
     Args:
-        forgets: ids expire while they are used; who comes back then is a new one.
+        history: receives the violations.
+        exchange: an InitProducerId or EndTxn exchange; others are ignored.
+        forgets: ids expire while they are used; a client that returns then counts as new.
     """
     request, response = exchange.request, exchange.response
     if not isinstance(response, InitProducerIdResponse | EndTxnResponse) or response.error_code:
@@ -150,7 +154,7 @@ def check_pair(history: History, exchange: Exchange, *, forgets: bool = False) -
 
 
 def check_answer(history: History, exchange: Exchange) -> None:
-    """No request of these clients is beyond the broker: it never has to say that it does not know."""
+    """Check that the answer is not UNKNOWN_SERVER_ERROR: the broker must handle these clients."""
     code = getattr(exchange.response, "error_code", 0)
     if code == ErrorCode.UNKNOWN_SERVER_ERROR:
         history.report(f"{exchange.api.name} v{exchange.version}: UNKNOWN_SERVER_ERROR")
@@ -162,11 +166,13 @@ def check_answer(history: History, exchange: Exchange) -> None:
 def check_texts(
     batches: Mapping[TopicPartition, Sequence[Batch]], excused: AbstractSet[str] = frozenset()
 ) -> Iterator[str]:
-    """(6) No record twice, committed or not.
+    """(6) Yield each record that is in the logs twice, committed or not.
 
     Args:
-        excused: of transactions that an administrator ended in a partition. A batch that is repeated then is
-            none of the open transaction, and if its producer has expired it is taken for a new one.
+        batches: the batches of each partition.
+        excused: texts of transactions that an administrator ended in a partition. A batch repeated afterwards
+            is
+            not part of the open transaction, and counts as new if its producer has expired.
     """
     counts = Counter(text for found in batches.values() for batch in found for text in batch.texts)
     for text, count in counts.items():
@@ -175,7 +181,7 @@ def check_texts(
 
 
 def check_atomic(history: History, visible: Mapping[TopicPartition, Sequence[str]]) -> Iterator[str]:
-    """(1) Of every transaction all is visible or nothing, and what its clients were told is so."""
+    """(1) Yield each transaction that is visible in part, or differently from what its clients were told."""
     where = {text: partition for partition, texts in visible.items() for text in texts}
     for txn in history.txns:
         seen = txn.records.keys() & where.keys()
@@ -193,9 +199,10 @@ def check_atomic(history: History, visible: Mapping[TopicPartition, Sequence[str
 
 
 def check_aborted(history: History, visible: Mapping[TopicPartition, Sequence[str]]) -> Iterator[str]:
-    """(1) on a disk that forgets: what was acknowledged may be gone; what was aborted does not come back.
+    """(1) Yield each aborted transaction that is visible, on a disk that may lose what was acknowledged.
 
-    Before version 2 a pair names many transactions, and a marker that is written again may end a later one.
+    Only version 2 is checked: before it, a producer epoch names many transactions, and a marker that is
+    written again may end a later one.
     """
     texts = {text for found in visible.values() for text in found}
     for txn in history.txns:
@@ -205,7 +212,7 @@ def check_aborted(history: History, visible: Mapping[TopicPartition, Sequence[st
 
 
 def check_gone(history: History, visible: Mapping[TopicPartition, Sequence[str]]) -> Iterator[str]:
-    """(8) What was deleted, and said to be, does not come back."""
+    """(8) Yield each record that is visible though its deletion was confirmed."""
     for partition, texts in visible.items():
         for text in texts:
             if text in history.gone:
@@ -213,7 +220,7 @@ def check_gone(history: History, visible: Mapping[TopicPartition, Sequence[str]]
 
 
 def check_order(history: History, visible: Mapping[TopicPartition, Sequence[str]]) -> Iterator[str]:
-    """What one client sent to one partition comes in the order it was sent."""
+    """Yield each record that is out of its client's sending order in a partition."""
     for partition, texts in visible.items():
         last: dict[str, tuple[int, int]] = {}
         for text in texts:
@@ -229,10 +236,15 @@ def check_markers(
     decisions: Mapping[TopicPartition, Decisions],
     hanging: AbstractSet[tuple[TopicPartition, ProducerId]],
 ) -> Iterator[str]:
-    """I1: a token is decided once. I3: its markers carry the next epoch, in every partition.
+    """Yield each transaction that violates I1 or I3.
+
+    I1: a transaction is decided once. I3: its markers carry the next epoch, in every partition.
 
     Args:
-        hanging: what a start listed as ended by nobody; whatever ends it is another's marker.
+        history: the transactions by their writer.
+        decisions: the decisions of each partition.
+        hanging: hanging transactions that a start listed; the markers that end them are not the
+            coordinator's.
     """
     outcomes: dict[Identity, tuple[bool, TopicPartition]] = {}
     for partition, decided in decisions.items():
@@ -259,10 +271,15 @@ def check_database(
     visible: Mapping[TopicPartition, Sequence[str]],
     forced: Mapping[Identity, ForcedCause],
 ) -> Iterator[str]:
-    """(2) A row's transactions are the log's; where an end was forced, the coordinator says so.
+    """(2) Yield each difference between the database's transactions and the log's.
+
+    A forced outcome excuses a difference, if the coordinator reports it.
 
     Args:
-        forced: what the coordinator said, as long as it knew the id.
+        history: the transactions, as their clients know them.
+        database: the rows with the committed numbers.
+        visible: the visible texts of each partition.
+        forced: the outcomes that the coordinator reported while it knew the id.
     """
     texts = {text for found in visible.values() for text in found}
     for txn in history.txns:
@@ -286,10 +303,14 @@ def check_entries(
     partitions: Mapping[TopicPartition, Decisions],
     hanging: AbstractSet[tuple[TopicPartition, ProducerId]],
 ) -> Iterator[str]:
-    """(7), I4: when every client has recovered nothing is open, at the coordinator or in a partition.
+    """(7) and I4: yield each transaction still open after every client has recovered.
+
+    Checks the coordinator's entries and the partitions.
 
     Args:
-        hanging: what a start listed as ended by nobody.
+        entries: the coordinator's entries.
+        partitions: the decisions of each partition.
+        hanging: hanging transactions that a start listed.
     """
     for entry in entries:
         if entry.phase.__class__.__name__ != "Idle":
@@ -302,9 +323,11 @@ def check_entries(
 
 
 def check_offset(history: History, owner: str, committed: int | None) -> Iterator[str]:
-    """(1) for groups: the offset is that of the owner's last committed transaction which had one.
+    """(1) Check that a group's offset is that of its owner's last committed transaction with an offset.
 
     Args:
+        history: the transactions, as their clients know them.
+        owner: the transactional id; each has a group of its own.
         committed: number of the transaction whose offset the group has.
     """
     certain: list[Txn] = []

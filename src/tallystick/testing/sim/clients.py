@@ -1,8 +1,8 @@
-"""Transactional producers as their protocol wants them, and a reader of what is committed.
+"""Simulated transactional producers that follow the protocol, in each of its versions.
 
 One `Producer` is one incarnation of a transactional id: of version 0 or 1 (AddPartitionsToTxn, one epoch for
-many transactions) or of version 2 (partitions join by the write, every end moves the epoch; KIP-890). It
-repeats what got no reply, and never anything else.
+many transactions) or of version 2 (partitions are added by the write, every end bumps the epoch; KIP-890). It
+repeats requests that got no reply, and no others.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ from tallystick.testing.sim.network import Network, NoReply
 
 R = TypeVar("R")
 
-# Answers after which the same request is sent again.
+# Errors after which the same request is sent again.
 RETRIABLE: Final = frozenset(
     {
         ErrorCode.CONCURRENT_TRANSACTIONS,
@@ -58,13 +58,13 @@ RETRIABLE: Final = frozenset(
     }
 )
 TRANSACTION: Final = 1  # FindCoordinator's key type
-# Nobody waits longer for one answer: a client that does will wait for ever.
+# The longest wait for one answer: a client that waits longer would wait for ever.
 PATIENCE_S: Final = 120.0
 BACKOFF_S: Final = (0.005, 0.02, 0.06)
 
 
 class Trouble(Exception):
-    """The transaction cannot go on, and can perhaps be aborted."""
+    """The transaction cannot continue, but can perhaps be aborted."""
 
     def __init__(self, what: str, code: ErrorCode) -> None:
         super().__init__(what, code)
@@ -72,22 +72,22 @@ class Trouble(Exception):
 
 
 class Fenced(Exception):
-    """Somebody else has the transactional id, or the transaction was ended: this incarnation is over."""
+    """Another client has the transactional id, or the transaction was ended: this incarnation is over."""
 
 
 class Stuck(Exception):
-    """The broker never came to an answer."""
+    """The broker never gave a final answer."""
 
 
 @frozen(kw_only=True)
 class Kind:
-    """What a client is.
+    """The properties of a client.
 
     version       of the transaction protocol it speaks
     two_phase     asks for transactions that never time out (KIP-939)
-    keeps         its next incarnation keeps what is open, and asks the database what becomes of it
+    keeps         its next incarnation keeps the open transaction, and asks the database for its outcome
     offsets       its transactions commit offsets of a group, too
-    reuses_numbers  takes sequence numbers back that were never acknowledged, aborts, and goes on under the
+    reuses_numbers  takes back sequence numbers that were never acknowledged, aborts, and goes on under the
                   same epoch, as librdkafka does before version 2
     """
 
@@ -100,11 +100,11 @@ class Kind:
 
 
 class Producer:
-    """One incarnation.
+    """One incarnation of a transactional id.
 
     Args:
-        step: called between requests; what it raises ends the process.
-        gives_up: asked when a batch got no reply, as delivery.timeout.ms is: what was sent may still come.
+        step: called between requests; an exception from it ends the process.
+        gives_up: asked when a batch got no reply, like delivery.timeout.ms: the batch may still arrive.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class Producer:
         self._step = step
         self._gives_up = gives_up
         self._sequences: dict[TopicPartition, int] = {}
-        self._acknowledged: dict[TopicPartition, int] = {}  # the number after the last one that was
+        self._acknowledged: dict[TopicPartition, int] = {}  # the number after the last acknowledged
         self._out_of_order = False
         self._joined: set[TopicPartition | str] = set()
         self._unanswered = False
@@ -142,7 +142,7 @@ class Producer:
         *,
         repeats: Repeats = "none",
     ) -> R:
-        """Send until an answer comes that says more than "again"."""
+        """Send until an answer comes that is not retriable."""
         loop = asyncio.get_running_loop()
         give_up_at, tries = loop.time() + PATIENCE_S, 0
         while True:
@@ -168,7 +168,10 @@ class Producer:
         return "any time" if self.kind.version >= 2 else "none"
 
     async def init(self, *, keep: bool = False, expected: Identity | None = None) -> Identity | None:
-        """Claim the id; with `keep` what was open stays, and its writer is returned (KIP-939)."""
+        """Send InitProducerId.
+
+        With `keep` the open transaction stays, and its producer id and epoch are returned (KIP-939).
+        """
         await self._ask(
             FindCoordinatorRequest(key=self.name, key_type=TRANSACTION), 3, FindCoordinatorResponse, _code_of
         )
@@ -205,7 +208,7 @@ class Producer:
         return self.txn
 
     async def send(self, partitions: Sequence[TopicPartition], count: int, *, apart: bool = False) -> None:
-        """One batch of `count` records to each partition, in one request or in one each, all at a time."""
+        """Send a batch of `count` records to each partition, in one request or one each, concurrently."""
         txn = self._txn()
         if self.kind.version < 2:
             await self._add_partitions(partitions)
@@ -235,7 +238,7 @@ class Producer:
                 ),
             )
             version = 12 if self.kind.version >= 2 else 11
-            # Of a client that goes on under one epoch a late batch could join the next transaction.
+            # Under an epoch that goes on, a late batch could join the next transaction.
             repeats: Repeats = "at once" if self.kind.reuses_numbers else "any time"
             response = await self._ask(request, version, ProduceResponse, lambda found: (), repeats=repeats)
             for _, texts in batches.values():
@@ -261,7 +264,7 @@ class Producer:
     def _sent(
         self, response: ProduceResponse, batches: Mapping[TopicPartition, tuple[bytes, list[str]]]
     ) -> list[TopicPartition]:
-        """Take in a reply; the partitions to try again."""
+        """Process a reply; return the partitions to send again."""
         txn, again = self._txn(), []
         for topic in response.responses:
             for result in topic.partition_responses:
@@ -339,10 +342,12 @@ class Producer:
         txn.offset_acknowledged = True
 
     async def end(self, *, commit: bool, txn: Txn | None = None) -> None:
-        """EndTxn, also of a transaction that was kept, whose `txn` is given.
+        """Send EndTxn, also for a transaction that was kept, whose `txn` is given.
 
-        A client of version 2 says nothing about a transaction without records, as Kafka's does.
-        Raises: Fenced, with the outcome unknown if a commit was asked for.
+        Like Kafka's client, a client of version 2 sends nothing for a transaction without records.
+
+        Raises:
+            Fenced: with the outcome unknown if a commit was asked for.
         """
         txn = txn or self._txn()
         request = EndTxnRequest(
@@ -363,7 +368,7 @@ class Producer:
             self._sequences = dict(self._acknowledged)
         elif not commit and (self._unanswered or self._out_of_order):
             self._out_of_order = False
-            # What got no reply may still come: under another epoch it is refused (KIP-360).
+            # A request without a reply may still arrive; under the next epoch it is refused (KIP-360).
             await self.init(expected=self.pair)
 
     def _txn(self) -> Txn:
@@ -375,7 +380,7 @@ class Producer:
 
 
 async def together(*work: Coroutine[object, object, None]) -> None:
-    """Do all of it at a time; what the first of them raises, when all of them are over."""
+    """Run all of them concurrently; raise the first failure when all have ended."""
     for result in await asyncio.gather(*work, return_exceptions=True):
         if isinstance(result, BaseException):
             raise result
@@ -409,6 +414,6 @@ def _offset_codes(response: TxnOffsetCommitResponse) -> tuple[int, ...]:
 
 
 def pick(random: Random, partitions: Sequence[TopicPartition]) -> list[TopicPartition]:
-    """Some of the partitions, at least one, in order."""
+    """Pick some of the partitions, at least one, in order."""
     chosen = random.sample(range(len(partitions)), random.randint(1, len(partitions)))
     return [partitions[i] for i in sorted(chosen)]

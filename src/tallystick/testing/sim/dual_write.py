@@ -1,8 +1,8 @@
-"""A database, and KIP-939's recipe to commit to it and to the log as one.
+"""A simulated database, and KIP-939's recipe to commit atomically to it and to the log.
 
-The database never fails; what is told about a commit may. A row for each transactional id holds the token of
-the transaction that was decided last, and a generation: a new incarnation takes the next one before it
-decides anything, so that a former one can no longer commit what was decided against.
+The database never fails, but the client may never hear how a commit ended. A row for each transactional id
+holds the token of the last decided transaction, and a generation: a new incarnation takes the next generation
+before it decides anything, so that an earlier one can no longer commit what was decided against.
 
 Source: KIP-939 "Recovery recipe"; the generation is the database's own fencing, which the recipe presumes.
 """
@@ -20,7 +20,7 @@ class Superseded(Exception):
 
 @dataclass(slots=True)
 class Row:
-    """What the database knows of one transactional id; `committed` are numbers of transactions."""
+    """The row of one transactional id; `committed` holds the numbers of transactions."""
 
     token: Identity | None = None
     generation: int = 0
@@ -34,13 +34,17 @@ class Database:
         self.rows: dict[str, Row] = {}
 
     def claim(self, owner: str) -> tuple[int, Identity | None]:
-        """Take the next generation; with it comes the token of the last decision."""
+        """Take the next generation; return it with the token of the last decision."""
         row = self.rows.setdefault(owner, Row())
         row.generation += 1
         return row.generation, row.token
 
     def commit(self, owner: str, generation: int, txn: Txn) -> None:
-        """Record the decision, and the data that goes with it. Raises: Superseded."""
+        """Record the decision and the data of its transaction.
+
+        Raises:
+            Superseded: the row belongs to a later generation.
+        """
         row = self.rows[owner]
         if row.generation != generation:
             raise Superseded
@@ -49,9 +53,9 @@ class Database:
 
 
 async def recover(producer: Producer, database: Database, history: History) -> int:
-    """Become the id's one client and finish what its former one left; the generation to commit under.
+    """Claim the id, finish its earlier client's transaction, and return the generation to commit under.
 
-    Only an exact match commits: any other token is of an earlier decision, or of none.
+    Only an exact match commits: any other token belongs to an earlier decision, or to none.
     """
     in_doubt = await producer.init(keep=True)
     generation, token = database.claim(producer.name)
@@ -61,5 +65,5 @@ async def recover(producer: Producer, database: Database, history: History) -> i
     return generation
 
 
-# Of a writer no client admits to be; nothing is checked of it.
+# The owner of transactions that no client claims; they are not checked.
 _UNKNOWN = Txn(-1, "", 2, two_phase=True)

@@ -1,4 +1,4 @@
-"""A disk whose calls fail for a while: EIO where it is worn out, EMFILE for want of descriptors."""
+"""A disk whose calls fail for a while: EIO as on a worn-out disk, EMFILE for lack of descriptors."""
 
 import errno
 import os
@@ -9,7 +9,7 @@ from typing import Final
 
 from tallystick.testing.sim.faults import FailingCalls
 
-# Which calls an error can come from.
+# The calls that each error can come from.
 CALLS: Final = {
     errno.EMFILE: frozenset({"open"}),
     errno.EIO: frozenset({"read", "write", "sync", "truncate", "sync_dir", "rename", "remove"}),
@@ -17,10 +17,10 @@ CALLS: Final = {
 
 
 class FailingDisk:
-    """Asked before every call. `quiet` ends it.
+    """Decides before every call whether it fails. `quiet` ends the failures.
 
     Args:
-        met: told of each failure.
+        met: called at each failure.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class FailingDisk:
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
-        """While a checker reads the broker's own files."""
+        """Let every call succeed while a checker reads the broker's own files."""
         self._suspended = True
         try:
             yield

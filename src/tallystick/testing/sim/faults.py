@@ -1,8 +1,8 @@
-"""What goes wrong in one run, all of it drawn from the seed.
+"""The faults of one run, all drawn from its seed.
 
 Each kind of fault is on in about half of the runs: a run with every fault shows less than one with two,
-because clients then hardly get anywhere (swarm testing). Those of `Disturbance` are drawn each from a source
-of its own, so that one can be switched off and the others stay as they are.
+because clients then hardly get anywhere (swarm testing). Each kind in `Disturbance` is drawn from a random
+source of its own, so that one can be switched off without changing the others.
 """
 
 import errno
@@ -21,23 +21,23 @@ Repeats = Literal["none", "at once", "any time"]
 class Disturbance(Enum):
     """A kind of fault that can be switched off by its name."""
 
-    DELETION = "deletion"  # a topic is deleted and made again
+    DELETION = "deletion"  # a topic is deleted and recreated
     DELETE_RECORDS = "delete-records"
     RETENTION = "retention"
     MARKERS = "markers"  # an administrator ends a transaction in one partition
-    REUSED_NUMBERS = "reused-numbers"  # clients as librdkafka, see Kind.reuses_numbers
+    REUSED_NUMBERS = "reused-numbers"  # clients like librdkafka, see Kind.reuses_numbers
     EMFILE = "emfile"
     EIO = "eio"
     REBALANCES = "rebalances"  # members of a group come, go and vanish
 
 
 OFF: Final[frozenset[Disturbance]] = frozenset()
-"""What is not drawn unless it is asked for: what the broker cannot live through yet."""
+"""Faults drawn only on request: the broker cannot survive them yet."""
 
 
 @frozen(kw_only=True)
 class FailingCalls:
-    """For a while each of the disk's calls fails by chance."""
+    """A period in which each of the disk's calls fails at random."""
 
     error: int
     begins_s: float
@@ -64,7 +64,7 @@ class PowerLoss:
 
 @frozen(kw_only=True)
 class FaultPlan:
-    """Probabilities are per message, times in virtual seconds from the start."""
+    """The faults of a run; probabilities are per message, times in virtual seconds from the start."""
 
     flush_policy: Literal["ack", "os"] = "ack"
     lose_request: float = 0.0
@@ -76,16 +76,16 @@ class FaultPlan:
     sync_delay_max_s: float = 0.002
     power_losses: tuple[PowerLoss, ...] = ()
     disk_full: tuple[tuple[float, float, int], ...] = ()  # from, to, bytes that still fit
-    disk_breaks_at_s: tuple[float, ...] = ()  # a sync fails: the broker ends itself
-    clock_jumps: tuple[tuple[float, int], ...] = ()  # when, by how many milliseconds, either way
+    disk_breaks_at_s: tuple[float, ...] = ()  # a sync fails: the broker stops itself
+    clock_jumps: tuple[tuple[float, int], ...] = ()  # when, and by how many milliseconds in either direction
     client_dies: float = 0.0  # at each step between two requests
     client_gives_up: float = 0.0  # on a batch that got no reply
-    client_lives_on: float = 0.0  # when it is replaced: two live clients on one id
-    database_unknown: float = 0.0  # a database commit whose result is not told
-    terminations_at_s: tuple[float, ...] = ()  # an administrator ends whatever an id has open
+    client_lives_on: float = 0.0  # when it is replaced: two live clients with one id
+    database_unknown: float = 0.0  # a database commit whose result is lost
+    terminations_at_s: tuple[float, ...] = ()  # an administrator ends an id's open transaction
     upgrade_at_s: float | None = None  # transaction.version 2 is finalized
-    fresh_disk: bool = False  # topics are made while all this happens
-    settings: Mapping[str, str] = field(default_factory=dict)  # of the broker
+    fresh_disk: bool = False  # topics are created during the run
+    settings: Mapping[str, str] = field(default_factory=dict)  # settings of the broker
     deletions_at_s: tuple[float, ...] = ()
     delete_records_at_s: tuple[float, ...] = ()
     markers_at_s: tuple[float, ...] = ()
@@ -96,18 +96,18 @@ class FaultPlan:
 
     @property
     def may_forget(self) -> bool:
-        """Whether records that were acknowledged can be lost: nothing was synced before the disk failed."""
+        """Whether acknowledged records can be lost, because they were not synced before the disk failed."""
         unkept = any(loss.keep != "everything" for loss in self.power_losses)
         broken = bool(self.disk_breaks_at_s or self.failing_calls)
         return self.flush_policy != "ack" and (unkept or broken)
 
 
 SPAN_S: Final = 2.0
-"""When faults come; a run without any is over sooner."""
+"""The seconds in which faults come; a run without faults ends sooner."""
 
 
 def draw(random: Random) -> FaultPlan:
-    """The faults of one run."""
+    """Draw the faults of one run."""
 
     def on() -> bool:
         return random.random() < 0.5
@@ -121,7 +121,7 @@ def draw(random: Random) -> FaultPlan:
     settings = {name: text for some in _HASTY if random.random() < 0.15 for name, text in some.items()}
     late_max_s = random.choice((0.05, 0.5, 2.0))
     if "producer.id.expiration.ms" in settings:
-        late_max_s = 0.05  # once its producer is forgotten, a repetition cannot be told from a new batch
+        late_max_s = 0.05  # once its producer is forgotten, a repeated batch looks like a new one
     policy: Literal["ack", "os"] = "ack" if random.random() < 0.7 else "os"
     kill_only = policy == "os" and on()
     return FaultPlan(
@@ -151,7 +151,7 @@ def draw(random: Random) -> FaultPlan:
 
 
 def disturb(seed: int, plan: FaultPlan, kinds: Iterable[Disturbance]) -> FaultPlan:
-    """The plan with faults of these kinds, each in some of the runs."""
+    """Return the plan with faults of these kinds added, each in some of the runs."""
     chosen = set(kinds)
     for kind in Disturbance:
         random = Random(f"{kind.value} {seed}")
@@ -200,7 +200,7 @@ def _disturb(random: Random, plan: FaultPlan, kind: Disturbance) -> FaultPlan:
             return replace(plan, failing_calls=(*plan.failing_calls, failing))
 
 
-# What else takes days happens in the middle of a transaction.
+# Events that otherwise take days happen in the middle of a transaction.
 _HASTY: Final = (
     {"log.roll.ms": "100"},
     {"producer.id.expiration.ms": "150"},

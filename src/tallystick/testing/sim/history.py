@@ -1,4 +1,4 @@
-"""What clients did and were told, written down as it happens; the checkers' only source beside the disk."""
+"""The history of a run: what clients did and were told, the checkers' only source besides the disk."""
 
 from collections.abc import Container
 from dataclasses import dataclass, field
@@ -10,12 +10,12 @@ from tallystick.kernel.ids import Identity, ProducerId, TopicPartition
 class Txn:
     """One transaction, as its clients know it.
 
-    writer        signs its records; None before the first
-    records       what was sent, by its text, which no other record has, and where to
+    writer        producer id and epoch of its records; None before the first
+    records       the texts that were sent, each unique, with their partitions
     offset        what is committed for the owner's group with it
     acknowledged  texts the broker has taken
-    commit_asked  somebody who may has sent EndTxn with commit
-    told          how it ended, as the broker said: True for commit
+    commit_asked  a client with the right to do so has sent EndTxn with commit
+    told          how it ended, according to the broker: True for commit
     torn          partitions in which an administrator has ended it, as far as it is known
     """
 
@@ -38,7 +38,7 @@ class Txn:
 
 @dataclass(slots=True)
 class Pairs:
-    """The identities one transactional id was given, in the order of the broker's answers."""
+    """The producer ids and epochs one transactional id was given, in the order of the broker's answers."""
 
     newest: Identity | None = None
     before: Identity | None = None
@@ -47,16 +47,16 @@ class Pairs:
 
 @dataclass(slots=True)
 class History:
-    """Everything of one run.
+    """The events of one run.
 
-    by_writer    transactions of version 2: there, a pair names one of them (KIP-890)
-    reused       pairs that name two, which a disk that forgot makes possible
-    torn         pairs whose transaction an administrator has ended in one partition
+    by_writer    transactions of version 2, where a producer epoch names a single one (KIP-890)
+    reused       producer epochs that name two transactions, possible after a disk lost data
+    torn         producer epochs whose transaction an administrator has ended in one partition
     may_go       texts that were deleted on purpose, or may have been
-    gone         texts of which it is certain
+    gone         texts that were certainly deleted
     sent_ms      when each text was sent, which is its timestamp
-    answered_ms  when its client heard of it: it is not sent again
-    wrong        what was found while it ran
+    answered_ms  when its client got the answer: it is not sent again
+    wrong        violations found during the run
     """
 
     txns: list[Txn] = field(default_factory=list)
@@ -76,13 +76,13 @@ class History:
         return txn
 
     def sign(self, txn: Txn, writer: Identity) -> None:
-        """The first record of a transaction is signed."""
+        """Set the writer of a transaction at its first record."""
         txn.writer = writer
         if txn.version >= 2 and self.by_writer.setdefault(writer, txn) is not txn:
             self.reused.add(writer)
 
     def texts_of(self, partitions: Container[TopicPartition], *, acknowledged: bool = False) -> set[str]:
-        """What was ever sent to some partitions, or of that what the broker has taken."""
+        """Return the texts sent to some partitions, or only those the broker has acknowledged."""
         return {
             text
             for txn in self.txns
@@ -91,15 +91,15 @@ class History:
         }
 
     def texts_of_torn(self) -> set[str]:
-        """What was sent to partitions in which an administrator ended its transaction."""
+        """Return the texts sent to partitions in which an administrator ended their transaction."""
         return {text for txn in self.txns for text, partition in txn.records.items() if partition in txn.torn}
 
     def must_be_there(self, txn: Txn) -> set[str]:
-        """What the broker has taken of a transaction and nobody has deleted or ended apart."""
+        """Return the acknowledged texts that an administrator has neither deleted nor ended apart."""
         return {
             text for text in txn.acknowledged if text not in self.may_go and txn.records[text] not in txn.torn
         }
 
     def report(self, what: str) -> None:
-        """Something that must not be."""
+        """Record a violation."""
         self.wrong.append(what)

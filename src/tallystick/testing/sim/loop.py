@@ -1,7 +1,7 @@
-"""An event loop without sockets, threads or waiting: time is a number, and moves when nothing is ready.
+"""An event loop without sockets, threads or waiting: virtual time that moves when nothing is ready.
 
 Several loops can share one `VirtualTime`, as a broker and its clients do: each is a process, and can die
-without the others. What they do depends on nothing but the calls made and their order (style R17).
+without the others. Their behavior depends only on the calls made and their order (style R17).
 """
 
 import asyncio
@@ -24,7 +24,7 @@ START_MS: Final = 1_700_000_000_000
 class VirtualTime:
     """The one clock of a simulation; `clock.Clock` for the broker. Seconds in the loops, else milliseconds.
 
-    `set_back_ms` is how far the wall clock is off; the monotonic one never steps back.
+    `set_back_ms` is the wall clock's error; the monotonic clock never steps back.
     """
 
     def __init__(self) -> None:
@@ -42,8 +42,8 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     """One process's loop. Callbacks run in the order they were made ready, as asyncio promises.
 
     Args:
-        alive: asked after every callback; when it says no, `turn` ends there and then, as a process does
-            that is killed.
+        alive: asked after every callback; when it returns false, `turn` ends at once, as a process does that
+            is killed.
         thread_delay_s: how long a call handed to a thread takes.
     """
 
@@ -60,14 +60,14 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self._ready: deque[asyncio.Handle] = deque()
         self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
         self._made = 0
-        self._tasks: dict[asyncio.Task[Any], None] = {}  # all_tasks() is a set, whose order is of addresses
+        self._tasks: dict[asyncio.Task[Any], None] = {}  # all_tasks() is a set, ordered by address
         self._dead = False
         self.stopped = False  # killed in the middle of a callback
 
     # -- running ------------------------------------------------------------------------------------------
 
     def turn(self) -> bool:
-        """Run all that is ready now and what that makes ready. False when the process has died of it."""
+        """Run what is ready and what becomes ready by it; return False if the process died of it."""
         events._set_running_loop(self)
         try:
             while self._wake():
@@ -95,30 +95,30 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         except Exception as exc:
             self.call_exception_handler({"message": "a callback failed", "exception": exc})
         except BaseException:
-            # Only power loss is no Exception here; `alive` says so, too.
+            # Only PowerLost is no Exception here; `alive` reports it, too.
             if self._alive():
                 raise
 
     def next_s(self) -> float | None:
-        """When there is something to do: now, later, or never."""
+        """Return the time of the next callback: now, later, or None for never."""
         if self._wake():
             return self.virtual.now_s
         return self._timers[0][0] if self._timers else None
 
     def kill(self) -> None:
-        """Nothing runs any more. Coroutines end where they are; what they still try to do has no effect."""
+        """Stop everything. Coroutines end where they are, and what they still do has no effect."""
         self._dead = True
         self._ready.clear()
         self._timers.clear()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # some were about to wait for another
+            warnings.simplefilter("ignore", RuntimeWarning)  # some would have gone on to wait
             for task in self._tasks:
                 if not task.done():
                     _close(task)
         self._tasks.clear()
         self._ready.clear()
 
-    # -- what asyncio asks for ----------------------------------------------------------------------------
+    # -- the asyncio interface ---------------------------------------------------------------------------
 
     def time(self) -> float:
         return self.virtual.now_s
@@ -174,7 +174,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self._tasks.pop(task, None)
 
     def run_in_executor(self, executor: object, func: Callable[[*Ts], T], *args: *Ts) -> "asyncio.Future[T]":
-        """The call is made whole, a moment later; which executor it was is all the same."""
+        """Schedule the whole call for a moment later; the executor does not matter."""
         future: asyncio.Future[T] = self.create_future()
 
         def work() -> None:
@@ -191,7 +191,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return future
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """Nobody handled this: a finding of its own, unless the process is dead already."""
+        """Record an unhandled exception as a finding, unless the process is already dead."""
         if not self._dead:
             self.errors.append(context)
 
@@ -221,17 +221,20 @@ def new_loop(
     alive: Callable[[], bool] = lambda: True,
     thread_delay_s: Callable[[], float] = lambda: 0.0,
 ) -> VirtualLoop:
-    """A loop without what nobody asks of it here: sockets, signals, children."""
+    """Return a loop without the unused methods of asyncio: sockets, signals, child processes."""
     return VirtualLoop(time, alive, thread_delay_s)  # type: ignore[abstract]
 
 
 def run_together(
     time: VirtualTime, loops: Callable[[], tuple[VirtualLoop, ...]], until: Callable[[], bool]
 ) -> None:
-    """Let the loops run until the condition holds; a loop that dies is the caller's to replace.
+    """Run the loops until the condition holds; the caller replaces a loop that dies.
 
     Args:
+        time: the clock that the loops share.
         loops: asked before each turn, because a killed process has another loop when it is back.
+        until: the condition.
+
     Raises:
         TimeoutError: nothing is left to do, ever, and the condition does not hold.
     """

@@ -1,8 +1,8 @@
-"""The broker's computer: a disk that forgets what was not synced, and a process that is started again.
+"""The broker's computer: a disk that loses what was not synced, and a process that is restarted.
 
-The process is the real broker, from the dispatcher down. What is under it is ours: the disk, time, and whose
-turn it is. The group commit syncs on the loop a little after it was asked, where the real one has a thread;
-a round of compaction is made at once, where the real one has a process.
+The process is the real broker, from the dispatcher down. The disk, time and scheduling under it are
+simulated. The group commit syncs on the loop a little after it was asked, where the real one has a thread; a
+round of compaction runs at once, where the real one has a process.
 """
 
 import asyncio
@@ -35,13 +35,13 @@ DATA: Final = "data"
 
 
 def one_by_one(calls: Sequence[Callable[[], None]]) -> None:
-    """As threads would, in an order that a seed repeats."""
+    """Make the calls one after another, in an order that the seed repeats, instead of in threads."""
     for call in calls:
         call()
 
 
 class LoopCommit(GroupCommit):
-    """The group commit, its rounds on the loop instead of in a thread."""
+    """The group commit with its rounds on the loop instead of in a thread."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class LoopCommit(GroupCommit):
 
 
 class LoopCleaner:
-    """The cleaner, its round made at once where the real one has a process of its own."""
+    """The cleaner with its rounds run at once, where the real one has a process of its own."""
 
     def __init__(self, fs: MemoryFileSystem) -> None:
         self.returncode: int | None = None
@@ -114,7 +114,7 @@ class LoopCleaner:
 
 
 class KeptStore(MetadataStore):
-    """The metadata in memory. What a method has written survives the process, as it does on a disk."""
+    """The metadata in memory; like data on a disk, what a method has written survives the process."""
 
     def __init__(self, cluster_id: str, content: bytes | None = None) -> None:
         super().__init__(Path(":memory:"), cluster_id)
@@ -137,7 +137,7 @@ class KeptStore(MetadataStore):
 
 @frozen(kw_only=True)
 class Image:
-    """A disk to begin with: made once in a process, copied for every seed."""
+    """The initial content of a disk: made once in a process, copied for every seed."""
 
     directories: tuple[str, ...]
     files: Mapping[str, bytes]
@@ -146,7 +146,7 @@ class Image:
 
 
 class Machine:
-    """One computer. `start` boots the broker; `broker` is there when it serves."""
+    """One computer. `start` boots the broker; `broker` is set while it serves."""
 
     def __init__(
         self,
@@ -163,22 +163,22 @@ class Machine:
         self.dispatcher: Dispatcher | None = None
         self.lives = 0
         self.running = False
-        self.met_failure = False  # a call of the disk has failed in this life
+        self.met_failure = False  # whether a call of the disk has failed in this life
         self._life = 0
         self.loop = new_loop(time)
         self._random = random
-        # Begins where the other one is and draws for itself: what the seed draws else does not depend on ids.
+        # Starts like the other source but draws for itself: other draws of the seed do not depend on ids.
         self._ids = Random()
         self._ids.setstate(random.getstate())
         self._sync_delay_s = sync_delay_s
         self._store = None if image is None else KeptStore(image.cluster_id, image.metadata)
 
     def meet_failure(self) -> None:
-        """Told that a call of the disk has failed."""
+        """Note that a call of the disk has failed."""
         self.met_failure = True
 
     def start(self) -> None:
-        """Begin to boot, on a loop of its own."""
+        """Begin to boot, on a new loop."""
         self.lives += 1
         self.running = True
         self.met_failure = False
@@ -220,14 +220,14 @@ class Machine:
 
     def _metadata(self, path: Path, cluster_id: str, make_room: Callable[[], None]) -> MetadataStore:
         if self._store is None:
-            self.fs.open_append(str(path)).sync()  # a name in the directory is all that is asked of the file
+            self.fs.open_append(str(path)).sync()  # the file only has to exist
             self.fs.sync_dir(DATA)
             self._store = KeptStore(cluster_id)
         return self._store.reopen(make_room)
 
     @property
     def alive(self) -> bool:
-        """Whether the process is there: false after the effect of the disk that was its last."""
+        """Whether the process exists: false after the effect of the disk that was its last."""
         return self.broker is not None and self.fs.life == self._life
 
     @property
@@ -238,11 +238,11 @@ class Machine:
 
     @property
     def died(self) -> bool:
-        """Power failed, and nobody has seen to it yet."""
+        """Whether power has failed and the process was not ended yet."""
         return self.running and self.fs.life != self._life
 
     def end(self, keep: Keep, seed: int) -> None:
-        """The process is gone, at once; of what was not synced the disk keeps what `keep` and `seed` say."""
+        """End the process at once; `keep` and `seed` decide what the disk keeps of unsynced data."""
         self.running = False
         self.fs.unplugged = True
         self.loop.kill()
@@ -251,7 +251,7 @@ class Machine:
         self.fs.write_failure = self.fs.sync_failure = None
 
     def image(self) -> Image:
-        """The disk of a machine that was stopped."""
+        """Return the disk of a stopped machine."""
         if self._store is None:
             raise sqlite3.ProgrammingError("the broker was never started")
         files = self.fs.files()

@@ -1,7 +1,7 @@
-"""Consumers of one group that come, go and vanish, and commit what they own.
+"""Members of one consumer group that join, leave and vanish, and commit what they own.
 
-An offset counts up by one with each commit of whoever owns its partition then. So it goes back only if two
-members owned it at a time, if one that was replaced could still commit, or if a commit was forgotten.
+An offset is increased by one with each commit of the partition's current owner. So it goes back only if two
+members owned it at the same time, if a replaced one could still commit, or if a commit was lost.
 """
 
 import asyncio
@@ -49,14 +49,18 @@ REJOIN: Final = frozenset(
 
 
 class Replaced(Exception):
-    """The member is to join again, perhaps under another id."""
+    """The member must join again, perhaps under another id."""
 
 
 class Group:
-    """What the members of a world have in common.
+    """The state that the members of a world share.
 
     Args:
-        binds: whether what was acknowledged must be there still: not on a disk that forgets.
+        network: carries the requests.
+        history: receives the violations.
+        random: decides what members do.
+        partitions: the partitions the group owns.
+        binds: whether acknowledged offsets must persist; not on a disk that loses data.
     """
 
     def __init__(
@@ -70,7 +74,7 @@ class Group:
         self.network = network
         self.random = random
         self.partitions = tuple(partitions)
-        self.committed: dict[TopicPartition, int] = {}  # the highest that was acknowledged
+        self.committed: dict[TopicPartition, int] = {}  # the highest acknowledged offset
         self._history = history
         self._binds = binds
         self._generation = 0
@@ -78,7 +82,7 @@ class Group:
         network.answered.append(self._look_at)
 
     async def run(self, until_s: float) -> None:
-        """Three places for members, then one that finds everything in order."""
+        """Keep three places filled with members, then let a last one find everything in order."""
         await asyncio.gather(*(self._fill(place, until_s) for place in range(3)))
         last = Member("member last", self)
         await last.join()
@@ -93,9 +97,9 @@ class Group:
             await Member(f"member {place}-{number}", self).live(until_s)
 
     def _look_at(self, exchange: Exchange) -> None:
-        """Generations only grow, and a partition has one owner in each of them.
+        """Check that generations only grow, and that a partition has one owner in each generation.
 
-        A generation counts from its assignment on, with which it is written down, as Kafka does: one that was
+        A generation counts from its assignment on, when it is written to the log, as in Kafka: one that was
         only joined may be formed again after a power loss.
         """
         request, response = exchange.request, exchange.response
@@ -112,7 +116,7 @@ class Group:
                     self.report(f"{name} belongs to {owner} and {request.member_id}")
 
     def check_committed(self, partition: TopicPartition, offset: int, least: int) -> None:
-        """What is read is no less than what was acknowledged before it was asked for."""
+        """Check that an offset is no lower than the one acknowledged before the request."""
         if offset < least and self._binds:
             self.report(f"the offset of {partition} is {offset}, {least} was acknowledged")
 
@@ -121,7 +125,7 @@ class Group:
 
 
 class Member:
-    """One process. It lives for a while, and then leaves or says nothing any more."""
+    """One process. It lives for a while, and then leaves or falls silent."""
 
     def __init__(self, name: str, group: Group) -> None:
         self._name = name
@@ -151,7 +155,12 @@ class Member:
     async def _ask(
         self, request: object, version: int, answer: type[R], codes: Callable[[R], Iterable[int]]
     ) -> R:
-        """Send until an answer comes that says more than "again". Raises: Replaced, Stuck."""
+        """Send until an answer comes that is not retriable.
+
+        Raises:
+            Replaced: the member must join again.
+            Stuck: no such answer came in time.
+        """
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + PATIENCE_S
         while loop.time() < give_up_at:
@@ -170,7 +179,7 @@ class Member:
         raise Stuck(f"{self._name}: {type(request).__name__} is not answered")
 
     async def join(self) -> list[TopicPartition]:
-        """Until it is a member of a generation; returns what it owns there."""
+        """Join until the member belongs to a generation; return the partitions it owns there."""
         while True:
             try:
                 joined = await self._join_once()
@@ -215,7 +224,7 @@ class Member:
         )
 
     async def fetch(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Where their last owners left them."""
+        """Return the offsets at which the partitions' last owners left them."""
         positions = {}
         for partition in partitions:
             least = self._group.committed.get(partition, 0)

@@ -1,6 +1,6 @@
-"""Requests and replies between clients and the broker: lost, late, or there twice.
+"""The network between clients and the broker: requests and replies are lost, late or duplicated.
 
-Frames are the real ones, decoded and dispatched by the broker itself. A frame that comes while no broker
+Frames are the real ones, decoded and dispatched by the broker itself. A frame that arrives while no broker
 runs is lost, and so is a reply to a client that has stopped waiting.
 """
 
@@ -25,12 +25,12 @@ REQUEST_TIMEOUT_S: Final = 0.4
 
 
 class NoReply(Exception):
-    """Whether the request was carried out is unknown."""
+    """No reply came: whether the request was carried out is unknown."""
 
 
 @frozen
 class Exchange:
-    """What the broker answered, at the moment it did: before the reply can be lost."""
+    """The broker's answer to a request, seen before the reply can be lost."""
 
     caller: str
     api: ApiKey
@@ -41,19 +41,19 @@ class Exchange:
 
 
 class Network:
-    """Owned by the world; `quiet` ends all faults of the network."""
+    """The network of a world; `quiet` ends all its faults."""
 
     def __init__(self, machine: Machine, clients: VirtualLoop, faults: FaultPlan, random: Random) -> None:
         self.quiet = False
         self.say: Callable[[str], None] | None = None
         self.answered: list[Callable[[Exchange], None]] = []
-        self.digest = 0  # of every frame that reached the broker or left it, in order
+        self.digest = 0  # of every frame that reached or left the broker, in order
         self._machine = machine
         self._clients = clients
         self._faults = faults
         self._random = random
         self._correlation = 0
-        # The longest that a copy of a request is under way.
+        # The longest that a copy of a request stays under way.
         self.late_max_ms = round(1_000 * (faults.late_max_s + faults.latency_max_s))
 
     async def call(
@@ -67,10 +67,16 @@ class Network:
         """Send a request and wait for its reply.
 
         Args:
-            repeats: whether the network may deliver the request again, or late: of a client before
-                version 2 it may not, since nothing in such a request tells it from one for the next
-                transaction (KAFKA-17754).
-        Raises: NoReply.
+            caller: the name of the client.
+            request: the request's body.
+            version: the version of the API.
+            answer: the type of the response.
+            repeats: whether the network may deliver the request again, or late. Before version 2 of the
+                transaction protocol it may not, since nothing in such a request tells it from one for the
+                next transaction (KAFKA-17754).
+
+        Raises:
+            NoReply: no reply came in time.
         """
         spec = _SPECS[type(request)]
         self._correlation += 1
@@ -98,7 +104,7 @@ class Network:
         return found
 
     def _fates(self, repeats: Repeats) -> tuple[float, ...]:
-        """When each copy of a request arrives; none at all for one that is lost."""
+        """Return when each copy of a request arrives; nothing for a request that is lost."""
         if self.quiet:
             return (0.0,)
         faults, random = self._faults, self._random
@@ -119,7 +125,7 @@ class Network:
             self._machine.loop.call_soon(self._arrive, sent, self._machine.lives)
 
     def _arrive(self, sent: "_Sent", life: int) -> None:
-        """In the broker's process."""
+        """Deliver a request to the broker, in its process."""
         dispatcher = self._machine.dispatcher
         if dispatcher is None:
             return
@@ -142,12 +148,12 @@ class Network:
             self._close(exc)
 
     def _close(self, exc: CloseConnection) -> None:
-        """These clients break no rule: their connection is closed for a broken disk alone."""
+        """Report a connection that the broker closed, unless its disk is broken: clients break no rule."""
         if not self._machine.is_broken:
             self._machine.loop.call_exception_handler({"message": "closed a connection", "exception": exc})
 
     def _leave(self, sent: "_Sent", life: int, answer: Answer) -> None:
-        """The broker has handed a reply to its socket."""
+        """Send a reply that the broker has handed to its socket."""
         machine = self._machine
         if answer is None or machine.lives != life or not machine.alive:
             return

@@ -1,4 +1,4 @@
-"""A consumer that reads what is committed, by the rules of KIP-98, and remembers all it was shown."""
+"""A read-committed consumer that follows KIP-98 and remembers everything it was shown."""
 
 import asyncio
 from collections import deque
@@ -23,7 +23,7 @@ READ_COMMITTED = 1
 
 @dataclass(slots=True)
 class Shown:
-    """What one partition has shown so far: texts in order, and the last stable offset."""
+    """The records one partition has shown so far: texts in order, and the last stable offset."""
 
     position: int = 0
     texts: list[str] = field(default_factory=list)
@@ -31,7 +31,7 @@ class Shown:
 
 
 class Reader:
-    """Reads every partition from its start; a lower last stable offset than before is reported."""
+    """Reads every partition from its start, and reports a last stable offset that goes back."""
 
     def __init__(
         self, name: str, partitions: tuple[TopicPartition, ...], network: Network, history: History
@@ -41,22 +41,28 @@ class Reader:
         self._network = network
         self._history = history
         self._starts = 0
-        # Errors that are no mistake of the broker: of a partition that is being deleted, or a broken disk.
+        # Errors that are not the broker's fault: of a partition that is being deleted, or a broken disk.
         self.expects: Callable[[TopicPartition, ErrorCode], bool] = lambda partition, code: False
-        # Its name may have stood for two topics, of which nobody knows yet which one an answer is about.
+        # Whether the name may stand for either of two topics, so that an answer may be about either.
         self.is_replaced: Callable[[str], bool] = lambda topic: False
         self.start_of: Callable[[TopicPartition], int] = lambda partition: 0
 
     def start_over(self, *, topic: str | None = None) -> None:
-        """Forget what was shown: the disk may have, or the topic is another one. An answer on its way is of
-        no use, either."""
+        """Forget what was shown, of one topic or all, because the disk lost data or the topic is a new one.
+
+        An answer that is under way is discarded, too.
+        """
         self._starts += 1
         for partition in self.shown:
             if topic in (None, partition.topic):
                 self.shown[partition] = Shown()
 
     async def poll(self) -> bool:
-        """Read once; whether anything moved. Raises: NoReply."""
+        """Read once; return whether anything moved.
+
+        Raises:
+            NoReply: the request or its reply was lost.
+        """
         request = FetchRequest(
             max_wait_ms=0,
             min_bytes=0,
@@ -134,7 +140,7 @@ class Reader:
         return shown.position != before
 
     async def run(self, period_s: float) -> None:
-        """Read every so often, for ever."""
+        """Read periodically, for ever."""
         while True:
             try:
                 await self.poll()

@@ -1,6 +1,6 @@
-"""What clients do all day: transactions, dying, being replaced, and living on all the same.
+"""Workers: clients that run transactions, die, are replaced, and sometimes live on all the same.
 
-A `Worker` owns one transactional id and starts one incarnation of its client after the other.
+A `Worker` owns one transactional id and starts one incarnation of its client after another.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ class Died(Exception):
 
 
 class Worker:
-    """One transactional id and its clients. `left` transactions are still to be begun."""
+    """One transactional id and its clients. `left` counts the transactions still to be begun."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class Worker:
         self.owner = owner
         self.kind = kind
         self.left = transactions
-        self.calm = False  # nobody dies any more
+        self.calm = False  # clients no longer die
         self._partitions = partitions
         self._around = around
         self._random = around.random
@@ -48,7 +48,7 @@ class Worker:
         return f"group-{self.owner}"
 
     async def run(self) -> None:
-        """Incarnation after incarnation, until all is done; some of them live on beside the next."""
+        """Run one incarnation after another until all is done; some live on beside their successor."""
         running: set[asyncio.Task[None]] = set()
         while self.left > 0:
             task = asyncio.get_running_loop().create_task(self._incarnation())
@@ -61,7 +61,7 @@ class Worker:
             await task
 
     async def finish(self) -> None:
-        """A last incarnation, which finds out how everything ended and leaves nothing open."""
+        """Run a last incarnation, which finds out how everything ended and leaves nothing open."""
         self.calm = True
         producer = self._producer()
         if self.kind.keeps:
@@ -119,7 +119,7 @@ class Worker:
         for _ in range(random.randint(1, 3)):
             count, partitions = random.randint(1, 3), pick(random, self._partitions)
             if producer.kind.reuses_numbers:
-                count = 1  # or the numbers of no two batches would be the same
+                count = 1  # otherwise two batches could have the same numbers
             await producer.send(partitions, count, apart=random.random() < 0.5)
             await asyncio.sleep(random.choice(_PAUSES_S))
         if self.kind.offsets:
@@ -131,7 +131,7 @@ class Worker:
                 await together(producer.send(pick(random, self._partitions), 1), offset)
 
     def _decide(self, txn: Txn, generation: int) -> None:
-        """Commit in the database; what is told of that may be nothing, and then only recovery knows."""
+        """Commit in the database; if its answer is lost, only recovery knows the outcome."""
         around = self._around
         if self.calm or self._random.random() >= around.faults.database_unknown:
             around.database.commit(self.owner, generation, txn)
@@ -143,7 +143,7 @@ class Worker:
 
 
 class Around:
-    """What all workers of a world share."""
+    """The state that all workers of a world share."""
 
     def __init__(
         self,
@@ -155,8 +155,15 @@ class Around:
         random: Random,
         level: Callable[[], int],
     ) -> None:
-        """Args:
-        level: the finalized transaction.version, as a client learns it when it starts.
+        """Keep what the workers share.
+
+        Args:
+            network: carries the requests.
+            history: receives what clients did and were told.
+            database: the other half of the dual writes.
+            faults: the faults of the run.
+            random: decides what workers do.
+            level: returns the finalized transaction.version, as a client learns it when it starts.
         """
         self.network = network
         self.history = history
