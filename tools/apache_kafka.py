@@ -1,11 +1,11 @@
-"""Apache Kafka as the other side: its jars taken with Maven, its broker and its tools run from them.
+"""Runs Apache Kafka to compare with: takes its jars with Maven, and runs its broker and tools from them.
 
     python -m tools.apache_kafka fetch            # into .cache/apache-kafka/, once
     python -m tools.apache_kafka classpath
     python -m tools.apache_kafka broker DIR       # a fresh single node, until Ctrl-C
     python -m tools.apache_kafka kafka-topics --bootstrap-server … --list
 
-Standard library only. Nothing of Apache Kafka is shipped with tallystick or imported by it.
+Standard library only. No part of Apache Kafka is shipped with tallystick or imported by it.
 """
 
 import os
@@ -32,7 +32,7 @@ JARS: Final = Jars(
         ("org.apache.kafka", "kafka_2.13", VERSION),
         ("org.apache.kafka", "kafka-tools", VERSION),
         ("org.apache.kafka", "kafka-clients", VERSION),
-        # Without a binding a broker that cannot start says nothing at all.
+        # Without an SLF4J binding, a broker that cannot start prints nothing at all.
         ("org.apache.logging.log4j", "log4j-slf4j-impl", "2.25.4"),
     ),
 )
@@ -60,9 +60,9 @@ TOOLS: Final = {
     "kafka-transactions": "org.apache.kafka.tools.TransactionsCommand",
 }
 
-# A tool lives for a second: the optimising compiler and parallel collectors only cost it time.
+# A tool runs for a second: the optimizing compiler and parallel collectors only slow it down.
 QUICK_JVM: Final = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
-# What kafka-run-class.sh gives a server.
+# The options kafka-run-class.sh gives a server.
 SERVER_JVM: Final = (
     "-server",
     "-XX:+UseG1GC",
@@ -80,12 +80,12 @@ _LOG4J: Final = """\
 
 
 def missing() -> str | None:
-    """What this machine lacks to run Apache Kafka, or None. Cost: no network."""
+    """Return what this machine lacks to run Apache Kafka, or None. Cost: no network."""
     return JARS.missing()
 
 
 def class_path() -> str:
-    """The class path of Kafka's server, tools and client; the jars are taken with Maven the first time.
+    """Return the class path of Kafka's server, tools and client; Maven takes the jars the first time.
 
     Raises:
         Unavailable: mvn or java is missing, or Maven failed.
@@ -97,7 +97,7 @@ def class_path() -> str:
 
 
 def java(main: str, *arguments: str, heap_mb: int = 256, jvm: Sequence[str] = QUICK_JVM) -> list[str]:
-    """The command line that runs a Java class (or a .java source file) with Kafka's class path."""
+    """Return the command line that runs a Java class (or a .java source file) with Kafka's class path."""
     options = [*jvm, f"-Xmx{heap_mb}m", f"-Dlog4j2.configurationFile={LOG4J}"]
     return ["java", *options, "-cp", class_path(), main, *arguments]
 
@@ -120,7 +120,7 @@ def run_tool(
 class ApacheKafka:
     """A fresh KRaft cluster of one or three nodes on loopback, each node broker and controller at once.
 
-    The first start formats its directories; it may be stopped and started again, and stops what it started.
+    The first start formats its directories; it can be stopped and started again.
     """
 
     directory: Path
@@ -170,11 +170,11 @@ class ApacheKafka:
 
     @property
     def bootstrap(self) -> str:
-        """The addresses of all nodes, as clients want them."""
+        """Addresses of all nodes, as `bootstrap.servers` takes them."""
         return ",".join(broker.bootstrap for broker in self.brokers)
 
     def format(self) -> None:
-        """Give every node its empty, formatted directory; nothing happens to those that have one."""
+        """Create and format the directory of every node that has none."""
         cluster_id = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         for node in range(1, self.nodes + 1):
             home = self.directory / f"node-{node}"
@@ -190,7 +190,7 @@ class ApacheKafka:
                     raise Unavailable(f"kafka-storage format failed:\n{done.stdout}{done.stderr}")
 
     def start(self, *, wait_s: float = 120.0) -> float:
-        """Format if need be, start every node, wait until all answer; the seconds of the slowest."""
+        """Format if needed, start every node, wait until all answer; return the seconds of the slowest."""
         self.format()
         try:
             for broker in self.brokers:
@@ -201,7 +201,7 @@ class ApacheKafka:
             raise
 
     def stop(self) -> None:
-        """Stop every node that runs."""
+        """Stop every running node."""
         for broker in self.brokers:
             broker.stop()
 
@@ -216,7 +216,7 @@ class ApacheKafka:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The command line of this file."""
+    """Run the command line of this file."""
     try:
         match arguments:
             case ["fetch"]:

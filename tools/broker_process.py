@@ -1,6 +1,7 @@
 """A broker as a child process: start it, wait until it answers, measure it, stop it or kill it.
 
-Ours and Apache Kafka's are handled alike, so that tests and measurements treat both the same.
+tallystick's broker and Apache Kafka's share this interface, so that tests and measurements treat both the
+same.
 """
 
 import os
@@ -18,19 +19,20 @@ from random import SystemRandom
 from types import TracebackType
 from typing import Self
 
-# ApiVersions v0, correlation id 0, no client id: every broker answers it, as soon as it serves at all.
+# ApiVersions v0, correlation id 0, no client id: every broker answers it as soon as it serves.
 _PING = struct.pack(">ihhih", 10, 18, 0, 0, -1)
 _POLL_S = 0.002
-# Below what Linux (32768), macOS and Windows (49152) take for outgoing connections.
+# Below the ephemeral ports of Linux (32768), macOS and Windows (49152).
 _PORTS = (10_000, 32_768)
 
 
 def free_port() -> int:
-    """A loopback port nobody listens on, and no outgoing connection takes: a broker that was killed finds its
-    port again.
+    """Return a free loopback port below the ephemeral range.
+
+    No outgoing connection takes such a port, so a killed broker finds it free again.
     """
     while True:
-        # Not what a test's seed draws: two runs on one machine would want the same ports in the same order.
+        # Not from a test's seed: two runs on one machine would try the same ports in the same order.
         port = SystemRandom().randrange(*_PORTS)
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
@@ -38,7 +40,7 @@ def free_port() -> int:
 
 
 def answers(port: int, timeout_s: float = 5.0) -> bool:
-    """Whether a broker on this loopback port answers ApiVersions."""
+    """Return whether a broker on this loopback port answers ApiVersions."""
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=timeout_s) as connection:
             connection.sendall(_PING)
@@ -48,9 +50,9 @@ def answers(port: int, timeout_s: float = 5.0) -> bool:
 
 
 def _tied(command: list[str]) -> list[str]:
-    """The command, so started that the kernel kills it when we are gone, however that came about.
+    """Wrap the command so that the kernel kills it when its parent thread ends, for whatever reason.
 
-    "We" is the thread that starts it (prctl(2), PR_SET_PDEATHSIG).
+    The parent is the thread that starts it (prctl(2), PR_SET_PDEATHSIG).
     """
     return ["setpriv", "--pdeathsig", "KILL", *command] if shutil.which("setpriv") else command
 
@@ -60,7 +62,7 @@ class BrokerFailed(Exception):
 
 
 class BrokerProcess:
-    """One broker process on a loopback port. The object may be started again after stop or kill."""
+    """One broker process on a loopback port. It can be started again after stop or kill."""
 
     def __init__(
         self, name: str, command: list[str], *, port: int, log: Path, env: Mapping[str, str] | None = None
@@ -74,12 +76,12 @@ class BrokerProcess:
 
     @property
     def bootstrap(self) -> str:
-        """host:port, as clients want it."""
+        """Address as host:port, as `bootstrap.servers` takes it."""
         return f"127.0.0.1:{self.port}"
 
     @property
     def pid(self) -> int:
-        """The running process; it is a mistake to ask when there is none."""
+        """Process id of the running process; it is an error to ask when there is none."""
         if self._process is None:
             raise BrokerFailed(f"{self.name} is not running")
         return self._process.pid
@@ -90,16 +92,19 @@ class BrokerProcess:
         return self._process is not None and self._process.poll() is None
 
     def start(self, *, wait_s: float = 60.0) -> float:
-        """Start the process and wait until it answers; the seconds this took.
+        """Start the process, wait until it answers, and return the seconds this took.
 
         Raises:
-            BrokerFailed: it ended, or was silent for `wait_s` seconds.
+            BrokerFailed: it ended, or did not answer for `wait_s` seconds.
         """
         self.launch()
         return self.wait_ready(wait_s)
 
     def launch(self) -> None:
-        """Start the process and do not wait. It dies with the thread that calls this: no worker thread."""
+        """Start the process without waiting.
+
+        Not to be called from a worker thread: the process dies with the thread that starts it.
+        """
         if self.running:
             raise BrokerFailed(f"{self.name} runs already")
         with self.log.open("ab") as log:
@@ -109,12 +114,12 @@ class BrokerProcess:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=self.env,
-                start_new_session=True,  # Ctrl-C is for the program that started us, which then stops us
+                start_new_session=True,  # Ctrl-C goes to the parent program, which then stops the broker
             )
         self._launched = time.monotonic()
 
     def wait_ready(self, wait_s: float = 60.0) -> float:
-        """Wait until the launched process answers; the seconds since its launch."""
+        """Wait until the launched process answers, and return the seconds since its launch."""
         while not answers(self.port):
             if not self.running:
                 raise BrokerFailed(f"{self.name} ended while it was starting:\n{self.log_tail()}")
@@ -125,7 +130,7 @@ class BrokerProcess:
         return time.monotonic() - self._launched
 
     def stop(self, wait_s: float = 30.0) -> int:
-        """Ask the process to end (SIGTERM), and insist after `wait_s`; its exit code."""
+        """Terminate the process (SIGTERM), kill it after `wait_s`, and return its exit code."""
         if self._process is None:
             return 0
         if self.running:
@@ -138,7 +143,7 @@ class BrokerProcess:
         return code
 
     def kill(self) -> int:
-        """kill -9, and wait until the process is gone."""
+        """Kill the process (SIGKILL), wait until it is gone, and return its exit code."""
         if self._process is None:
             return 0
         self._process.send_signal(signal.SIGKILL)
@@ -147,17 +152,17 @@ class BrokerProcess:
         return code
 
     def rss_bytes(self) -> int:
-        """Resident memory of the process now."""
+        """Return the process's resident memory in bytes."""
         pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")
 
     def cpu_seconds(self) -> float:
-        """Processor time used so far, user and system, in steps of a clock tick."""
+        """Return the processor time used so far, user and system, in steps of a clock tick."""
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def log_tail(self, lines: int = 30) -> str:
-        """The last lines the process printed."""
+        """Return the last lines the process printed."""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
 
     def __enter__(self) -> Self:
@@ -173,7 +178,7 @@ class BrokerProcess:
 def tallystick(
     directory: Path, settings: Mapping[str, str] | None = None, *, port: int | None = None
 ) -> BrokerProcess:
-    """`tallystick broker` with its data, its log and its settings file in `directory`."""
+    """Return a `tallystick broker` process with its data, log and settings file in `directory`."""
     directory.mkdir(parents=True, exist_ok=True)
     port = port or free_port()
     program = Path(sys.executable).with_name("tallystick")

@@ -1,4 +1,4 @@
-"""Writes docs/config.md from the tables of settings, so that the two cannot differ."""
+"""Writes docs/config.md from the tables of settings in the code, so that both agree."""
 
 from pathlib import Path
 
@@ -88,7 +88,13 @@ def _clients() -> list[str]:
 
 
 def _table(settings: dict[str, Setting], *, dynamic: bool | None) -> str:
-    """`dynamic`: a column that says what can be changed, or what a setting falls back to; None: neither."""
+    """Return a Markdown table of settings.
+
+    Args:
+        settings: the settings by their names.
+        dynamic: True adds a column that says which settings can be changed at run time, False one with the
+            setting each falls back to, None neither.
+    """
     last = "" if dynamic is None else " dynamic |" if dynamic else " falls back to |"
     rows = [f"| name | default | allowed | meaning |{last}", "|---|---|---|---|" + ("---|" if last else "")]
     for made in settings.values():

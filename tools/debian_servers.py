@@ -2,8 +2,8 @@
 
     python -m tools.debian_servers fetch          # into .cache/debian-servers/, once
 
-Nothing is installed: apt resolves and downloads with lists and archives of its own, dpkg only unpacks. So no
-root is needed, and the system stays as it is. Standard library only.
+Nothing is installed: apt resolves and downloads with lists and archives of its own, and dpkg only unpacks. So
+it needs no root, and the system stays as it is. Standard library only.
 """
 
 import fcntl
@@ -18,7 +18,7 @@ from typing import Final
 CACHE: Final = Path(__file__).parents[1] / ".cache" / "debian-servers"
 FETCH_SECONDS_MAX: Final = 100
 
-# What they depend on and the system lacks comes along.
+# Dependencies that the system lacks are added.
 PACKAGES: Final = ("mariadb-server-core", "libzookeeper-java")
 _PROGRAMS: Final = ("apt-get", "dpkg")
 _JARS: Final = (
@@ -38,13 +38,14 @@ _JARS: Final = (
 
 
 class Unavailable(Exception):
-    """A server cannot be had here; the text says what is missing."""
+    """A server is not available on this machine; the text says what is missing."""
 
 
 def fetch() -> Path:
-    """The folder that holds the unpacked packages; they are downloaded the first time.
+    """Return the folder of the unpacked packages, which are downloaded the first time.
 
     Safe to call from several processes at once: the first downloads, the others wait.
+
     Raises:
         Unavailable: this is no Debian, or apt could not download them.
     """
@@ -71,7 +72,11 @@ def fetch() -> Path:
 
 
 def mariadb() -> tuple[Path, dict[str, str]]:
-    """mariadbd, and the environment in which it finds its libraries. Raises: Unavailable."""
+    """Return the path of mariadbd, and the environment in which it finds its libraries.
+
+    Raises:
+        Unavailable: the packages could not be had.
+    """
     unpacked = fetch()
     program = unpacked / "usr" / "sbin" / "mariadbd"
     if program.exists():
@@ -83,7 +88,11 @@ def mariadb() -> tuple[Path, dict[str, str]]:
 
 
 def zookeeper_class_path() -> str:
-    """The class path of ZooKeeper's server; jars that the system has come from there. Raises: Unavailable."""
+    """Return the class path of ZooKeeper's server; jars that the system has are taken from there.
+
+    Raises:
+        Unavailable: the packages could not be had.
+    """
     if shutil.which("java") is None:
         raise Unavailable("java is not on the PATH (ZooKeeper needs Java 8 or later)")
     folders = [fetch() / "usr" / "share" / "java", Path("/usr/share/java")]
@@ -99,7 +108,7 @@ def _take(unpacked: Path) -> None:
     apt = CACHE / "apt"
     for folder in ("lists/partial", "archives/partial"):
         (apt / folder).mkdir(parents=True, exist_ok=True)
-    # Folders of our own; no account to change to, no lock of the system to take.
+    # Folders of our own; no switch to another account, no lock of the system.
     command = ["apt-get", "-qq", "-y"]
     for option in (
         f"Dir::State::Lists={apt}/lists",
@@ -109,7 +118,7 @@ def _take(unpacked: Path) -> None:
         "Acquire::http::Timeout=20",
     ):
         command += ["-o", option]
-    # Its hooks may complain about folders that are not theirs: what counts is whether the packages come.
+    # Its hooks may complain about these folders: only the downloaded packages matter.
     _run([*command, "update"])
     taken = _run([*command, "--no-install-recommends", "--download-only", "install", *PACKAGES])
     if taken.returncode:
@@ -137,7 +146,7 @@ def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The command line of this file."""
+    """Run the command line of this file."""
     if list(arguments) != ["fetch"]:
         print(__doc__)
         return 2

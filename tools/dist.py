@@ -1,4 +1,4 @@
-"""Build the source distribution and the wheel, and try both where there is no source tree.
+"""Build the source distribution and the wheel, and test both without a source tree.
 
     python -m tools.dist             dist/*.tar.gz and dist/*.whl, each installed into a clean environment
     python -m tools.dist --wheels    the same, with the wheel repaired by auditwheel for other Linux machines
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 DIST = ROOT / "dist"
 SMOKE = Path(__file__).with_name("smoke.py")
 
-# A user's project with the plugin: it is loaded without being named anywhere.
+# A user's project with the plugin, which is loaded without being named anywhere.
 PLUGIN_TEST = """\
 def test_the_plugin_gives_a_broker(tallystick_broker):
     assert tallystick_broker.bootstrap_servers
@@ -29,7 +29,7 @@ def test_the_plugin_gives_a_broker(tallystick_broker):
 
 
 def run(*command: str | Path, cwd: Path = ROOT, **environment: str) -> None:
-    """Run a command; its output is seen, and its failure is ours."""
+    """Run a command with its output shown; raise CalledProcessError when it fails."""
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     subprocess.run(command, check=True, cwd=cwd, env={**inherited, **environment})
 

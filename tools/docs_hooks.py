@@ -1,7 +1,7 @@
-"""What the documentation site does beside mkdocs: a list of the file formats, and links that leave docs/.
+"""Hooks for mkdocs: an index of the file formats, and plain text for links that leave docs/.
 
-Pages are read in the repository as well as on the site. There a link may lead to an example or a test; on the
-site, which has no such file, its text alone is shown.
+Pages are read both in the repository and on the site. In the repository a link may lead to an example or a
+test; the site has no such file, so it shows the link's text alone.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""Throw hostile inputs at every decoder: python tools/fuzz.py [--inputs N] [--seed N]"""
+"""Send hostile inputs to every decoder: python tools/fuzz.py [--inputs N] [--seed N]."""
 
 import argparse
 import random

@@ -1,4 +1,4 @@
-"""Format, lint, types and layers side by side; the output of what failed, nothing else.
+"""Run format, lint, types and layers in parallel, and print only the output of what failed.
 
 With `--docs` the documentation site and the next changelog are built, too. The quick loop does without them.
 """
@@ -27,7 +27,7 @@ def run(name: str) -> tuple[str, float, int, str]:
     """Run one step; return its name, seconds, exit code and output."""
     started = time.monotonic()
     program, *arguments = (STEPS | DOCS)[name]
-    # mkdocs-material announces its successor with every build: docs/adr/0003 has read it.
+    # mkdocs-material announces its successor with every build: docs/adr/0003 covers it.
     quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run([BIN / program, *arguments], capture_output=True, text=True, check=False, env=quiet)
     return name, time.monotonic() - started, done.returncode, done.stdout + done.stderr

@@ -1,8 +1,8 @@
-"""Send the largest request of each shape, of every API, while another client works: python -m tools.hostile
+"""Send the largest request of each shape, of every API, while another client works: python -m tools.hostile.
 
-One client sends them, another produces and commits offsets a hundred times a second; what the other one waits
-and what memory the broker takes goes into docs/hostile-clients.md. The shapes come from the declarations of
-the messages, so a new API is attacked, too.
+One client sends these requests; another produces and commits offsets a hundred times a second. The second
+client's waiting times and the broker's memory go into docs/hostile-clients.md. The shapes are derived from
+the declarations of the messages, so that a new API is covered, too.
 """
 
 import argparse
@@ -47,7 +47,7 @@ SETTINGS: Final = {"max.partitions": "1000", "flush.policy": "os", "group.initia
 class Shape:
     """How a request is filled: which lists are long, and whether their entries differ."""
 
-    deep: bool  # the inner lists are long, and not the outer ones
+    deep: bool  # the inner lists are long instead of the outer ones
     distinct: bool
 
     def __str__(self) -> str:
@@ -60,14 +60,14 @@ SHAPES: Final = tuple(Shape(deep, distinct) for deep in (False, True) for distin
 
 
 def request_of(spec: ApiSpec, version: int, shape: Shape, entries: int) -> Any:
-    """A legal request whose long lists have so many entries; None where the API has no such list."""
+    """Return a legal request whose long lists have `entries` entries; None if the API has no such list."""
     maker = _Maker(version, shape, entries)
     made = maker.struct(spec.request, 0)
     return made if maker.long_lists else None
 
 
 class _Maker:
-    """Makes one request out of its declaration."""
+    """Builds one request from its declaration."""
 
     def __init__(self, version: int, shape: Shape, entries: int) -> None:
         self._version, self._shape, self._entries = version, shape, entries
@@ -145,11 +145,11 @@ class Attack:
 
 
 def attacks(entries_max: int = ARRAY_ELEMENTS_MAX, names: Collection[str] = ()) -> Iterator[Attack]:
-    """The largest legal request of each shape, of each API that has a list; what is the same as another once.
+    """Yield the largest legal request of each shape, of each API that has a list, without duplicates.
 
     Args:
         entries_max: no request has more entries.
-        names: of these APIs alone; of all by default.
+        names: only these APIs; all by default.
     """
     for key in sorted(HANDLERS):
         spec = HANDLERS[key].spec
@@ -168,8 +168,8 @@ def attacks(entries_max: int = ARRAY_ELEMENTS_MAX, names: Collection[str] = ()) 
 
 
 def legal_entries(spec: ApiSpec, version: int, shape: Shape) -> int:
-    """How many entries the largest request of a shape has that the broker decodes."""
-    # What an entry costs is the same for each: bytes on the wire, apart from its number, and memory.
+    """Return the number of entries in the largest request of a shape that the broker decodes."""
+    # Each entry costs the same: bytes on the wire, except for its number, and memory.
     few, more = 20, 40
     bodies = [encode(request_of(spec, version, shape, count), version) for count in (few, more)]
     costs = [_memory_needed(spec, version, body) for body in bodies]
@@ -179,13 +179,13 @@ def legal_entries(spec: ApiSpec, version: int, shape: Shape) -> int:
         few + int((REQUEST_BYTES_MAX - costs[0]) / each),
         REQUEST_BYTES_MAX // (len(bodies[1]) // more + 4),
     )
-    # A Produce counts what it names, a Fetch each once.
+    # max.partitions counts every partition entry of a Produce, but each partition of a Fetch once.
     counted = spec.key == ApiKey.PRODUCE or (spec.key == ApiKey.FETCH and shape.distinct)
     return min(most, int(SETTINGS["max.partitions"])) if counted else most
 
 
 def _memory_needed(spec: ApiSpec, version: int, body: bytes) -> int:
-    """The least `room` that a request is decoded in."""
+    """Return the least `room` in which a request can be decoded."""
     low, high = 0, REQUEST_BYTES_MAX
     while low < high:
         middle = (low + high) // 2
@@ -198,7 +198,7 @@ def _memory_needed(spec: ApiSpec, version: int, body: bytes) -> int:
 
 
 def frame(spec: ApiSpec, version: int, body: bytes, correlation_id: int) -> bytes:
-    """A request as it goes over the wire."""
+    """Return a request's frame."""
     header = RequestHeader(
         request_api_key=spec.key,
         request_api_version=version,
@@ -210,13 +210,23 @@ def frame(spec: ApiSpec, version: int, body: bytes, correlation_id: int) -> byte
 
 
 def exchange(connection: socket.socket, data: bytes) -> int:
-    """Send a request; the size of its answer. Raises: EOFError when there is none, TimeoutError."""
+    """Send a request and return the size of its answer.
+
+    Raises:
+        EOFError: the broker closed the connection.
+        TimeoutError: no answer came in time.
+    """
     connection.sendall(data)
     return receive(connection)
 
 
 def receive(connection: socket.socket) -> int:
-    """Read an answer; its size. Raises: EOFError, TimeoutError."""
+    """Read an answer and return its size.
+
+    Raises:
+        EOFError: the broker closed the connection.
+        TimeoutError: no answer came in time.
+    """
     size = int.from_bytes(_exactly(connection, 4), "big")
     _exactly(connection, size)
     return size
@@ -241,7 +251,7 @@ def connect(address: str) -> socket.socket:
 
 @dataclass
 class Victim:
-    """A client that goes on producing and committing; what each request took, in milliseconds."""
+    """A client that keeps producing and committing, with the milliseconds each request took."""
 
     address: str
     waits_ms: list[float] = field(default_factory=list)
@@ -271,7 +281,7 @@ class Victim:
 
 
 def working_produce() -> bytes:
-    """One record for the topic of the client that only wants to work."""
+    """Return the frame that produces one record to the working client's topic."""
     record = Record(offset=0, timestamp_ms=int(time.time() * 1000), key=None, value=b"v", headers=())
     part = PartitionProduceData(index=0, records=encode_batch([record], BatchMeta()))
     request = ProduceRequest(
@@ -281,7 +291,7 @@ def working_produce() -> bytes:
 
 
 def working_commit() -> bytes:
-    """One offset of a group without members."""
+    """Return the frame that commits one offset for a group without members."""
     part = OffsetCommitRequestPartition(partition_index=0, committed_offset=1, committed_metadata="")
     request = OffsetCommitRequest(
         group_id="workers",
@@ -294,7 +304,7 @@ def working_commit() -> bytes:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one request came to. `answer`: bytes of the answer, or why there was none."""
+    """The outcome of one request. `answer`: bytes of the answer, or why there was none."""
 
     api: str
     shape: Shape
@@ -307,7 +317,7 @@ class Outcome:
 
 
 def attack(broker: EmbeddedBroker, made: Iterable[Attack], seconds: float) -> Iterator[Outcome]:
-    """Send every request, each for so long; the other client must have been answered every time."""
+    """Send each request for `seconds`; raise RuntimeError if the other client was not served."""
     address, process = broker.bootstrap_servers, psutil.Process(broker.pid)
     for each in made:
         spec, shape, data = each.spec, each.shape, frame(each.spec, each.version, each.body, 7)
@@ -336,7 +346,7 @@ def attack(broker: EmbeddedBroker, made: Iterable[Attack], seconds: float) -> It
 
 
 def table(outcomes: list[Outcome]) -> str:
-    """The outcomes as a Markdown table, the longest waits first."""
+    """Return the outcomes as a Markdown table, the longest waits first."""
     rows = [
         "| API | shape | entries | request, KB | answer, KB | p99 of the other, ms | worst, ms | RSS, MiB |",
         "|---|---|---|---|---|---|---|---|",
@@ -351,7 +361,7 @@ def table(outcomes: list[Outcome]) -> str:
 
 
 def prepare(broker: EmbeddedBroker) -> None:
-    """Make both topics and the group's, so that nobody waits for them later."""
+    """Create both topics and the group's internal topic, so that no request waits for them later."""
     metadata = HANDLERS[ApiKey.METADATA].spec
     find = HANDLERS[ApiKey.FIND_COORDINATOR].spec
     with connect(broker.bootstrap_servers) as connection:

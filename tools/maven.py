@@ -1,6 +1,6 @@
-"""Jars taken with Maven into `.cache`, once. Standard library only.
+"""Takes jars with Maven into `.cache`, once. Standard library only.
 
-Nothing that is taken is shipped with tallystick or imported by it: jars are other systems to compare with.
+The jars belong to other systems to compare with; none is shipped with tallystick or imported by it.
 """
 
 import fcntl
@@ -16,15 +16,15 @@ SECONDS_MAX: Final = 600
 
 
 class Unavailable(Exception):
-    """Something cannot be had here; the text says what is missing."""
+    """Something is not available on this machine; the text says what is missing."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Jars:
-    """Artifacts and what they need at run time.
+    """Artifacts and their run-time dependencies.
 
     artifacts   group, name and version of each
-    excluded    groups of which nothing is taken, because who runs the jars has it
+    excluded    groups of which nothing is taken, because the program that runs the jars has them
     """
 
     name: str
@@ -37,7 +37,7 @@ class Jars:
         return CACHE / self.name / self.version
 
     def missing(self) -> str | None:
-        """What this machine lacks, or None. Cost: no network."""
+        """Return what this machine lacks, or None. Cost: no network."""
         if shutil.which("java") is None:
             return f"java is not on the PATH ({self.name} {self.version} needs Java 17 or later)"
         if not self._complete() and shutil.which("mvn") is None:
@@ -45,9 +45,10 @@ class Jars:
         return None
 
     def take(self) -> Path:
-        """The directory of the jars, which are taken with Maven the first time.
+        """Return the directory of the jars, which Maven takes the first time.
 
         Safe to call from several processes at once: the first takes the jars, the others wait.
+
         Raises:
             Unavailable: mvn or java is missing, or Maven failed.
         """
@@ -62,7 +63,7 @@ class Jars:
         return self.home / "libs"
 
     def _complete(self) -> bool:
-        """Whether an earlier run took every jar: the marker holds what was asked for, and is written last."""
+        """Return whether an earlier run took every jar: it writes the request to the marker file last."""
         mark = self.home / "complete"
         return mark.exists() and mark.read_text() == self._pom()
 

@@ -2,7 +2,7 @@
 
     python -m tools.release v0.1.0 [NOTES]
 
-Run before a tag is pushed, and again by the release workflow. It needs no installed package.
+Run it before pushing a tag; the release workflow runs it again. It needs no installed package.
 """
 
 import re
@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def problems(tag: str, version: str, changelog: str, fragments: list[str]) -> list[str]:
-    """Return what keeps `tag` from being released; nothing if it may be."""
+    """Return the reasons that prevent releasing `tag`; empty if there are none."""
     return [
         *([f"the tag is {tag}, the package v{version}"] if tag != f"v{version}" else []),
         *([] if notes_of(version, changelog) else [f"CHANGELOG.md has no section [{version}]"]),

@@ -1,9 +1,9 @@
-"""Simulate whole runs of the broker, each from one seed: python -m tools.sim [--seed N | --seeds FROM..TO]
+"""Simulate whole runs of the broker, each from one seed: python -m tools.sim [--seed N | --seeds FROM..TO].
 
-A run is clients, broker, disk and clock in one thread, with faults; see `tallystick.testing.world`. The seed
-is printed first. Seeds that found something are listed at the end; `--seed N --trace` shows one of them.
-`--nightly N` runs N seeds that nobody has run before, and adds those that found something to
-tests/sim/seeds.txt, where every later test run meets them again.
+A run has clients, broker, disk and clock in one thread, with faults; see `tallystick.testing.world`. The seed
+is printed first. Seeds with findings are listed at the end; `--seed N --trace` shows one of them.
+`--nightly N` runs N seeds that were never run before, and adds those with findings to tests/sim/seeds.txt,
+which every later test run repeats.
 """
 
 import argparse
@@ -22,15 +22,15 @@ from tallystick.testing.sim.faults import OFF, Disturbance
 from tallystick.testing.world import Result, World
 
 KNOWN = Path(__file__).parents[1] / "tests" / "sim" / "seeds.txt"
-# Where the seeds of a night begin: far from those that are run by number.
+# The first seed of the nightly runs: far from those that are run by number.
 NIGHTLY_FROM, NIGHTLY_TO = 10**9, 10**12
 
-# One task of a process; small enough that the end is not waited for long.
+# Seeds per task of a process; small enough for a short wait at the end.
 SEEDS_AT_ONCE = 50
 
 
 def run_seed(seed: int, *, trace: bool = False, without: Collection[Disturbance] = OFF) -> Result:
-    """One run; what it raised counts as found."""
+    """Run one seed; an exception counts as a finding."""
     world = World(seed, say=print if trace else None, without=without)
     try:
         return world.run()
@@ -41,12 +41,12 @@ def run_seed(seed: int, *, trace: bool = False, without: Collection[Disturbance]
 
 
 def _run_seeds(seeds: range, *, without: Collection[Disturbance]) -> list[Result]:
-    logging.disable(logging.CRITICAL)  # a broker that is crashed on purpose has much to say
+    logging.disable(logging.CRITICAL)  # a broker that is crashed on purpose logs a lot
     return [run_seed(seed, without=without) for seed in seeds]
 
 
 def run_seeds(seeds: range, processes: int, without: Collection[Disturbance] = OFF) -> Iterator[Result]:
-    """All runs, by several processes."""
+    """Run all seeds in several processes and yield their results."""
     run = partial(_run_seeds, without=without)
     pieces = [seeds[i : i + SEEDS_AT_ONCE] for i in range(0, len(seeds), SEEDS_AT_ONCE)]
     if processes == 1:
@@ -79,7 +79,7 @@ def _one(seed: int, without: Collection[Disturbance], *, trace: bool) -> int:
 
 
 def _many(seeds: range, processes: int, without: Collection[Disturbance]) -> list[Result]:
-    """Run them, print what was found, and return the runs that found something."""
+    """Run the seeds, print the findings, and return the runs with findings."""
     print(f"seeds {seeds.start}..{seeds.stop - 1}", flush=True)
     began, done, failed = time.monotonic(), 0, list[Result]()
     committed = lives = 0
@@ -103,7 +103,7 @@ def _many(seeds: range, processes: int, without: Collection[Disturbance]) -> lis
 
 
 def remember(path: Path, failed: Sequence[Result]) -> None:
-    """Add seeds to those that every test run meets, with the first thing that each of them found."""
+    """Add seeds, each with its first finding, to the file of those that every test run repeats."""
     with path.open("a") as file:
         file.writelines(f"{result.seed} {' '.join(result.found[0].split())[:200]}\n" for result in failed)
 

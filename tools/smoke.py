@@ -1,4 +1,4 @@
-"""What an installed tallystick must do without its sources: run by `tools.dist` in a clean environment.
+"""A smoke test of an installed tallystick without its sources: `tools.dist` runs it in a clean environment.
 
     python smoke.py VERSION native|pure
 
@@ -14,14 +14,14 @@ TOPIC = "smoke"
 
 
 def check(holds: bool, claim: str) -> None:
-    """Print the claim; end with an error unless it holds."""
+    """Print the claim, and exit with an error unless it holds."""
     print(f"  {'ok' if holds else 'FAILED':8}{claim}")
     if not holds:
         sys.exit(1)
 
 
 def check_package(version: str) -> None:
-    """Check that the installed package is whole and that every part tells the same version."""
+    """Check that the installed package is complete and that every part reports the same version."""
     import tallystick  # noqa: PLC0415 - what is imported, and when, is what is tested
 
     check(Path(tallystick.__file__).is_relative_to(sys.prefix), f"imported from {sys.prefix}")
@@ -34,7 +34,7 @@ def check_package(version: str) -> None:
 
 
 def check_extension(wanted: str) -> None:
-    """Check that the compiled codec is loaded, or that it is absent and nothing minds."""
+    """Check that the compiled codec is loaded, or that it is absent and everything works without it."""
     from tallystick.protocol.records import native  # noqa: PLC0415
 
     loaded = "pure" if native.codec is None else "native"

@@ -1,9 +1,9 @@
-"""Dual writes for ten minutes while broker, database and writers are killed at random: python -m tools.soak
+"""Do dual writes for ten minutes while broker, database and writers are killed at random: -m tools.soak.
 
 Eight writer processes put one row and one record each into PostgreSQL and the log, again and again; every few
-seconds one of the processes gets kill -9 and is started again. A checker that knows nothing of the library
-then compares the table with what librdkafka reads of committed records: equal, in each writer's order, and
-nothing twice.
+seconds one of the processes is killed (SIGKILL) and restarted. A checker that does not use the library then
+compares the table with the committed records that librdkafka reads: they must be equal, in each writer's
+order, and without duplicates.
 """
 
 import argparse
@@ -33,10 +33,10 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 from servers import PostgreSQL, Unavailable, quick_place
 
 PAUSE_S = (0.5, 4.0)  # between two kills
-PATIENCE = 5  # times the seconds that were asked for, until the transactions are done
+PATIENCE = 5  # multiple of the requested seconds to wait until the transactions are done
 STOP_S = 90
 
-# Writers are forked from a process that has loaded all they need: a new one writes within milliseconds.
+# Writers are forked from a process with everything loaded: a new one writes within milliseconds.
 _FORKING: Final = multiprocessing.get_context("forkserver")
 _FORKING.set_forkserver_preload(
     [
@@ -57,7 +57,7 @@ SETTINGS = {"transaction.two.phase.commit.enable": "true", "log.segment.bytes": 
 
 @dataclass
 class Soak:
-    """The processes, and who was killed how often."""
+    """The processes, and how often each was killed."""
 
     broker: BrokerProcess
     database: PostgreSQL
@@ -75,7 +75,7 @@ class Soak:
         self.writers = [self.start_writer(number) for number in range(count)]
 
     def kill_one(self, chance: random.Random) -> None:
-        """kill -9, and a new start."""
+        """Kill one process (SIGKILL) and start it again."""
         drawn = chance.randrange(len(self.writers) + 4)
         if drawn < len(self.writers):
             self.kills["writers"] += 1
@@ -92,7 +92,7 @@ class Soak:
             self.database.start()
 
     def stop_writers(self) -> None:
-        """An orderly end, then one more life of each id: what was in doubt is decided."""
+        """End the writers in an orderly way, then recover each id once more to decide what was in doubt."""
         for process in self.writers:
             process.terminate()
         for process in self.writers:
@@ -118,7 +118,7 @@ class Soak:
             return [(int(w), int(n)) for w, n in connection.execute("SELECT * FROM soak ORDER BY writer, n")]
 
     def shown(self) -> list[tuple[int, int]]:
-        """Every committed record, partition after partition, in the log's order."""
+        """Return every committed record, partition after partition, in log order."""
         consumer = Consumer(
             {
                 "bootstrap.servers": self.broker.bootstrap,
@@ -144,7 +144,7 @@ class Soak:
 
 
 def compare(table: Sequence[tuple[int, int]], shown: Sequence[tuple[int, int]]) -> list[str]:
-    """What is wrong: nothing may be missing on either side, there twice, or out of its writer's order."""
+    """Return the violations: a row or record missing, duplicated, or out of its writer's order."""
     wrong = []
     twice = [each for each, times in Counter(shown).items() if times > 1]
     if twice:
@@ -161,7 +161,7 @@ def compare(table: Sequence[tuple[int, int]], shown: Sequence[tuple[int, int]]) 
 
 
 def run(*, seconds: float, transactions: int, writers: int, seed: int) -> list[str]:
-    """A whole run; what the checker found."""
+    """Do a whole run and return the checker's findings."""
     chance = random.Random(seed)
     with tempfile.TemporaryDirectory(dir=quick_place()) as folder, PostgreSQL() as database:
         name = database.new_database()

@@ -1,4 +1,4 @@
-"""One writer of the soak: it recovers and pays, again and again, until SIGTERM or kill -9."""
+"""One writer of the soak: it recovers and pays, again and again, until SIGTERM or SIGKILL."""
 
 import signal
 import threading
@@ -18,10 +18,10 @@ _LAST = text("SELECT coalesce(max(n), 0) FROM soak WHERE writer = :w")
 
 
 def write(number: int, bootstrap: str, url: str) -> None:
-    """The whole life of a process. Whatever fails, recover again."""
+    """Run a writer's process: write, and recover again after any failure."""
     stopping = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the program that started us
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the parent program
     store = SqlStore(create_engine(url, pool_size=2, connect_args={"connect_timeout": 5}))
     config = {
         "bootstrap.servers": bootstrap,
@@ -40,7 +40,7 @@ def write(number: int, bootstrap: str, url: str) -> None:
 
 
 def _pay(number: int, writer: "DualWriter[object]", stopping: threading.Event) -> None:
-    """One row and one record in each transaction; the row's number is the next that the table lacks."""
+    """Write one row and one record per transaction; the row's number is the next one missing in the table."""
     n = None
     while not stopping.is_set():
         with writer.transaction() as txn:

@@ -1,4 +1,4 @@
-"""Spark's own Kafka source and sink, to compare ours with: `format("kafka")`, its jars taken with Maven.
+"""Spark's own Kafka source and sink, `format("kafka")`, to compare with; its jars are taken with Maven.
 
 python -m tools.spark_kafka fetch         # into .cache/spark-kafka/, once
 python -m tools.spark_kafka classpath     # for spark.jars
@@ -10,8 +10,8 @@ from typing import Final
 
 from tools.maven import Jars, Unavailable
 
-# The newest that Maven found: there was no 4.3.0, and of the part that renews delegation tokens, which nobody
-# uses here, none after 4.0.0. PySpark 4.3 runs them.
+# The newest versions in Maven: there is no 4.3.0, and the delegation token part, which is unused here, ends
+# at 4.0.0. PySpark 4.3 runs them.
 VERSION: Final = "4.2.0"
 
 JARS: Final = Jars(
@@ -23,18 +23,22 @@ JARS: Final = Jars(
         ("org.apache.kafka", "kafka-clients", "3.9.1"),
         ("org.apache.commons", "commons-pool2", "2.12.0"),
     ),
-    # PySpark brings what else they need.
+    # PySpark provides their other dependencies.
     excluded=("*",),
 )
 
 
 def spark_jars() -> str:
-    """The value of `spark.jars`. Raises: Unavailable."""
+    """Return the value of `spark.jars`.
+
+    Raises:
+        Unavailable: mvn or java is missing, or Maven failed.
+    """
     return ",".join(sorted(map(str, JARS.take().glob("*.jar"))))
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The command line of this file."""
+    """Run the command line of this file."""
     try:
         match arguments:
             case ["fetch"]:

@@ -1,4 +1,4 @@
-"""The tables of options in docs/spark.md, made from the code: `python -m tools.spark_options` writes them."""
+"""Writes the tables of options in docs/spark.md from the code: `python -m tools.spark_options`."""
 
 import re
 from collections.abc import Iterator
@@ -13,12 +13,16 @@ _END: Final = "<!-- end of options -->\n"
 
 
 def block() -> str:
-    """The tables, from mark to mark."""
+    """Return the tables, from mark to mark."""
     return _BEGIN + "\n".join(_tables()) + "\n" + _END
 
 
 def shown(text: str) -> str:
-    """What `text` has between the marks, marks included. Raises: ValueError without them."""
+    """Return the part of `text` between the marks, marks included.
+
+    Raises:
+        ValueError: the marks are missing.
+    """
     begin = text.index(_BEGIN)
     return text[begin : text.index(_END) + len(_END)]
 

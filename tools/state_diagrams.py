@@ -1,4 +1,4 @@
-"""Draws the state diagram in docs/ from the table that the coordinator obeys: `-m tools.state_diagrams`."""
+"""Draws the state diagram in docs/ from the coordinator's transition table: `-m tools.state_diagrams`."""
 
 from collections.abc import Iterator
 from pathlib import Path

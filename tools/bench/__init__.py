@@ -1,1 +1,1 @@
-"""Measurements beside Apache Kafka in one run; `python -m tools.bench` rewrites docs/benchmarks.md."""
+"""Measurements of tallystick beside Apache Kafka; `python -m tools.bench` rewrites docs/benchmarks.md."""

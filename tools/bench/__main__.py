@@ -38,7 +38,7 @@ MIB = 2**20
 
 
 def measure_start(results: Results, say: Console, starts: int) -> None:
-    """Fresh directories, formatted beforehand; then the time until the first answer, and idle memory."""
+    """Measure the time to the first answer, and idle memory, with fresh directories formatted beforehand."""
     for _ in range(starts):
         for name in shuffled(NAMES):
             with tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as directory:
@@ -51,7 +51,7 @@ def measure_start(results: Results, say: Console, starts: int) -> None:
 
 
 def measure_memory(results: Results, say: Console, repeats: int) -> None:
-    """Resident memory of a fresh broker after millions of messages went in and out."""
+    """Measure a fresh broker's resident memory after millions of messages went in and out."""
     row = Row(size=100, partitions=1, codec="none")
     for _ in range(repeats):
         for name in shuffled(NAMES):
@@ -66,11 +66,11 @@ def measure_memory(results: Results, say: Console, repeats: int) -> None:
 def measure_loads(
     results: Results, say: Console, durability: Durability, rows: Sequence[Row], *, quick: bool
 ) -> None:
-    """One round: both brokers up and warm, every row on each, in an order of its own."""
+    """Measure one round: both brokers running and warm, every row on each, in shuffled order."""
     with ExitStack() as stack:
         brokers = {name: stack.enter_context(fresh(name, durability)) for name in shuffled(NAMES)}
         for name, process in brokers.items():
-            # A JVM that has not compiled its hot paths yet is not what a user of Kafka has.
+            # A cold JVM, with its hot paths not compiled yet, is not what a user of Kafka has.
             one_load(process, f"warm-{name.split()[0]}", WARM_UP, WARM_UP_MESSAGES)
         for row in shuffled(rows):
             for name in shuffled(NAMES):
@@ -83,8 +83,8 @@ def measure_loads(
 
 
 def one_load(process: BrokerProcess, topic: str, row: Row, messages: int) -> dict[str, report.Load]:
-    """Produce to a new topic, read it back, delete it."""
-    os.sync()  # writing back what the run before left behind is not this run's work
+    """Produce to a new topic, read it back, and delete it."""
+    os.sync()  # so that writing back the previous run's data does not count for this one
     create_topic(process, topic, row.partitions)
     loads = {mode: run_load(process, mode, topic, row, messages) for mode in report.MODES}
     delete_topic(process, topic)
@@ -92,7 +92,7 @@ def one_load(process: BrokerProcess, topic: str, row: Row, messages: int) -> dic
 
 
 def measure_latency(results: Results, say: Console, durability: Durability) -> None:
-    """One latency run on each broker, fresh and warmed."""
+    """Measure latency once on each broker, fresh and warmed up."""
     for name in shuffled(NAMES):
         with fresh(name, durability) as process:
             one_load(process, "warm", WARM_UP, WARM_UP_MESSAGES // 5)
@@ -103,12 +103,12 @@ def measure_latency(results: Results, say: Console, durability: Durability) -> N
 
 
 def interrupted(_signal: int, _frame: FrameType | None) -> None:
-    """End like Ctrl-C, so that every broker is stopped."""
+    """Exit as after Ctrl-C, so that every broker is stopped."""
     raise KeyboardInterrupt
 
 
 def measure_messages(say: Console, command: str, repeats: int, *, quick: bool) -> str:
-    """Everything but transactions; what the page then says."""
+    """Measure everything but transactions, and return the page's new section."""
     rows = QUICK_ROWS if quick else ROWS
     results = Results(command)
     measure_start(results, say, 3 if quick else STARTS)
@@ -121,7 +121,7 @@ def measure_messages(say: Console, command: str, repeats: int, *, quick: bool) -
 
 
 def measure_transactions(say: Console, command: str, repeats: int, *, quick: bool) -> str:
-    """Everything about transactions; what the page then says."""
+    """Measure transactions, and return the page's new section."""
     results = transactions.TxnResults(command)
     scale = transactions.QUICK if quick else transactions.FULL
     for _ in range(repeats):
@@ -132,7 +132,7 @@ def measure_transactions(say: Console, command: str, repeats: int, *, quick: boo
 
 
 def measure_clients(say: Console, command: str, repeats: int, *, quick: bool) -> str:
-    """Python clients beside each other; what the page then says."""
+    """Measure the Python clients side by side, and return the page's new section."""
     results = clients.ClientResults(command)
     for _ in range(repeats):
         clients.measure(results, say, NAMES, quick=quick)
@@ -140,7 +140,7 @@ def measure_clients(say: Console, command: str, repeats: int, *, quick: bool) ->
 
 
 def measure_spark(say: Console, command: str, repeats: int, *, quick: bool) -> str:
-    """Our Spark source and sink beside Spark's own; what the page then says."""
+    """Measure our Spark source and sink beside Spark's own, and return the page's new section."""
     try:
         jars = spark_jars()
     except Unavailable as exc:
@@ -152,7 +152,7 @@ def measure_spark(say: Console, command: str, repeats: int, *, quick: bool) -> s
 
 
 def measure_dual_writes(say: Console, command: str, repeats: int, *, quick: bool) -> str:
-    """Dual writes beside a commit alone and an outbox; what the page then says."""
+    """Measure dual writes beside a plain commit and an outbox, and return the page's new section."""
     results = dual_write.DualResults(command)
     for _ in range(repeats):
         dual_write.measure(results, say, quick=quick)
@@ -169,7 +169,7 @@ PARTS = {
 
 
 def main() -> int:
-    """Parse the options, measure, write the page."""
+    """Parse the options, measure, and write the page."""
     signal.signal(signal.SIGTERM, interrupted)
     parser = argparse.ArgumentParser(prog="python -m tools.bench", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="one round of fewer, shorter rows")

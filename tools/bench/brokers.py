@@ -1,4 +1,4 @@
-"""The two brokers under one name each, and the runs against them."""
+"""The two brokers, each under a name, and the runs against them."""
 
 import json
 import subprocess
@@ -25,7 +25,7 @@ RUN_SECONDS_MAX: Final = 180.0
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """One produce or consume run: how long, and how much of one core the broker used."""
+    """One produce or consume run: its duration, and the share of one core the broker used."""
 
     seconds: float
     broker_cpu: float
@@ -33,7 +33,7 @@ class Load:
 
 @contextmanager
 def fresh(name: str, durability: Durability) -> Iterator[BrokerProcess]:
-    """A broker with empty directories; all of it is gone afterwards."""
+    """Run a broker with empty directories, and remove them afterwards."""
     with tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as directory:
         process = prepare(name, durability, Path(directory))
         with process:
@@ -41,17 +41,17 @@ def fresh(name: str, durability: Durability) -> Iterator[BrokerProcess]:
 
 
 def prepare(name: str, durability: Durability, directory: Path) -> BrokerProcess:
-    """A broker that is ready to be started, its directories formatted where it wants that."""
+    """Return a broker ready to be started, with its directories formatted if it needs that."""
     if name == OURS:
         return tallystick(directory, durability.ours)
-    # 1 GiB is what Kafka's own start script gives a broker.
+    # Kafka's own start script gives a broker 1 GiB.
     kafka = ApacheKafka(directory=directory, settings=durability.kafka, heap_mb=1024)
     kafka.format()
     return kafka.brokers[0]
 
 
 def create_topic(process: BrokerProcess, topic: str, partitions: int) -> None:
-    """Create a topic and wait until its partitions have leaders; Kafka answers before they do."""
+    """Create a topic and wait until its partitions have leaders, since Kafka answers before they do."""
     admin = AdminClient({"bootstrap.servers": process.bootstrap})
     admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(30)
 
@@ -69,7 +69,7 @@ def delete_topic(process: BrokerProcess, topic: str) -> None:
 
 
 def run_load(process: BrokerProcess, mode: str, topic: str, row: Row, messages: int) -> Load:
-    """Produce to or consume from one topic in a process of its own."""
+    """Produce to or consume from one topic in a separate process."""
     load = {
         "mode": mode,
         "bootstrap": process.bootstrap,
@@ -85,19 +85,19 @@ def run_load(process: BrokerProcess, mode: str, topic: str, row: Row, messages: 
 
 
 def run_latency(process: BrokerProcess) -> dict[str, float]:
-    """End-to-end latency at a steady rate, by percentile, in milliseconds."""
+    """Measure end-to-end latency at a steady rate; return it by percentile, in milliseconds."""
     create_topic(process, "latency", 1)
     arguments = map(str, (LATENCY_RATE, LATENCY_SECONDS, LATENCY_WARM_UP_S))
     return _child("latency", process.bootstrap, "latency", *arguments)
 
 
 def run_client(load: Mapping[str, object]) -> dict[str, float]:
-    """Send with one Python client in a process of its own."""
+    """Send with one Python client in a separate process."""
     return _child("load_client", json.dumps(load))
 
 
 def run_consumer(reading: Mapping[str, object]) -> dict[str, float]:
-    """Read with one Python client in a process of its own."""
+    """Read with one Python client in a separate process."""
     return _child("load_consumer", json.dumps(reading))
 
 

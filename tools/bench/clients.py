@@ -1,4 +1,4 @@
-"""Python clients beside each other: the same messages, sent by each, to both brokers."""
+"""Python clients side by side: each sends the same messages to both brokers."""
 
 import os
 import statistics
@@ -23,7 +23,7 @@ END: Final = "<!-- clients: end -->"
 
 OURS: Final = "tallystick"
 THEIRS: Final = "confluent-kafka"
-# Clients in pure Python get less to do, in proportion to what they can.
+# Pure Python clients get fewer messages, in proportion to their speed.
 SLOW: Final = frozenset({"kafka-python", "aiokafka"})
 WARM_UP: Final = 100_000
 
@@ -49,7 +49,7 @@ ROWS: Final = tuple(ClientRow(size, codec) for size, codec in product((100, 1000
 
 READ_ROWS: Final = (ROWS[0], ClientRow(100, "none", uneven=True), ROWS[1], ROWS[2])
 
-# Rates over confluent-kafka's per-message rate.
+# Ratios to confluent-kafka's rate with a call per message.
 ARROW: Final = "tallystick, Arrow"
 GOALS: Final = {
     (OURS, ROWS[0]): 1.0,
@@ -62,13 +62,13 @@ GOALS: Final = {
 
 @dataclass(slots=True)
 class Figures:
-    """Messages a second, and nanoseconds of the client's CPU a message."""
+    """Messages per second, and nanoseconds of the client's CPU time per message."""
 
     rates: dict[tuple[str, str, ClientRow], list[float]] = field(default_factory=dict)
     cpu_ns: dict[tuple[str, str, ClientRow], list[float]] = field(default_factory=dict)
 
     def add(self, key: tuple[str, str, ClientRow], messages: float, taken: dict[str, float]) -> float:
-        """One run; its rate."""
+        """Add one run and return its rate."""
         self.rates.setdefault(key, []).append(messages / taken["seconds"])
         self.cpu_ns.setdefault(key, []).append(taken["cpu_seconds"] / messages * 1e9)
         return self.rates[key][-1]
@@ -76,7 +76,7 @@ class Figures:
 
 @dataclass(slots=True)
 class ClientResults:
-    """What was sent and what was read."""
+    """The figures of sending and of reading."""
 
     command: str
     sent: Figures = field(default_factory=Figures)
@@ -84,12 +84,12 @@ class ClientResults:
 
 
 def available() -> list[str]:
-    """The clients that are installed."""
+    """Return the clients that are installed."""
     return [client for client in CLIENTS if client not in NEEDS or find_spec(NEEDS[client])]
 
 
 def measure(results: ClientResults, say: Console, brokers: Sequence[str], *, quick: bool) -> None:
-    """One round: every row by every client on each broker, in an order of its own."""
+    """Measure one round: every row by every client on each broker, in shuffled order."""
     with ExitStack() as stack:
         running = {name: stack.enter_context(fresh(name, OS)) for name in shuffled(brokers)}
         for name, process in running.items():
@@ -107,7 +107,7 @@ def measure(results: ClientResults, say: Console, brokers: Sequence[str], *, qui
 def read(
     results: ClientResults, say: Console, name: str, process: BrokerProcess, row: ClientRow, *, quick: bool
 ) -> None:
-    """Fill a topic, read it by each consumer, delete it. Slow ones read a tenth of it."""
+    """Fill a topic, read it with each consumer, and delete it. Slow consumers read a tenth of it."""
     topic, messages = f"read-{READ_ROWS.index(row)}", row.messages(OURS, quick=quick)
     create_topic(process, topic, 1)
     run_client(_load(process, topic, OURS, row, messages))
@@ -121,7 +121,7 @@ def read(
 
 
 def one(process: BrokerProcess, topic: str, client: str, row: ClientRow, messages: int) -> dict[str, float]:
-    """Send to a new topic, see that all of it is there, delete it."""
+    """Send to a new topic, check that every message is there, and delete it."""
     create_topic(process, topic, 1)
     taken = run_client(_load(process, topic, client, row, messages))
     consumer = Consumer({"bootstrap.servers": process.bootstrap, "group.id": "bench"})
@@ -148,7 +148,7 @@ def _load(process: BrokerProcess, topic: str, client: str, row: ClientRow, messa
 
 
 def write(results: ClientResults) -> str:
-    """Put the tables into the page; what was put there."""
+    """Write the tables into the page, and return them."""
     parts = [f"{machine()}\n\nCommand: `{results.command}`"]
     for broker in dict.fromkeys(name for name, _, _ in results.sent.rates):
         parts.append(_table(f"Produce from Python to {broker}", results.sent, broker, ROWS, GOALS))

@@ -1,6 +1,6 @@
-"""Microseconds per message of Produce and Fetch: python tools/bench/codecs.py
+"""Measure microseconds per message of Produce and Fetch: python tools/bench/codecs.py.
 
-One partition, 1 KiB of records; "hand" is protocol/hot.py, building the answer included in both columns.
+One partition, 1 KiB of records; "hand" is protocol/hot.py. Both columns include building the answer.
 """
 
 import timeit

@@ -1,8 +1,8 @@
-"""Microseconds the broker works for one commit, without sockets: python -m tools.bench.commits [--profile]
+"""Measure the broker's processor time per commit, without sockets: -m tools.bench.commits [--profile].
 
-Requests go to the dispatcher as the frames clients send, on real files under `flush.policy=os`, one message a
-transaction. Processor time, so that other programs disturb little; "version 2" is what Kafka's Java client
-speaks, "version 1" librdkafka.
+Requests go to the dispatcher as the frames clients send, on real files under `flush.policy=os`, one message
+per transaction. Processor time is measured, so that other programs disturb little; "version 2" is the
+transaction protocol of Kafka's Java client, "version 1" that of librdkafka.
 """
 
 import asyncio
@@ -39,14 +39,14 @@ from tallystick.protocol.records import BatchMeta, Record, encode_batch
 COMMITS: Final = 5_000
 WARM_UP: Final = 500
 TOPIC, NAME = "commits", TransactionalId("bench")
-# Turns of the loop that the markers take.
+# Turns of the event loop that the markers take.
 TURNS: Final = 3
 
 Frames = Callable[[Identity, int], list[bytes]]
 
 
 def frame(request: object, version: int) -> bytes:
-    """A request as it arrives, its length left out."""
+    """Return a request's frame without its length prefix."""
     spec = spec_of(request)
     header = RequestHeader(
         request_api_key=spec.key, request_api_version=version, correlation_id=1, client_id="bench"
@@ -55,7 +55,7 @@ def frame(request: object, version: int) -> bytes:
 
 
 def produce(identity: Identity, sequence: int) -> ProduceRequest:
-    """One record of 100 bytes."""
+    """Return a request that produces one record of 100 bytes."""
     record = Record(0, int(time.time() * 1000), None, bytes(100), ())
     meta = BatchMeta(
         producer_id=identity.producer_id, epoch=identity.epoch, base_sequence=sequence, transactional=True
@@ -70,7 +70,7 @@ def produce(identity: Identity, sequence: int) -> ProduceRequest:
 
 
 def end(identity: Identity) -> EndTxnRequest:
-    """A commit."""
+    """Return a request that commits."""
     return EndTxnRequest(
         transactional_id=NAME,
         producer_id=identity.producer_id,
@@ -80,7 +80,7 @@ def end(identity: Identity) -> EndTxnRequest:
 
 
 def version_1(identity: Identity, sequence: int) -> list[bytes]:
-    """The pair stays, sequence numbers go on."""
+    """Return a transaction's frames: the epoch stays, and sequence numbers go on."""
     add = AddPartitionsToTxnRequest(
         v3_and_below_transactional_id=NAME,
         v3_and_below_producer_id=identity.producer_id,
@@ -91,12 +91,12 @@ def version_1(identity: Identity, sequence: int) -> list[bytes]:
 
 
 def version_2(identity: Identity, _sequence: int) -> list[bytes]:
-    """Every transaction has a pair of its own, and sequence numbers from 0 on."""
+    """Return a transaction's frames: each has an epoch of its own, and sequence numbers begin at 0."""
     return [frame(produce(identity, 0), 12), frame(end(identity), 5)]
 
 
 async def measure(frames: Frames, profile: cProfile.Profile | None) -> float:
-    """Microseconds of processor time a commit."""
+    """Return the microseconds of processor time per commit."""
     with tempfile.TemporaryDirectory(prefix="bench-") as directory:
         config = BrokerConfig.parse({"flush.policy": "os", "log.reserve.bytes": "0"})
         broker = Broker(config, Path(directory), SystemClock())
@@ -111,7 +111,7 @@ async def measure(frames: Frames, profile: cProfile.Profile | None) -> float:
 
 
 async def commit(broker: Broker, frames: Frames, profile: cProfile.Profile | None) -> float:
-    """Commit again and again, and see to it that each is complete."""
+    """Commit repeatedly, checking that each transaction is complete; return the time per commit."""
     dispatcher, peer = Dispatcher(broker, HANDLERS), Peer("bench", 0, 1)
     answer = await broker.transactions.execute(NAME, InitProducerId(timeout_ms=60_000))
     if not isinstance(answer, Initialised):
@@ -140,7 +140,7 @@ async def commit(broker: Broker, frames: Frames, profile: cProfile.Profile | Non
 
 
 def main() -> None:
-    """Both protocols; with `--profile` what they spend their time on."""
+    """Measure both protocols; with `--profile` print where they spend their time."""
     for frames in (version_2, version_1):
         profile = cProfile.Profile() if "--profile" in sys.argv else None
         print(f"{frames.__name__}: {asyncio.run(measure(frames, profile)):.0f} us a commit")

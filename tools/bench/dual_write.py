@@ -1,8 +1,8 @@
-"""Dual writes beside what they replace: the database's commit alone, and a polling outbox.
+"""Measure dual writes beside their alternatives: the database's commit alone, and a polling outbox.
 
 All three write the same row of PostgreSQL with the same SQLAlchemy; the outbox is relayed every 100 ms with
-the same producer. Who reads is librdkafka, of committed records only. Every way is measured as fast as it
-goes, and at a steady rate, for the time from the database's commit to the record at the reader.
+the same producer. The reader is librdkafka, of committed records only. Each way is measured at full speed,
+and at a steady rate, for the time from the database's commit until the reader has the record.
 """
 
 import statistics
@@ -43,7 +43,7 @@ TWO_PHASE: Final = Durability(
     kafka={},
 )
 RELAY_S: Final = 0.1
-RATE: Final = 20  # transactions a second, for the time until they are seen
+RATE: Final = 20  # transactions per second while visibility latency is measured
 VISIBLE_RATIO_MAX: Final = 0.1
 PAYMENT: Final = text("INSERT INTO payments (what) VALUES (:what)")
 SECONDS_MAX: Final = 120
@@ -52,7 +52,7 @@ PLACE: Final = Path(tempfile.gettempdir())
 
 @dataclass(frozen=True, kw_only=True)
 class Taken:
-    """One run of one way; times in ms. `changed`: rows of ours inserted, updated, deleted per message."""
+    """One run of one way; times in ms. `changed`: our own rows inserted, updated, deleted per message."""
 
     per_s: float
     p50_ms: float
@@ -73,7 +73,7 @@ class DualResults:
 
 
 class Reader(threading.Thread):
-    """When each message was there to be read, by its number."""
+    """A consumer that notes when each message arrived, by its number."""
 
     def __init__(self, bootstrap: str, topic: str) -> None:
         super().__init__(daemon=True)
@@ -110,7 +110,7 @@ class Reader(threading.Thread):
         self.join()
 
 
-# One transaction with message number `n`; the moment the database had committed it, in ns.
+# Does one transaction with message number `n`; returns when the database had committed it, in ns.
 Pay = Callable[[int], int]
 
 
@@ -164,7 +164,7 @@ def outbox(engine: Engine, bootstrap: str) -> Iterator[Pay]:
 
 
 def _relay(engine: Engine, bootstrap: str, stopping: threading.Event) -> None:
-    """At least once, as an outbox is: send what is there, wait for the broker, delete it."""
+    """Relay the outbox at least once: send its rows, wait for the broker, delete them."""
     with Producer({"bootstrap.servers": bootstrap, "linger.ms": 0}) as producer:
         while not stopping.wait(RELAY_S):
             with engine.begin() as connection:
@@ -182,11 +182,11 @@ TOPICS: Final = {DUAL: "dual", OUTBOX: "outbox"}
 
 
 def measure(results: DualResults, say: Console, *, quick: bool) -> None:
-    """One round: every way on the same servers, one after the other."""
+    """Measure one round: every way on the same servers, one after the other."""
     count, seconds = (300, 5) if quick else (3000, 20)
     with ExitStack() as stack:
         broker = stack.enter_context(fresh(OURS, TWO_PHASE))
-        # On the disk, as the log: a database in memory would be another one.
+        # On disk like the log: a database in memory would not be comparable.
         server = stack.enter_context(PostgreSQL(PLACE))
         for way in WAYS:
             taken = _measure(server, broker, way, count, seconds)
@@ -207,7 +207,7 @@ def _measure(server: PostgreSQL, broker: BrokerProcess, way: str, count: int, se
         reader = Reader(broker.bootstrap, TOPICS[way])
     total = count + RATE * seconds
     with MAKE[way](engine, broker.bootstrap) as pay:
-        for n in range(-20, 0):  # what is only slow the first time
+        for n in range(-20, 0):  # warm-up
             pay(n)
         began, times = time.monotonic(), []
         for n in range(count):
@@ -246,7 +246,10 @@ def quantile(taken: list[float], part: float) -> float:
 
 
 def _changed(url: str, messages: int) -> tuple[float, float, float]:
-    """Rows that are not the user's: PostgreSQL counts them when the sessions that wrote them have ended."""
+    """Return our rows inserted, updated and deleted per message.
+
+    PostgreSQL counts them only when the sessions that wrote them have ended.
+    """
     asked = "SELECT sum(n_tup_ins), sum(n_tup_upd), sum(n_tup_del) FROM pg_stat_user_tables"
     asked += " WHERE relname <> 'payments'"
     found = (0, 0, 0)
@@ -262,7 +265,7 @@ def _changed(url: str, messages: int) -> tuple[float, float, float]:
 
 
 def write(results: DualResults) -> str:
-    """The table, and whether the target is met."""
+    """Write the table into the page, with whether the target is met, and return it."""
     head = ["", "transactions/s", "p50", "p99", "commit to visible p50", "p99"]
     head.append("rows inserted, updated, deleted per message")
     lines = []

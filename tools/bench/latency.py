@@ -1,4 +1,4 @@
-"""End-to-end latency: a steady sender in one process, a reader in another, one monotonic clock for both.
+"""Measure end-to-end latency: a steady sender and a reader in two processes, with one monotonic clock.
 
 `python -m tools.bench.latency BOOTSTRAP TOPIC RATE SECONDS WARM_UP` prints percentiles in ms as JSON.
 Two processes, because two threads of one interpreter would wait for each other longer than for the broker.
@@ -18,7 +18,7 @@ QUANTILES = {"p50": 0.5, "p99": 0.99, "p999": 0.999}
 
 
 def send(bootstrap: str, topic: str, rate: int, seconds: int) -> None:
-    """Send `rate` messages a second, each carrying the moment it was due."""
+    """Send `rate` messages a second, each carrying the time it was due."""
     producer = Producer(
         {"bootstrap.servers": bootstrap, "acks": "all", "enable.idempotence": True, "linger.ms": 0}
     )
@@ -29,13 +29,13 @@ def send(bootstrap: str, topic: str, rate: int, seconds: int) -> None:
         while (left := due - time.monotonic_ns()) > 0:
             producer.poll(0)
             time.sleep(left / 1e9)
-        # Stamped with the due time: a sender that fell behind must not hide what made it wait.
+        # Stamped with the due time, so that a sender that falls behind does not hide the delay.
         producer.produce(topic, STAMP.pack(due) + padding, partition=0)
     producer.flush(30)
 
 
 def receive(bootstrap: str, topic: str, wanted: int, sender: subprocess.Popen[bytes]) -> list[float]:
-    """The latency of every message in milliseconds, in the order of arrival."""
+    """Return the latency of every message in milliseconds, in order of arrival."""
     consumer = Consumer(
         {
             "bootstrap.servers": bootstrap,
@@ -59,7 +59,7 @@ def receive(bootstrap: str, topic: str, wanted: int, sender: subprocess.Popen[by
 
 
 def main(arguments: list[str]) -> None:
-    """With `send` first: the sender. Else the reader, which starts the sender."""
+    """Run the sender if the first argument is `send`, else the reader, which starts the sender."""
     if arguments[0] == "send":
         send(arguments[1], arguments[2], int(arguments[3]), int(arguments[4]))
         return

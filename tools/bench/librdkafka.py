@@ -1,7 +1,7 @@
 """The few functions of librdkafka's C API that put load on a broker, through ctypes.
 
-A Python call per message costs more than either broker spends on it, so messages pass in batches and stay in
-C memory. The library is the one inside the confluent-kafka wheel.
+A Python call per message costs more than either broker spends on it, so messages are passed in batches and
+stay in C memory. The library is the one inside the confluent-kafka wheel.
 """
 
 import ctypes
@@ -21,7 +21,7 @@ OFFSET_BEGINNING: Final = -2
 
 
 class Message(Structure):
-    """rd_kafka_message_t."""
+    """The C struct rd_kafka_message_t."""
 
     _fields_ = (
         ("err", c_int32),
@@ -66,7 +66,7 @@ LEADER_WAIT_S: Final = 10.0
 
 
 class LoadFailed(Exception):
-    """librdkafka refused something, or messages went missing."""
+    """librdkafka refused an operation, or messages are missing."""
 
 
 def _open() -> ctypes.CDLL:
@@ -82,12 +82,12 @@ def _open() -> ctypes.CDLL:
 
 
 LIB: Final = _open()
-# A callback that does nothing and needs no Python: this function takes no argument and returns at once.
+# A callback that does nothing and needs no Python: this C function takes no arguments and returns at once.
 NO_OP: Final = ctypes.cast(LIB.rd_kafka_version, c_void_p)
 
 
 def version() -> str:
-    """librdkafka's version."""
+    """Return librdkafka's version."""
     return str(LIB.rd_kafka_version_str().decode())
 
 
@@ -105,16 +105,16 @@ class Client:
             raise LoadFailed(error.value.decode())
 
     def topic(self, name: str) -> int:
-        """A topic handle; destroy it before `close`."""
+        """Return a topic handle; destroy it before `close`."""
         return int(LIB.rd_kafka_topic_new(self.handle, name.encode(), None))
 
     def offsets(self, topic: str, partition: int) -> tuple[int, int]:
-        """Log start and high watermark as the broker says now; this also waits for the connection."""
+        """Return the log start offset and high watermark from the broker; also waits for the connection."""
         low, high = c_int64(), c_int64()
         args = (self.handle, topic.encode(), partition, ctypes.byref(low), ctypes.byref(high), 30_000)
         give_up_at = time.monotonic() + LEADER_WAIT_S
         while code := LIB.rd_kafka_query_watermark_offsets(*args):
-            # Kafka names a leader in its metadata before that broker knows that it leads.
+            # Kafka's metadata names a leader before that broker knows that it leads.
             if code != NOT_LEADER or time.monotonic() > give_up_at:
                 raise LoadFailed(f"offsets of {topic}-{partition}: librdkafka error {code}")
             time.sleep(0.05)

@@ -1,8 +1,8 @@
-"""One client in a process of its own: `python -m tools.bench.load_client JSON` sends, and prints a JSON line.
+"""A sending client as a process: `python -m tools.bench.load_client JSON` sends, and prints a JSON line.
 
 Every client sends the same texts to one topic, with acks=all, linger 5 ms and batches of a megabyte, as its
-documentation shows: one call a message, or one call for many where there is one. The clock runs from the
-first message to the last acknowledgement, after one message has shown the way.
+documentation shows: one call per message, or one call for many if it has one. The clock runs from the first
+message to the last acknowledgement, after one message that sets up the connection.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ PATIENCE_S: Final = 120.0
 
 
 class Load(TypedDict):
-    """What to send, and with what."""
+    """The client, topic and messages of a run."""
 
     client: str
     bootstrap: str
@@ -33,11 +33,11 @@ class Load(TypedDict):
 
 
 Taken = tuple[float, float]
-"""Seconds by the clock, seconds of this process's CPU."""
+"""Elapsed seconds, and seconds of this process's CPU time."""
 
 
 def texts(load: Load) -> list[bytes]:
-    """All messages, made beforehand; uneven ones have half to one and a half times the size."""
+    """Return all messages, made beforehand; uneven ones have half to one and a half times the size."""
     size = load["size"]
     if load["uneven"]:
         some = [text[: size // 2 + 7 * i % (size + 1)] for i, text in enumerate(values(size + size // 2))]
@@ -47,14 +47,14 @@ def texts(load: Load) -> list[bytes]:
 
 
 def measured(send_all: Callable[[], object]) -> Taken:
-    """How long it takes."""
+    """Return how long sending takes."""
     started, cpu = time.perf_counter(), time.process_time()
     send_all()
     return time.perf_counter() - started, time.process_time() - cpu
 
 
 def tallystick(load: Load) -> Taken:
-    """Our Producer, a call a message."""
+    """Send with our Producer, a call per message."""
     producer = _ours(load)
     messages, send, topic = texts(load), producer.send, load["topic"]
 
@@ -68,13 +68,13 @@ def tallystick(load: Load) -> Taken:
 
 
 def tallystick_lists(load: Load) -> Taken:
-    """Our Producer, a list of 100,000 a call."""
+    """Send with our Producer, a list of 100,000 per call."""
     messages = texts(load)
     return _in_chunks(load, [messages[at : at + CHUNK] for at in range(0, len(messages), CHUNK)])
 
 
 def tallystick_arrow(load: Load) -> Taken:
-    """Our Producer, an Arrow array of 100,000 a call."""
+    """Send with our Producer, an Arrow array of 100,000 per call."""
     pyarrow = import_module("pyarrow")
     messages = texts(load)
     return _in_chunks(
@@ -107,7 +107,7 @@ def _ours(load: Load):  # type: ignore[no-untyped-def]
 
 
 def confluent_kafka(load: Load) -> Taken:
-    """librdkafka's Python binding."""
+    """Send with librdkafka's Python binding."""
     producer = import_module("confluent_kafka").Producer(
         {
             "bootstrap.servers": load["bootstrap"],
@@ -138,7 +138,7 @@ def confluent_kafka(load: Load) -> Taken:
 
 
 def kafka_python(load: Load) -> Taken:
-    """The client in pure Python."""
+    """Send with the pure Python client kafka-python."""
     producer = import_module("kafka").KafkaProducer(
         bootstrap_servers=load["bootstrap"],
         acks="all",
@@ -158,7 +158,7 @@ def kafka_python(load: Load) -> Taken:
 
 
 def aiokafka(load: Load) -> Taken:
-    """asyncio's client, which sends as its documentation says: a future a message, awaited later."""
+    """Send with the asyncio client as its documentation shows: a future per message, awaited later."""
 
     async def main() -> Taken:
         producer = import_module("aiokafka").AIOKafkaProducer(
@@ -197,11 +197,11 @@ NEEDS: Final = {
     "kafka-python": "kafka",
     "aiokafka": "aiokafka",
 }
-"""What has to be installed for a client to be measured."""
+"""The package that each client needs to be measured."""
 
 
 def main() -> None:
-    """Read the load from the only argument, send it, print what it took."""
+    """Read the load from the only argument, send it, and print the time it took."""
     load: Load = json.loads(sys.argv[1])
     seconds, cpu_seconds = CLIENTS[load["client"]](load)
     print(json.dumps({"seconds": seconds, "cpu_seconds": cpu_seconds}))

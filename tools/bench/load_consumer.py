@@ -1,7 +1,7 @@
-"""One consumer in a process of its own: `python -m tools.bench.load_consumer JSON` reads, prints a JSON line.
+"""A consumer as a process: `python -m tools.bench.load_consumer JSON` reads, and prints a JSON line.
 
-Every consumer reads one partition from its beginning, alone, as its documentation shows: a call for some
-hundred or thousand messages where there is one. The clock runs from the first message to the last.
+Every consumer reads one partition from its beginning, alone, as its documentation shows: some hundred or
+thousand messages per call if it has such a call. The clock runs from the first message to the last.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ MANY: Final = 5_000
 
 
 class Reading(TypedDict):
-    """What to read, and with what."""
+    """The consumer, topic and number of messages of a run."""
 
     client: str
     bootstrap: str
@@ -25,7 +25,7 @@ class Reading(TypedDict):
 
 
 class Clock:
-    """Counts messages from the first answer on; it is done with the last."""
+    """Counts messages, and measures the time from the first answer to the last message."""
 
     def __init__(self, reading: Reading) -> None:
         self.left, self.counted = reading["messages"], 0
@@ -33,7 +33,7 @@ class Clock:
         self.started = self.cpu = self.seconds = self.cpu_seconds = 0.0
 
     def saw(self, messages: int) -> None:
-        """So many came in one answer. The first is not counted: it took the connection, too."""
+        """Count the messages of one answer. The first is left out: it includes the connection."""
         now, cpu = time.perf_counter(), time.process_time()
         self.left -= messages
         if not self.started:
@@ -47,7 +47,7 @@ class Clock:
 
 
 def tallystick(reading: Reading, clock: Clock) -> None:
-    """Our Consumer, records as objects."""
+    """Read with our Consumer, records as objects."""
     package = import_module("tallystick")
     settings = {"bootstrap.servers": reading["bootstrap"], "max.poll.records": MANY}
     with package.Consumer(settings) as consumer:
@@ -58,7 +58,7 @@ def tallystick(reading: Reading, clock: Clock) -> None:
 
 
 def tallystick_arrow(reading: Reading, clock: Clock) -> None:
-    """Our Consumer, Arrow batches."""
+    """Read with our Consumer, Arrow batches."""
     package = import_module("tallystick")
     with package.Consumer({"bootstrap.servers": reading["bootstrap"]}) as consumer:
         consumer.assign([package.TopicPartition(reading["topic"], 0)])
@@ -68,14 +68,14 @@ def tallystick_arrow(reading: Reading, clock: Clock) -> None:
 
 
 def confluent_kafka(reading: Reading, clock: Clock) -> None:
-    """librdkafka's Python binding."""
+    """Read with librdkafka's Python binding."""
     package = import_module("confluent_kafka")
     consumer = package.Consumer(
         {
             "bootstrap.servers": reading["bootstrap"],
             "group.id": "bench",
             "enable.auto.commit": False,
-            # By default it rests for a second whenever 100,000 messages are at hand.
+            # By default it pauses for a second whenever 100,000 messages are queued.
             "queued.min.messages": 1_000_000,
             "fetch.queue.backoff.ms": 1,
         }
@@ -87,7 +87,7 @@ def confluent_kafka(reading: Reading, clock: Clock) -> None:
 
 
 def kafka_python(reading: Reading, clock: Clock) -> None:
-    """The client in pure Python."""
+    """Read with the pure Python client kafka-python."""
     package = import_module("kafka")
     consumer = package.KafkaConsumer(bootstrap_servers=reading["bootstrap"], max_poll_records=MANY)
     at = package.TopicPartition(reading["topic"], 0)
@@ -99,7 +99,7 @@ def kafka_python(reading: Reading, clock: Clock) -> None:
 
 
 def aiokafka(reading: Reading, clock: Clock) -> None:
-    """asyncio's client."""
+    """Read with the asyncio client."""
 
     async def main() -> None:
         package = import_module("aiokafka")
@@ -128,7 +128,7 @@ CONSUMERS: Final = {
 
 
 def main() -> None:
-    """Read as the only argument says, print what it took."""
+    """Read as the only argument says, and print the time it took."""
     reading: Reading = json.loads(sys.argv[1])
     clock = Clock(reading)
     CONSUMERS[reading["client"]](reading, clock)

@@ -1,4 +1,4 @@
-"""One measurement in its own process: `python -m tools.bench.load_librdkafka JSON` prints a JSON line."""
+"""A load of librdkafka as a process: `python -m tools.bench.load_librdkafka JSON` prints a JSON line."""
 
 import ctypes
 import json
@@ -17,7 +17,7 @@ CONSUME_PASSES: Final = 3
 
 
 class Load(TypedDict):
-    """What to send or to read."""
+    """The load: what to send or to read."""
 
     mode: str
     bootstrap: str
@@ -29,7 +29,7 @@ class Load(TypedDict):
 
 
 def values(size: int) -> list[bytes]:
-    """JSON-like texts of one size that compress about as well as real ones (lz4: 2x)."""
+    """Return JSON-like texts of one size that compress about as well as real ones (lz4: 2x)."""
     made = []
     for i in range(VARIANTS):
         fields = []
@@ -44,7 +44,7 @@ def values(size: int) -> list[bytes]:
 
 
 def produce(load: Load) -> float:
-    """Send everything and wait for every acknowledgement; the seconds this took."""
+    """Send everything, wait for every acknowledgement, and return the seconds this took."""
     client = Client(
         librdkafka.PRODUCER,
         {
@@ -53,7 +53,7 @@ def produce(load: Load) -> float:
             "enable.idempotence": "true",
             "linger.ms": "5",
             "compression.codec": load["codec"],
-            # Room for five batches in flight to six partitions; more makes the client touch fresh memory.
+            # Room for five batches in flight to six partitions; with more the client touches fresh memory.
             "queue.buffering.max.messages": "500000",
             "queue.buffering.max.kbytes": "262144",
         },
@@ -84,7 +84,7 @@ def produce(load: Load) -> float:
 
 
 def consume(load: Load) -> float:
-    """Read everything from the beginning; the seconds from the first request to the last message."""
+    """Read everything from the beginning; return the seconds from the first request to the last message."""
     client = Client(
         librdkafka.CONSUMER,
         {
@@ -116,7 +116,7 @@ def consume(load: Load) -> float:
 
 
 def main() -> None:
-    """Read the load from the only argument, do it, print what it took."""
+    """Read the load from the only argument, run it, and print the time it took."""
     load: Load = json.loads(sys.argv[1])
     # A topic is read in a fraction of a second, and can be read again; it cannot be written again.
     taken = [produce(load)] if load["mode"] == "produce" else [consume(load) for _ in range(CONSUME_PASSES)]

@@ -1,7 +1,7 @@
-"""One Spark driver in a process of its own: `python -m tools.bench.load_spark JSON` prints a JSON line a run.
+"""A Spark driver as a process: `python -m tools.bench.load_spark JSON` prints a JSON line per run.
 
-Ours and Spark's own connector run in the same session, one after the other: the same JVM, as warm, and the
-same rows, from Parquet files. Processor time is that of the driver, its JVM and all Python workers.
+Our connector and Spark's own run in the same session, one after the other: the same JVM, equally warm, and
+the same rows, from Parquet files. Processor time is that of the driver, its JVM and all Python workers.
 """
 
 import json
@@ -24,7 +24,7 @@ from tallystick.spark.session import spark_session
 
 TASKS: Final = 2
 BATCHES: Final = 4
-"""Of one AvailableNow query."""
+"""Micro-batches per AvailableNow query."""
 
 BATCH_ROWS: Final = 10
 _PATIENCE_S: Final = 3600
@@ -47,7 +47,7 @@ class Run(TypedDict):
 
 
 class Plan(TypedDict):
-    """All that one driver measures, in this order."""
+    """The runs of one driver, in order."""
 
     master: str
     bootstrap: str
@@ -56,7 +56,7 @@ class Plan(TypedDict):
 
 
 class Taken(TypedDict):
-    """Seconds by the clock and of processor time; of `parts`, medians in ms."""
+    """Elapsed seconds and processor time; for `parts`, medians in ms."""
 
     seconds: float
     cpu_seconds: float
@@ -64,13 +64,13 @@ class Taken(TypedDict):
 
 
 def cpu_ticks() -> dict[int, int]:
-    """Processor time by process: this one and all that descend from it, with those they have waited for."""
+    """Return the processor time by process: this one and its descendants, with their waited-for children."""
     used: dict[int, tuple[int, int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = stat.read_text().rpartition(")")[2].split()
         except OSError:
-            continue  # it ended meanwhile
+            continue  # the process has ended meanwhile
         used[int(stat.parent.name)] = int(fields[1]), sum(map(int, fields[11:15]))
 
     def ours(pid: int) -> bool:
@@ -82,7 +82,10 @@ def cpu_ticks() -> dict[int, int]:
 
 
 def cpu_seconds_since(before: dict[int, int]) -> float:
-    """Of those that are there now. PySpark ends workers that were idle, and nobody waits for them."""
+    """Return the processor seconds of the processes running now, since `before`.
+
+    PySpark ends idle workers without waiting for them, so their time is not counted.
+    """
     ticks = sum(now - before.get(pid, 0) for pid, now in cpu_ticks().items())
     return ticks / os.sysconf("SC_CLK_TCK")
 
@@ -95,7 +98,7 @@ class Driver:
         self._queries = 0
 
     def measure(self, run: Run) -> Taken:
-        """Do it, see that every row is there once."""
+        """Do one run and check that every row is there once."""
         self._queries += 1
         work = self._work(run)
         os.sync()
@@ -103,7 +106,7 @@ class Driver:
         work()
         taken: Taken = {"seconds": time.perf_counter() - started, "cpu_seconds": cpu_seconds_since(cpu)}
         if run["kind"] != "source":
-            # By Spark's own source, whoever wrote.
+            # Read with Spark's own source, whichever connector wrote.
             committed = {**self._client(run), "kafka.isolation.level": "read_committed"}
             count = (
                 self._spark.read.format("kafka").options(**committed, subscribe=run["topic"]).load().count()
@@ -170,7 +173,7 @@ class Driver:
         return {"kafka.bootstrap.servers": self._bootstrap}
 
     def _sink(self, run: Run) -> dict[str, str]:
-        # The built-in sink gets the batches that ours has by default; its own are of 16 KiB.
+        # The built-in sink gets our default batch size; its own is 16 KiB.
         tuned = {"kafka.batch.size": "262144", "kafka.linger.ms": "5"}
         own = {"transactional.id.prefix": f"bench/{run['topic']}"} if run["connector"] == "tallystick" else {}
         return {
@@ -183,7 +186,7 @@ class Driver:
 
 
 def main() -> None:
-    """Read the plan from the only argument, carry it out, print what each run took."""
+    """Read the plan from the only argument, carry it out, and print the time of each run."""
     plan: Plan = json.loads(sys.argv[1])
     with tempfile.TemporaryDirectory(prefix="bench-spark-", ignore_cleanup_errors=True) as directory:
         folder = Path(directory)

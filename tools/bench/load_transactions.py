@@ -1,6 +1,6 @@
 """Transactions of one message from Python: `python -m tools.bench.load_transactions JSON` prints JSON.
 
-Through librdkafka or our own client, with one thread a producer.
+They go through librdkafka or our own client, with one thread per producer.
 """
 
 import json
@@ -18,7 +18,7 @@ START_SECONDS_MAX: Final = 60.0
 
 
 class TransactionLoad(TypedDict):
-    """What to commit, through which client, and for how long."""
+    """The client, the topic, the number of producers and the duration of a run."""
 
     client: str
     bootstrap: str
@@ -31,7 +31,7 @@ class TransactionLoad(TypedDict):
 
 
 class Worker(threading.Thread):
-    """One transactional producer; what it raises is in `failure`."""
+    """A thread with one transactional producer; `failure` holds its exception."""
 
     def __init__(self, load: TransactionLoad, number: int, together: threading.Barrier) -> None:
         super().__init__(daemon=True)
@@ -63,7 +63,7 @@ class Worker(threading.Thread):
 
 
 def librdkafkas(load: TransactionLoad, number: int) -> Callable[[], None]:
-    """One transaction of confluent-kafka a call."""
+    """Return a call that does one transaction with confluent-kafka."""
     producer = ConfluentProducer(settings(load, number))
     producer.init_transactions(START_SECONDS_MAX)
     topic, partition, value = load["topic"], number % load["partitions"], bytes(load["size"])
@@ -77,7 +77,7 @@ def librdkafkas(load: TransactionLoad, number: int) -> Callable[[], None]:
 
 
 def ours(load: TransactionLoad, number: int) -> Callable[[], None]:
-    """One transaction of our client a call."""
+    """Return a call that does one transaction with our client."""
     producer = Producer(settings(load, number))
     producer.init_transactions()
     topic, partition, value = load["topic"], number % load["partitions"], bytes(load["size"])
@@ -91,7 +91,7 @@ def ours(load: TransactionLoad, number: int) -> Callable[[], None]:
 
 
 def settings(load: TransactionLoad, number: int) -> dict[str, str | int]:
-    """The same for both."""
+    """Return the settings that both clients share."""
     return {
         "bootstrap.servers": load["bootstrap"],
         "transactional.id": f"{load['topic']}-{number}",
@@ -100,7 +100,7 @@ def settings(load: TransactionLoad, number: int) -> dict[str, str | int]:
 
 
 def main() -> None:
-    """Read the load from the only argument, do it, print what it took."""
+    """Read the load from the only argument, run it, and print the time it took."""
     load: TransactionLoad = json.loads(sys.argv[1])
     together = threading.Barrier(load["producers"])
     workers = [Worker(load, number, together) for number in range(load["producers"])]

@@ -1,4 +1,4 @@
-"""Our own messages to any broker, many at a time: for states that no client library makes quickly."""
+"""Raw requests to any broker, many concurrently: for states that no client library reaches quickly."""
 
 import asyncio
 import struct
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 CONNECTIONS: Final = 16
 PATIENCE_S: Final = 60.0
-# "Not yet", in one way or another.
+# Retriable errors: "not yet", in one way or another.
 RETRIED: Final = frozenset(
     {
         ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
@@ -31,11 +31,11 @@ RETRIED: Final = frozenset(
 
 
 class Refused(Exception):
-    """The broker answered with a code that is not retried, or for too long with one that is."""
+    """The broker answered with an error that is not retriable, or with a retriable one for too long."""
 
 
 class Raw:
-    """One connection, one request at a time. Made by `connect`, closed by `async with`."""
+    """One connection, with one request at a time. Made by `connect`, closed by `async with`."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -59,7 +59,7 @@ class Raw:
         return self.read(await self.exchange(request, version), request, answer, version)
 
     async def exchange(self, request: object, version: int) -> bytes:
-        """Send one request and wait for its answer, which `read` makes sense of."""
+        """Send one request and wait for its answer, which `read` decodes."""
         spec = spec_of(request)
         self._sent += 1
         header = RequestHeader(
@@ -75,18 +75,25 @@ class Raw:
 
     @staticmethod
     def read(frame: bytes, request: object, answer: type[R], version: int) -> R:
-        """The answer to `request` in a frame. Our decoder takes longer than some brokers: time without it."""
+        """Decode the answer to `request` from a frame.
+
+        Our decoder takes longer than some brokers, so measure time without it.
+        """
         _, at = decode_prefix(ResponseHeader, frame, spec_of(request).response_header_version(version))
         return decode(answer, memoryview(frame)[at:], version)
 
 
 def spec_of(request: object) -> ApiSpec:
-    """What the registry says of a request."""
+    """Return the registry's entry for a request."""
     return next(spec for spec in API.values() if spec.request is type(request))
 
 
 async def until_done(ask: Callable[[], Awaitable[R]], code_of: Callable[[R], int]) -> R:
-    """Ask until the answer's code is 0. Raises Refused."""
+    """Ask until the answer's error code is 0.
+
+    Raises:
+        Refused: another error came that is not retriable, or retriable ones for too long.
+    """
     give_up_at = time.monotonic() + PATIENCE_S
     while code := code_of(answer := await ask()):
         if code not in RETRIED or time.monotonic() > give_up_at:
@@ -96,7 +103,7 @@ async def until_done(ask: Callable[[], Awaitable[R]], code_of: Callable[[R], int
 
 
 async def for_each(bootstrap: str, items: Iterable[T], work: Callable[[Raw, T], Awaitable[None]]) -> None:
-    """Do `work` for every item, on a few connections at once."""
+    """Do `work` for every item, on a few connections concurrently."""
     remaining = iter(items)
 
     async def one_connection() -> None:

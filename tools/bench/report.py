@@ -1,4 +1,4 @@
-"""Measurements to Markdown, written between two markers of docs/benchmarks.md."""
+"""Formats the measurements as Markdown, between two markers of docs/benchmarks.md."""
 
 import math
 import os
@@ -33,7 +33,7 @@ Key = tuple[str, str, Row, str]  # durability, mode, row, broker
 
 @dataclass
 class Results:
-    """Everything one run of the bench measured."""
+    """The measurements of one run of the bench."""
 
     command: str
     loads: dict[Key, list[tuple[Load, int]]] = field(default_factory=dict)
@@ -43,32 +43,32 @@ class Results:
     loaded_mib: dict[str, list[float]] = field(default_factory=dict)
 
     def rate(self, key: Key) -> float:
-        """Median messages a second."""
+        """Return the median messages per second."""
         return statistics.median(messages / load.seconds for load, messages in self.loads[key])
 
     def ratio(self, durability: str, mode: str, row: Row) -> float:
-        """Our median rate over Kafka's."""
+        """Return the ratio of our median rate to Kafka's."""
         return self.rate((durability, mode, row, OURS)) / self.rate((durability, mode, row, KAFKA))
 
     def cpu(self, key: Key) -> float:
-        """Median share of one core the broker used."""
+        """Return the median share of one core that the broker used."""
         return statistics.median(load.broker_cpu for load, _ in self.loads[key])
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table, numbers to the right."""
+    """Return a Markdown table with numbers aligned right."""
     lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def mark(ratio: float, bound: float, *, at_least: bool) -> str:
-    """A ratio, with a mark when it misses its goal."""
+    """Format a ratio, with a mark when it misses its goal."""
     met = ratio >= bound if at_least else ratio <= bound
     return f"{ratio:.2f}x" if met else f"**{ratio:.2f}x (goal {bound:g}x)**"
 
 
 def throughput(results: Results, durability: Durability, rows: Sequence[Row]) -> str:
-    """The table of one durability, with its geometric mean."""
+    """Return the table of one durability, with its geometric mean."""
     head = ["load"]
     for mode in MODES:
         head += [f"{mode}: {OURS}", "broker CPU", KAFKA, "broker CPU", "ratio"]
@@ -93,12 +93,12 @@ def throughput(results: Results, durability: Durability, rows: Sequence[Row]) ->
 
 
 def settings(of: Mapping[str, str]) -> str:
-    """Settings as one would write them."""
+    """Format settings as name=value, separated by commas."""
     return ", ".join(f"{k}={v}" for k, v in of.items()) or "defaults"
 
 
 def latency(results: Results) -> str:
-    """End-to-end latency by durability."""
+    """Return the table of end-to-end latency by durability."""
     lines = []
     for durability in dict.fromkeys(key[0] for key in results.latency):
         medians = {
@@ -116,7 +116,7 @@ QUANTILES: Final = ("p50", "p99", "p999")
 
 
 def footprint(results: Results) -> str:
-    """Start-up time and memory, against their goals."""
+    """Return the table of start-up time and memory, against their goals."""
     facts = (
         ("start until ApiVersions is answered", results.start_s, "ms", 1000.0, START_MS_MAX),
         ("RSS, idle", results.idle_mib, "MiB", 1.0, IDLE_MIB_MAX),
@@ -137,7 +137,7 @@ def footprint(results: Results) -> str:
 
 
 def machine() -> str:
-    """What it ran on, and with which versions."""
+    """Describe the machine and the versions of the software."""
     cpu = next(
         line.partition(":")[2].strip()
         for line in Path("/proc/cpuinfo").read_text().splitlines()
@@ -153,7 +153,7 @@ def machine() -> str:
 
 
 def write(results: Results, durabilities: Sequence[Durability], rows: Sequence[Row]) -> str:
-    """Put the tables into the page; what was put there."""
+    """Write the tables into the page, and return them."""
     parts = [f"{machine()}\n\nCommand: `{results.command}`", footprint(results)]
     parts += [throughput(results, durability, rows) for durability in durabilities]
     parts.append(latency(results))
@@ -161,7 +161,7 @@ def write(results: Results, durabilities: Sequence[Durability], rows: Sequence[R
 
 
 def put(body: str, begin: str, end: str) -> str:
-    """Replace what stands between two marks of the page; what was put there."""
+    """Replace the text between two marks of the page, and return the new text."""
     before, rest = PAGE.read_text().split(begin)
     after = rest.split(end)[1]
     PAGE.write_text(f"{before}{begin}\n\n{body}\n\n{end}{after}")

@@ -1,4 +1,4 @@
-"""The transactional measurements to Markdown, between two marks of their own in docs/benchmarks.md."""
+"""Formats the transactional measurements as Markdown, between markers of their own in docs/benchmarks.md."""
 
 import statistics
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ BEGIN: Final = "<!-- transactions: begin (written by `make bench`) -->"
 END: Final = "<!-- transactions: end -->"
 
 SEQUENTIAL_RATIO_MIN: Final = 1.0
-# Of our client on our broker under `os`.
+# Goals for our client on our broker under `os`.
 PYTHON_COMMITS_MIN: Final = 10_000
 PYTHON_RATIO_MIN: Final = 5.0
 SEQUENTIAL_P99_RATIO_MAX: Final = 1.0
@@ -31,7 +31,7 @@ RESTART_S_MAX: Final = 3.0
 
 
 def commits(results: TxnResults, durability: Durability) -> str:
-    """Commits a second and their latency under one durability."""
+    """Return the table of commits per second and their latency under one durability."""
     head = ["producers"]
     for name in NAMES:
         head += [f"{name}: commits/s", "p50", "p99", "broker CPU"]
@@ -67,7 +67,7 @@ def _line(results: TxnResults, durability: str, row: TxnRow) -> list[str]:
 
 
 def from_python(results: TxnResults) -> str:
-    """Our client beside confluent-kafka, on our broker, one transaction after another."""
+    """Return the table of our client beside confluent-kafka, on our broker, one transaction after another."""
     ours, theirs = (
         results.median((OS.name, TxnRow(client=client, producers=1), OURS), "per_s")
         for client in (PYTHON, LIBRDKAFKA)
@@ -81,7 +81,7 @@ def from_python(results: TxnResults) -> str:
 
 
 def many(results: TxnResults) -> str:
-    """Open transactions and transactional ids in number."""
+    """Return the tables of many open transactions and many transactional ids."""
     held, restarts = results.open, results.restarts
     count, ids = held[OURS][0].count, restarts[OURS][0].count
 
@@ -116,7 +116,7 @@ def many(results: TxnResults) -> str:
 
 
 def write(results: TxnResults, durabilities: Sequence[Durability]) -> str:
-    """Put the tables into the page; what was put there."""
+    """Write the tables into the page, and return them."""
     parts = [f"{machine()}\n\nCommand: `{results.command}`"]
     parts += [commits(results, durability) for durability in durabilities]
     parts += [from_python(results), many(results)]

@@ -1,4 +1,4 @@
-"""What is measured: the rows of the tables, and the two ways of promising that data survives."""
+"""The rows of the tables, and the two durability settings under which they are measured."""
 
 import random
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Durability:
-    """One promise, and the settings by which each broker gives it."""
+    """One durability promise, and the settings by which each broker gives it."""
 
     name: str
     promise: str
@@ -46,7 +46,7 @@ class Row:
         return f"{self.size} B, {self.partitions} partition{'s'[: self.partitions > 1]}, {self.codec}"
 
     def messages(self, quick: bool) -> int:
-        """How many to send: enough that ramp-up does not dominate."""
+        """Return how many messages to send: enough that ramp-up does not dominate."""
         full = 2_000_000 if self.size <= 100 else 500_000
         return full // 5 if quick else full
 
@@ -66,5 +66,5 @@ STARTS: Final = 7
 
 
 def shuffled(items: Sequence[T]) -> list[T]:
-    """The same items in another order: what comes first must not always be the same."""
+    """Return the items in random order, so that the same one does not always come first."""
     return random.sample(items, len(items))

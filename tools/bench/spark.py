@@ -1,4 +1,4 @@
-"""Our Spark source and sink beside Spark's own Kafka connector: one session, one broker, the same rows."""
+"""Measure our Spark source and sink beside Spark's own connector: one session, one broker, the same rows."""
 
 import json
 import statistics
@@ -24,7 +24,7 @@ BEGIN: Final = "<!-- spark: begin (written by `make bench`) -->"
 END: Final = "<!-- spark: end -->"
 
 KAFKA: Final = "kafka"
-"""Spark's own connector, as `format()` calls it. Ours is called as our broker is."""
+"""Spark's own connector, by its name in `format()`. Ours has the name of our broker."""
 
 CONNECTORS: Final = (OURS, KAFKA)
 NAMES: Final = {OURS: "tallystick", KAFKA: "Spark's own"}
@@ -45,13 +45,13 @@ PARTS_ROW: Final = Row(size=100, partitions=2, codec="none")
 WARM_UP: Final = Row(size=100, partitions=4, codec="lz4")
 WARM_UP_ROWS: Final = 20_000
 
-# As load_spark.py's.
+# The same as in load_spark.py.
 BATCH_ROWS: Final = 10
 MANY_BATCHES: Final = 1_000
 QUICK_BATCHES: Final = 50
 RATIO_MIN: Final = 1.0
 ADDED_MS_MAX: Final = 100.0
-# What a micro-batch waits for, in this order.
+# The parts that a micro-batch waits for, in order.
 PHASES: Final = {
     "begin: claim, read decisions, sweep": "begin",
     "task: look at the lease, twice": "look at the lease",
@@ -64,7 +64,7 @@ PHASES: Final = {
     "commit: complete": "complete",
     "commit: note that it is complete": "note",
 }
-# A lease is looked at twice, and tasks run beside each other.
+# A lease is checked twice, and tasks run in parallel.
 SUMMED: Final = ("begin", "look at the lease", "look at the lease", "initialise", "prepare", "commit")
 
 CORES: Final = ("local[2]", "local[1]")
@@ -84,20 +84,20 @@ class Case:
 
     @property
     def topic(self) -> str:
-        """Which it writes to; of its own."""
+        """Topic the run writes to, which is its own."""
         use = self.kind if self.counted else f"warm-{self.kind}"
         row = self.row
         return f"{use}-{self.connector}-{row.size}-{row.codec}-{row.partitions}-{self.master[6]}"
 
     @property
     def source(self) -> str:
-        """Which it reads: both connectors the same, without transactions, written by Spark's own."""
+        """Topic the run reads: the same for both connectors, without transactions, written by Spark's own."""
         return replace(
             self, kind="sink", connector=KAFKA, counted=self.counted and self.kind != "parts"
         ).topic
 
     def run(self) -> dict[str, object]:
-        """As `load_spark.Run`."""
+        """Return the run in the form of `load_spark.Run`."""
         return {
             "kind": self.kind,
             "connector": self.connector,
@@ -110,7 +110,7 @@ class Case:
 
 
 class Taken(TypedDict):
-    """As `load_spark.Taken`, without loading Spark here."""
+    """The same as `load_spark.Taken`, without loading Spark here."""
 
     seconds: float
     cpu_seconds: float
@@ -126,19 +126,19 @@ class SparkResults:
     ids: list[int] = field(default_factory=list)
 
     def rate(self, case: Case) -> float:
-        """Median rows a second."""
+        """Return the median rows per second."""
         return statistics.median(case.messages / taken["seconds"] for taken in self.taken[case])
 
     def cpu_us(self, case: Case) -> float:
-        """Median microseconds of processor time a row."""
+        """Return the median microseconds of processor time per row."""
         return statistics.median(taken["cpu_seconds"] / case.messages * 1e6 for taken in self.taken[case])
 
     def part_ms(self, case: Case, name: str) -> float:
-        """Median over the rounds of the median over the batches."""
+        """Return the median over the rounds of the median over the batches."""
         return statistics.median(taken["parts_ms"][name] for taken in self.taken[case])
 
     def cases(self, kind: str, master: str = CORES[0]) -> list[Case]:
-        """What was measured of one kind, ours before the other's, in the order of the rows."""
+        """Return the measured cases of one kind, ours before the other's, in the order of the rows."""
         found = [case for case in self.taken if case.kind == kind and case.master == master]
         return sorted(
             found,
@@ -152,7 +152,7 @@ class SparkResults:
 
 
 def cases(master: str, *, quick: bool) -> list[Case]:
-    """What one driver does, in an order of its own; a source comes after what fills its topic."""
+    """Return the cases of one driver in shuffled order; a source follows the run that fills its topic."""
 
     def each(kind: str, rows: Sequence[Row]) -> list[Case]:
         return [
@@ -167,7 +167,7 @@ def cases(master: str, *, quick: bool) -> list[Case]:
             for connector in shuffled(CONNECTORS)
         ]
 
-    # Spark starts Python for each kind of question when it first has one: what is measured has been asked.
+    # Spark starts Python for each kind of call at its first use; this does it before the measurement.
     kinds = ("sink", "source", "stream") if master == CORES[0] else ("sink", "source")
     warm = [
         Case(kind=kind, connector=name, row=WARM_UP, messages=WARM_UP_ROWS, master=master, counted=False)
@@ -186,7 +186,7 @@ def cases(master: str, *, quick: bool) -> list[Case]:
 
 
 def measure(results: SparkResults, say: Console, jars: str, *, quick: bool) -> None:
-    """One round: a fresh broker, then a driver with two cores for everything and one with a single core."""
+    """Measure one round: a fresh broker, a driver with two cores for all, and one with a single core."""
     with fresh(OURS, BROKER) as process:
         for master in CORES:
             for case, taken in drive(process, jars, cases(master, quick=quick)):
@@ -203,7 +203,7 @@ def measure(results: SparkResults, say: Console, jars: str, *, quick: bool) -> N
 
 
 def drive(process: BrokerProcess, jars: str, planned: Sequence[Case]) -> Iterator[tuple[Case, Taken]]:
-    """Run all that one driver does, in a process of its own, on topics of their own."""
+    """Run a driver's cases in a separate process, on topics of their own, and yield the results."""
     for case in planned:
         if case.kind != "source":
             create_topic(process, case.topic, case.row.partitions)
@@ -231,7 +231,7 @@ def drive(process: BrokerProcess, jars: str, planned: Sequence[Case]) -> Iterato
 
 
 def write(results: SparkResults) -> str:
-    """Put the tables into the page; what was put there."""
+    """Write the tables into the page, and return them."""
     first = f"{machine()} PySpark {version('pyspark')}, Spark's own connector {spark_kafka.VERSION}."
     repeats = min(map(len, results.taken.values()))
     parts = [

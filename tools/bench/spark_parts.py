@@ -1,6 +1,7 @@
-"""What a micro-batch of our sink spends on its two phases, by part: `format("timed")` notes each effect.
+"""Measure the two phases of a micro-batch of our sink, part by part: `format("timed")` notes each effect.
 
-Python workers and the driver's own are processes apart: each appends lines to the file that PARTS_FILE names.
+Python workers and the driver's Python are separate processes: each appends lines to the file that PARTS_FILE
+names.
 """
 
 import os
@@ -37,7 +38,10 @@ NAME: Final = "timed"
 
 @contextmanager
 def part(name: str) -> Iterator[None]:
-    """Write down how long this took, in milliseconds. A short append is one write: processes do not mix."""
+    """Record how long the block took, in milliseconds.
+
+    A short append is a single write, so that lines of different processes do not mix.
+    """
     started = time.perf_counter()
     yield
     taken_ms = (time.perf_counter() - started) * 1000
@@ -46,7 +50,7 @@ def part(name: str) -> Iterator[None]:
 
 
 def read_parts(file: Path) -> dict[str, list[float]]:
-    """Milliseconds by part."""
+    """Return the milliseconds of each part."""
     found: dict[str, list[float]] = {}
     for line in file.read_text().splitlines():
         name, taken_ms = line.split("\t")
@@ -55,7 +59,7 @@ def read_parts(file: Path) -> dict[str, list[float]]:
 
 
 class TimedParticipants(ClusterParticipants):
-    """The lease is looked at by tasks; the decided transactions are ended by the driver."""
+    """Times the tasks' checks of the lease, and the driver's completion of decided transactions."""
 
     async def holds(self, held: Identity) -> bool:
         with part("look at the lease"):
@@ -73,7 +77,7 @@ class TimedParticipants(ClusterParticipants):
 
 
 class TimedDecisions(DecisionTopic):
-    """The commit point, what is read before it, and the note after it."""
+    """Times the commit point, the read before it, and the note after it."""
 
     async def read(self) -> Known:
         with part("read decisions"):
@@ -89,7 +93,7 @@ class TimedDecisions(DecisionTopic):
 
 
 class TimedProducer(Producer):
-    """A task's transaction."""
+    """Times a task's transaction."""
 
     def init_transactions(self, *args: Any, **kwargs: Any) -> Any:
         with part("initialise"):
@@ -101,7 +105,7 @@ class TimedProducer(Producer):
 
 
 class TimedStation(Station):
-    """One prefix in one process, with a watch."""
+    """A station, for one prefix in one process, with timing."""
 
     def ports_of(self, cluster: Cluster) -> tuple[Participants, DecisionLog]:
         limit_ms = self._config.max_block_ms
@@ -129,12 +133,12 @@ class TimedStation(Station):
 
 
 def connect(options: SinkOptions) -> Station:
-    """For `stream_writer`."""
+    """Return a timed station, for `stream_writer`."""
     return station(options, TimedStation)
 
 
 class TimedSource(KafkaDataSource):
-    """Our data source with a watch in its sink."""
+    """Our data source with timing in its sink."""
 
     @classmethod
     def name(cls) -> str:

@@ -1,4 +1,4 @@
-"""What a broker does with many transactional ids: many open transactions, and many ids to read at a start."""
+"""Measure a broker with many transactional ids: many open transactions, and many ids to load at a start."""
 
 import asyncio
 import statistics
@@ -21,17 +21,17 @@ from tallystick.protocol.messages.produce import (
 )
 from tallystick.protocol.records import BatchMeta, Record, encode_batch
 
-# The longest a broker allows by default: nothing is to time out while it is measured.
+# The longest timeout that brokers allow by default: no transaction may time out during a measurement.
 TIMEOUT_MS: Final = 900_000
 LISTINGS: Final = 7
 TOPIC: Final = "open"
-# The last versions that Kafka 4.3 has as stable; from 12 on the write itself adds the partition.
+# The last stable versions in Kafka 4.3; from 12 on the write itself adds the partition.
 INIT_VERSION, PRODUCE_VERSION, LIST_VERSION, FIND_VERSION = 5, 12, 1, 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenTransactions:
-    """`count` transactions were open at one time, with one record each."""
+    """The measurements with `count` transactions open at once, with one record each."""
 
     count: int
     bytes_each: float
@@ -41,7 +41,7 @@ class OpenTransactions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restart:
-    """Seconds from the launch until every id is listed, after a clean stop and after kill -9."""
+    """Seconds from the launch until every id is listed, after a clean stop and after a kill (SIGKILL)."""
 
     count: int
     clean_s: float
@@ -49,7 +49,7 @@ class Restart:
 
 
 async def init(raw: Raw, transactional_id: str) -> InitProducerIdResponse:
-    """A producer id for a transactional id."""
+    """Return a producer id for a transactional id."""
     request = InitProducerIdRequest(transactional_id=transactional_id, transaction_timeout_ms=TIMEOUT_MS)
     return await until_done(
         lambda: raw.ask(request, InitProducerIdResponse, INIT_VERSION), lambda answer: answer.error_code
@@ -57,7 +57,7 @@ async def init(raw: Raw, transactional_id: str) -> InitProducerIdResponse:
 
 
 async def find_coordinator(bootstrap: str) -> None:
-    """Ask for a coordinator, which makes the topic of transactions, and wait until there is one."""
+    """Ask for a coordinator, which creates the internal topic, and wait until there is one."""
     request = FindCoordinatorRequest(key_type=1, coordinator_keys=("first",))
     async with await Raw.connect(bootstrap) as raw:
         await until_done(
@@ -68,7 +68,7 @@ async def find_coordinator(bootstrap: str) -> None:
 
 
 async def open_one(raw: Raw, transactional_id: str, partition: int) -> None:
-    """Begin a transaction by a first record."""
+    """Begin a transaction with a first record."""
     pair = await init(raw, transactional_id)
     record = Record(0, int(time.time() * 1000), None, bytes(100), ())
     meta = BatchMeta(
@@ -88,7 +88,7 @@ async def open_one(raw: Raw, transactional_id: str, partition: int) -> None:
 
 
 async def time_listing(raw: Raw, request: ListTransactionsRequest, wanted: int) -> float:
-    """Milliseconds until the answer is here, in which `wanted` ids must be."""
+    """Return the milliseconds until the answer, which must list `wanted` ids, is here."""
     began = time.perf_counter()
     frame = await raw.exchange(request, LIST_VERSION)
     taken = (time.perf_counter() - began) * 1000
@@ -99,14 +99,14 @@ async def time_listing(raw: Raw, request: ListTransactionsRequest, wanted: int) 
 
 
 async def time_loading(raw: Raw, wanted: int) -> float:
-    """The moment at which an answer came that has `wanted` ids."""
+    """Wait for an answer that lists `wanted` ids, and return the time of its arrival."""
     request = ListTransactionsRequest()
     give_up_at = time.monotonic() + PATIENCE_S
     while True:
         frame = await raw.exchange(request, LIST_VERSION)
         arrived = time.monotonic()
         answer = raw.read(frame, request, ListTransactionsResponse, LIST_VERSION)
-        # Kafka lists without an error what it has so far, before it has begun to load.
+        # Before it begins to load, Kafka lists what it has so far without an error.
         if not answer.error_code and len(answer.transaction_states) == wanted:
             return arrived
         if arrived > give_up_at:
@@ -115,13 +115,13 @@ async def time_loading(raw: Raw, wanted: int) -> float:
 
 
 def open_transactions(process: BrokerProcess, count: int, partitions: int) -> OpenTransactions:
-    """Open many, and see what they take."""
+    """Open many transactions and measure what they cost."""
     create_topic(process, TOPIC, partitions)
 
     async def run() -> OpenTransactions:
         bootstrap = process.bootstrap
         await find_coordinator(bootstrap)
-        # The first ones grow what any number of them needs: partitions' files, code, pools.
+        # The first ones allocate what any number of them needs: partitions' files, code, pools.
         await for_each(bootstrap, range(partitions), lambda raw, n: open_one(raw, f"warm-{n}", n))
         before, started = process.rss_bytes(), time.monotonic()
         await for_each(bootstrap, range(count), lambda raw, n: open_one(raw, f"open-{n}", n % partitions))
@@ -141,7 +141,7 @@ def open_transactions(process: BrokerProcess, count: int, partitions: int) -> Op
 
 
 def restart(process: BrokerProcess, count: int) -> Restart:
-    """Give `count` ids to the log, then start the broker on it, twice."""
+    """Write `count` ids to the log, then start the broker on it twice."""
 
     async def fill() -> None:
         await find_coordinator(process.bootstrap)

@@ -32,13 +32,13 @@ OPEN: Final = 10_000
 OPEN_PARTITIONS: Final = 100
 IDS: Final = 100_000
 _SOURCE: Final = Path(__file__).with_name("Transactions.java")
-# What a client of this size needs, and its optimising compiler: C1 alone is not what a user runs.
+# Options for a small client that keep the optimizing compiler: users do not run with C1 alone.
 _CLIENT_JVM: Final = ("-XX:+UseSerialGC", "-Xshare:auto")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TxnRow:
-    """So many producers of one client library, each committing one message after another."""
+    """A number of producers of one client library, each committing one message after another."""
 
     client: str
     producers: int
@@ -56,7 +56,7 @@ ROWS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """How long and how much."""
+    """The durations and amounts of a run."""
 
     warm_up_s: float
     seconds: float
@@ -70,7 +70,7 @@ QUICK: Final = Scale(warm_up_s=3, seconds=5, open=OPEN, ids=IDS)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commits:
-    """One run of one row."""
+    """The measurements of one run of one row."""
 
     per_s: float
     p50_ms: float
@@ -83,7 +83,7 @@ Key = tuple[str, TxnRow, str]  # durability, row, broker
 
 @dataclass
 class TxnResults:
-    """Everything the transactional part measured."""
+    """The measurements of the transactional part."""
 
     command: str
     commits: dict[Key, list[Commits]] = field(default_factory=dict)
@@ -91,16 +91,16 @@ class TxnResults:
     restarts: dict[str, list[Restart]] = field(default_factory=dict)
 
     def median(self, key: Key, of: str) -> float:
-        """The median of one attribute over all rounds."""
+        """Return the median of one attribute over all rounds."""
         return statistics.median(getattr(commits, of) for commits in self.commits[key])
 
     def ratio(self, durability: str, row: TxnRow, of: str) -> float:
-        """Ours over Kafka's."""
+        """Return our value over Kafka's."""
         return self.median((durability, row, OURS), of) / self.median((durability, row, KAFKA), of)
 
 
 def measure_commits(results: TxnResults, say: Console, durability: Durability, scale: Scale) -> None:
-    """One round: both brokers up and warm, every row on each, in an order of its own."""
+    """Measure one round: both brokers running and warm, every row on each, in shuffled order."""
     with ExitStack() as stack:
         brokers = {name: stack.enter_context(fresh(name, durability)) for name in shuffled(NAMES)}
         for name, process in brokers.items():
@@ -109,7 +109,7 @@ def measure_commits(results: TxnResults, say: Console, durability: Durability, s
                 run_commits(process, f"warm-{CLIENTS.index(client)}-{NAMES.index(name)}", warm, scale)
         for row in shuffled(ROWS):
             for name in shuffled(NAMES):
-                os.sync()  # writing back what the run before left behind is not this run's work
+                os.sync()  # so that writing back the previous run's data does not count for this one
                 commits = run_commits(brokers[name], f"txn-{ROWS.index(row)}", row, scale)
                 results.commits.setdefault((durability.name, row, name), []).append(commits)
                 say.print(
@@ -120,7 +120,7 @@ def measure_commits(results: TxnResults, say: Console, durability: Durability, s
 
 
 def run_commits(process: BrokerProcess, topic: str, row: TxnRow, scale: Scale) -> Commits:
-    """Commit to a new topic with clients in a process of their own; every commit is looked for in it."""
+    """Commit to a new topic with clients in a separate process, and check that every commit is in it."""
     create_topic(process, topic, PARTITIONS)
     cpu = process.cpu_seconds()
     done = subprocess.run(
@@ -147,7 +147,7 @@ def run_commits(process: BrokerProcess, topic: str, row: TxnRow, scale: Scale) -
 
 
 def end_offsets(process: BrokerProcess, topic: str) -> int:
-    """The end offsets of all partitions together."""
+    """Return the sum of the end offsets of all partitions."""
     consumer = Consumer({"bootstrap.servers": process.bootstrap, "group.id": "bench"})
     try:
         ends = (consumer.get_watermark_offsets(TopicPartition(topic, n))[1] for n in range(PARTITIONS))
@@ -157,7 +157,7 @@ def end_offsets(process: BrokerProcess, topic: str) -> int:
 
 
 def command(process: BrokerProcess, topic: str, row: TxnRow, scale: Scale) -> list[str]:
-    """The command line of the client."""
+    """Return the command line of the client."""
     if row.client == JAVA:
         arguments = map(str, (PARTITIONS, row.producers, scale.warm_up_s, scale.seconds, MESSAGE_BYTES))
         return java(str(_SOURCE), process.bootstrap, topic, *arguments, heap_mb=512, jvm=_CLIENT_JVM)
@@ -175,7 +175,7 @@ def command(process: BrokerProcess, topic: str, row: TxnRow, scale: Scale) -> li
 
 
 def measure_ids(results: TxnResults, say: Console, scale: Scale) -> None:
-    """Many open transactions and a restart with many ids, on a fresh broker each."""
+    """Measure many open transactions and a restart with many ids, on a fresh broker each."""
     for name in shuffled(NAMES):
         with fresh(name, OS) as process:
             held = open_transactions(process, scale.open, OPEN_PARTITIONS)
