@@ -1,6 +1,6 @@
-"""A whole broker whose disk fails, or loses power, at a chosen call of one change by an administrator.
+"""A whole broker whose disk fails or loses power at a chosen call of one administrative change.
 
-What was acknowledged and what was deleted is noted; `Desk.check` compares it with what can be read.
+`Desk` records what was acknowledged and what was deleted; `Desk.check` compares it with what can be read.
 """
 
 import asyncio
@@ -41,25 +41,25 @@ SETTINGS: Final = MappingProxyType(
         "flush.policy": "ack",
         "log.reserve.bytes": "0",
         "log.dirs": DATA,
-        "log.cleaner.enable": "false",  # a round is made when the test says so
+        "log.cleaner.enable": "false",  # tests start a round themselves
         "log.segment.delete.delay.ms": "60000",
-        "transaction.partition.verification.enable": "false",  # batches go to the log without asking
+        "transaction.partition.verification.enable": "false",  # nothing asks the coordinator
         "transaction.state.log.num.partitions": "1",
     }
 )
 TOPIC: Final = "orders"
-OTHER: Final = "orders-2"  # its directories begin with the name of the topic's
+OTHER: Final = "orders-2"  # the names of its directories begin with the other topic's name
 COMPACTED: Final = "newest"
 TRANSACTIONAL_ID: Final = TransactionalId("pay-7")
-# Longer than a deletion that failed once waits for its next attempt.
+# Longer than the pause before a failed deletion is tried again.
 A_WHILE_S: Final = 3.0
 
 
 class FailingMachine(Machine):
-    """The broker's computer, its disk one that fails."""
+    """The broker's computer, with a disk that fails."""
 
     def __init__(self, image: Image | None = None) -> None:
-        # Ids are drawn from this: a machine that goes on from an image must not draw those on its disk again.
+        # The seed of new ids: a machine started from an image must not draw the ids on its disk again.
         random = Random(0 if image is None else 1 + len(image.files))
         super().__init__(SETTINGS, VirtualTime(), random, image)
         self.calls = FailingCalls() if image is None else FailingCalls.of(image.directories, image.files)
@@ -91,14 +91,22 @@ class Desk:
         return self.machine.broker
 
     def start(self) -> None:
-        """Raises: PowerLost."""
+        """Start the broker.
+
+        Raises:
+            PowerLost: power failed at the chosen call.
+        """
         machine = self.machine
         machine.start()
         self._until(machine.booting.done)
         machine.booting.result()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Raises: PowerLost."""
+        """Run a coroutine in the broker's process.
+
+        Raises:
+            PowerLost: power failed at the chosen call.
+        """
         task = self.machine.loop.create_task(work)
         self._until(task.done)
         return task.result()
@@ -131,7 +139,7 @@ class Desk:
         return self.run(self.broker.topics.create(NewTopic(name, partitions, settings)))
 
     def write(self, topic: str, index: int, *values: bytes, key: bytes = b"k") -> None:
-        """One batch a value, acknowledged."""
+        """Write one batch per value, and check that each is acknowledged."""
         for value in values:
             self.run(self._write(topic, index, value, key))
             self.acknowledged.setdefault((topic, index), []).append(value)
@@ -152,7 +160,7 @@ class Desk:
         assert isinstance(await partition.append_durably(batch, AppendOrigin.CLIENT), AppendResult)
 
     def open_transaction(self, *written: TopicPartition) -> Identity:
-        """A transaction with a record in each of these."""
+        """Open a transaction with a record in each of these partitions."""
 
         async def run() -> Identity:
             coordinator = self.broker.transactions
@@ -171,7 +179,7 @@ class Desk:
         return [value for _, value in self.read_pairs(topic, index)]
 
     def read_pairs(self, topic: str, index: int) -> list[tuple[bytes | None, bytes]]:
-        """Keys and values, in the order of the log."""
+        """Return keys and values in log order."""
         partition = self.broker.topics.partition(topic, index)
         assert partition is not None
         log, pairs = partition.log, list[tuple[bytes | None, bytes]]()
@@ -188,26 +196,26 @@ class Desk:
         return pairs
 
     def check(self, *topics: str) -> None:
-        """Exactly what was acknowledged is in them."""
+        """Check that the topics hold exactly what was acknowledged."""
         for (topic, index), values in self.acknowledged.items():
             if topic in topics:
                 assert self.read(topic, index) == values, f"{topic}-{index}"
 
     def forget(self, topic: str) -> None:
-        """What was acknowledged is deleted."""
+        """Forget what was acknowledged in a topic, because it is deleted."""
         for name in [name for name in self.acknowledged if name[0] == topic]:
             del self.acknowledged[name]
 
 
 @frozen
 class Begun:
-    """A disk with topics and records, and what of them was acknowledged."""
+    """A disk with topics and records, and which of them were acknowledged."""
 
     image: Image
     acknowledged: MappingProxyType[tuple[str, int], Sequence[bytes]]
 
     def desk(self) -> Desk:
-        """A broker on a copy of that disk, its calls numbered from 0."""
+        """Return a broker on a copy of that disk, with its calls numbered from 0."""
         desk = Desk(self.image)
         desk.acknowledged = {name: list(values) for name, values in self.acknowledged.items()}
         desk.start()
@@ -217,7 +225,10 @@ class Begun:
 
 @cache
 def begun() -> Begun:
-    """Made once. A checkpoint names every partition, so that what a topic has left there would be met."""
+    """Return a disk with topics and records; it is made once.
+
+    Its checkpoint names every partition, so that leftovers of a topic there would have an effect.
+    """
     desk = Desk()
     desk.start()
     assert isinstance(desk.make(TOPIC, 2), Topic)
@@ -238,7 +249,7 @@ def begun() -> Begun:
 
 @cache
 def begun_with_transaction() -> tuple[Begun, Identity]:
-    """As `begun`, with a transaction open in the topic and in the other one."""
+    """Return `begun` with a transaction open in both topics, and its producer id and epoch."""
     desk = begun().desk()
     writer = desk.open_transaction(TopicPartition(TOPIC, 0), TopicPartition(OTHER, 0))
     for topic in (TOPIC, OTHER):
@@ -251,33 +262,37 @@ def begun_with_transaction() -> tuple[Begun, Identity]:
 
 
 class Change:
-    """One change of an administrator's, or of the broker's own, to what is on the disk."""
+    """One change to the disk, by an administrator or the broker itself."""
 
     def __init__(self, desk: Desk) -> None:
         self.desk = desk
 
     @classmethod
     def begun(cls) -> Begun:
-        """The disk it happens on."""
+        """Return the disk to start from."""
         return begun()
 
     def run(self) -> None:
-        """Ask for it once. Raises: PowerLost."""
+        """Request the change once.
+
+        Raises:
+            PowerLost: power failed at the chosen call.
+        """
         raise NotImplementedError
 
     def meddle(self) -> None:
-        """What a client does in the moment after it failed."""
+        """Do what a client does right after the change failed."""
 
     def finish(self) -> None:
-        """Ask for it again where it was not done, and use what it has made or left."""
+        """Request the change again if it was not done, and use what it has created or left behind."""
         raise NotImplementedError
 
     def check(self) -> None:
-        """Nothing acknowledged is lost; nothing comes back that was seen to be gone."""
+        """Check that no acknowledged record is lost, and that nothing seen to be deleted comes back."""
         self.desk.check(OTHER)
 
     def answered(self, work: Callable[[Broker], Awaitable[object]]) -> bool:
-        """Whether it was done. An exception closes the connection and says nothing, as a Reject may."""
+        """Return whether the change was done; after an exception or a Reject the outcome is unknown."""
 
         async def tried() -> bool:
             try:
@@ -289,7 +304,7 @@ class Change:
 
 
 class Deletion(Change):
-    """The topic goes, and another one of its name comes."""
+    """Deletes a topic, and creates another one with the same name."""
 
     gone = False
     made_again = False
@@ -298,7 +313,7 @@ class Deletion(Change):
         self.gone |= self.answered(lambda broker: broker.topics.delete(TOPIC))
 
     def meddle(self) -> None:
-        """A producer that is still running has the topic made again, and goes on writing."""
+        """Create the topic again and write to it, as a running producer does."""
         if self.desk.broker.topics.find(TOPIC) is None:
             self.gone = True
             if self.answered(lambda broker: broker.topics.create(NewTopic(TOPIC, 2))):
@@ -334,7 +349,7 @@ class Deletion(Change):
 
 
 class DeletionAtTheEnd(Deletion):
-    """The topic goes while a transaction that wrote to it is committed."""
+    """Deletes a topic while a transaction that wrote to it is committed."""
 
     def __init__(self, desk: Desk) -> None:
         super().__init__(desk)
@@ -349,7 +364,7 @@ class DeletionAtTheEnd(Deletion):
             await asyncio.gather(broker.topics.delete(TOPIC), self._end(broker), return_exceptions=True)
 
         broker = self.desk.broker
-        self.desk.wait()  # ids are loaded
+        self.desk.wait()  # until the ids are loaded
         self.desk.run(both())
 
     async def _end(self, broker: Broker) -> object:
@@ -359,13 +374,13 @@ class DeletionAtTheEnd(Deletion):
     def finish(self) -> None:
         self.desk.wait()
         if self.desk.broker.transactions.offline_partitions:
-            # Whether the decision is on the disk was not known; the log says.
+            # It was unknown whether the decision is on the disk; the log tells.
             self.desk.crash("everything")
             self.desk.start()
             self.desk.wait()
         broker = self.desk.broker
         answers = []
-        for _ in range(20):  # a client repeats what was not answered, or asked too early
+        for _ in range(20):  # a client repeats a request that got no answer or came too early
             answers.append(self.desk.run(self._end(broker)))
             if isinstance(answers[-1], Ended):
                 break
@@ -389,7 +404,7 @@ class DeletionAtTheEnd(Deletion):
 
 
 class Creation(Change):
-    """A topic is made."""
+    """Creates a topic."""
 
     made = False
 
@@ -409,7 +424,7 @@ class Creation(Change):
 
 
 class Growth(Change):
-    """The topic gets two more partitions."""
+    """Adds two partitions to the topic."""
 
     grown = False
 
@@ -429,7 +444,7 @@ class Growth(Change):
 
 
 class Trimming(Change):
-    """The records below an offset are deleted."""
+    """Deletes the records below an offset."""
 
     before = Offset(4)
     gone = False
@@ -464,7 +479,7 @@ class Trimming(Change):
 
 
 class Compaction(Change):
-    """Compacted segments are exchanged for old ones; the newest value of each key stays."""
+    """Exchanges old segments for compacted ones; the newest value of each key stays."""
 
     def __init__(self, desk: Desk) -> None:
         super().__init__(desk)

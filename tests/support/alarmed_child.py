@@ -1,9 +1,9 @@
-"""Payments that real alarms strike when the database has answered COMMIT; started by test_dual_write_alarms.
+"""A process whose payments real alarms interrupt right after COMMIT; see test_dual_write_alarms.
 
     python alarmed_child.py FOLDER SEED HITS
 
-Prints what became of them as JSON. A process of its own: alarms come to the main thread, and SQLAlchemy is
-struck as well as we are, so that what it leaves behind is better not in the process of the tests.
+Prints the outcomes as JSON. It is a separate process because alarms come to the main thread, and because they
+interrupt SQLAlchemy as well, whose leftovers are better kept out of the tests' process.
 """
 
 import json
@@ -33,17 +33,17 @@ from tallystick.testing import EmbeddedBroker, eventually
 
 ROUND = 2_000
 AIMED = (0.3, 1.7)
-"""When the alarm comes, in parts of the time from COMMIT's answer to the end of its step."""
+"""Times of the alarm, in parts of the time from COMMIT's answer to the end of its step."""
 
 Writer = DualWriter[SqlTransaction]
 
 
 class SoftTimeLimitExceeded(Exception):
-    """As Celery's."""
+    """An exception like Celery's."""
 
 
 class Alarms:
-    """How many alarms went off. Those that strike where a store may swallow anything are not hits."""
+    """Counts the alarms that went off; those where a store may swallow any exception are not hits."""
 
     gone_off = 0
 
@@ -54,7 +54,7 @@ class Alarms:
 
 
 class Aiming(sqlite3.Connection):
-    """Sets the timer when its COMMIT was carried out."""
+    """A connection that sets the timer after carrying out its COMMIT."""
 
     delay_s: float | None = None
     committed_at = 0.0
@@ -68,7 +68,7 @@ class Aiming(sqlite3.Connection):
 
 
 class Shop:
-    """A table and a topic, and a writer that is struck."""
+    """A table and a topic, and a writer that alarms interrupt."""
 
     def __init__(self, broker: EmbeddedBroker, path: Path, name: str) -> None:
         self.broker, self.topic = broker, name
@@ -101,7 +101,7 @@ class Shop:
             txn.send(self.topic, what.encode())
 
     def measure(self) -> float:
-        """How long it takes from COMMIT's answer to the end of the step, in seconds; the median."""
+        """Return the median seconds from COMMIT's answer to the end of the step."""
         for n in range(30):
             self.pay(f"measured {n}")
         self.writer.close()
@@ -109,7 +109,7 @@ class Shop:
         return statistics.median(self.took)
 
     def is_struck(self, what: str, delay_s: float) -> bool:
-        """Pay with an alarm on the way. Was it raised out of the block, in one form or another?"""
+        """Pay with an alarm set; return whether the alarm was raised out of the block, in any form."""
         struck = False
         Aiming.delay_s = delay_s
         try:
@@ -129,7 +129,7 @@ class Shop:
         return struck
 
     def torn(self) -> set[str]:
-        """What one side has and the other has not."""
+        """Return the payments that only one side has."""
         self.pay("last")
         with self.engine.connect() as connection:
             rows = Counter(connection.execute(text("SELECT what FROM paid")).scalars())
@@ -143,7 +143,7 @@ class Shop:
 
 
 def strike(folder: Path, seed: int, wanted: int) -> dict[str, object]:
-    """Pay until that many alarms have struck, or a payment is torn."""
+    """Pay until that many alarms have hit, or a payment is on one side only."""
     random, hits, rounds = Random(seed), 0, 0
     torn: set[str] = set()
     with EmbeddedBroker(folder / "broker") as broker:
@@ -162,8 +162,8 @@ def strike(folder: Path, seed: int, wanted: int) -> dict[str, object]:
 
 
 def main(folder: str, seed: str, hits: str) -> None:
-    # What SQLAlchemy keeps of its events fails when the garbage is collected, and a coroutine may be struck
-    # before it is awaited.
+    # SQLAlchemy's event registry fails when garbage is collected, and a coroutine may be interrupted before
+    # it is awaited.
     sys.unraisablehook = lambda _: None
     warnings.simplefilter("ignore", RuntimeWarning)
     logging.disable(logging.CRITICAL)

@@ -1,4 +1,4 @@
-"""Groups for the assignors: made at random, and as the lines that Kafka's own assignors read and write."""
+"""Groups for the assignors: random ones, and the line format that Kafka's own assignors read and write."""
 
 import base64
 import random
@@ -49,14 +49,14 @@ def from_line(line: Line) -> tuple[Topics, Members]:
 
 
 def told(assignment: Assignment) -> dict[str, list[str]]:
-    """As the oracle tells it, in order."""
+    """Return the assignment in the oracle's format, in order."""
     return {member: sorted(map(str, partitions)) for member, partitions in assignment.items()}
 
 
 def rejoined(
     name: str, members: Members, assignment: Assignment, generation: int
 ) -> dict[MemberId, Subscription]:
-    """The same members in their next JoinGroup, after they were assigned this."""
+    """Return the same members in their next JoinGroup, after this assignment."""
     assignor = ASSIGNORS[name]
     return {
         member: Subscription(
@@ -86,7 +86,7 @@ class Groups:
             self._arrive()
 
     def settle(self, assignment: Mapping[MemberId, tuple[TopicPartition, ...]]) -> None:
-        """Everybody takes what they were assigned; then something changes."""
+        """Let every member take its assignment, then change something at random."""
         self.members = rejoined(self.assignor, self.members, assignment, self.generation)
         self.generation += 1
         choice = self.random.random()

@@ -1,4 +1,4 @@
-"""Choose which half of the record codec is used: the compiled one, or Python."""
+"""Selects which half of the record codec is used: the compiled one, or Python."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ EXTENSION = native.codec
 
 @contextmanager
 def codec(chosen: native.Extension | None) -> Iterator[None]:
-    """Use the extension, or None for Python, for a while."""
+    """Use the extension, or Python for None, inside the block."""
     before, native.codec = native.codec, chosen
     try:
         yield

@@ -1,4 +1,4 @@
-"""A compacted log on a disk in memory, and rounds of cleaning run over it step by step."""
+"""A compacted log on an in-memory disk, and rounds of cleaning run over it step by step."""
 
 from dataclasses import dataclass, field
 
@@ -38,7 +38,7 @@ Put = tuple[str, str | None]
 
 @dataclass
 class Compacted:
-    """A log with what a test does to it; every record's time is `now_ms`."""
+    """A log with the operations of a test; every record's timestamp is `now_ms`."""
 
     fs: MemoryFileSystem = field(default_factory=MemoryFileSystem)
     config: LogConfig = CONFIG
@@ -55,7 +55,7 @@ class Compacted:
     def put(
         self, *puts: Put, producer: Identity = NO_PRODUCER, sequence: int = -1, transactional: bool = False
     ) -> int:
-        """One batch of keys and values; returns its base offset."""
+        """Append one batch of keys and values, and return its base offset."""
         records = [
             Record(
                 offset=number,
@@ -93,7 +93,7 @@ class Compacted:
         return result.base_offset
 
     def roll(self) -> None:
-        """Close the last segment, so that everything so far may be cleaned."""
+        """Close the last segment, so that everything so far can be cleaned."""
         self.log.sync()
         self.log.roll(self.now_ms)
         self.log.sync()
@@ -125,7 +125,7 @@ class Compacted:
         )
 
     def clean(self, *, key_map_bytes: int = 100_000) -> RoundDone:
-        """One whole round, its segments put in place as the broker does."""
+        """Clean one whole round, and install its segments as the broker does."""
         request = self.request(key_map_bytes=key_map_bytes)
         if all(end <= self.first_dirty for _, end, _ in request.segments):
             return RoundDone(
@@ -139,7 +139,7 @@ class Compacted:
         raise AssertionError("a round ends with RoundDone")
 
     def clean_all(self) -> RoundDone:
-        """A round that begins at the start, as after a lost checkpoint."""
+        """Clean one round from the start of the log, as after a lost checkpoint."""
         self.first_dirty = 0
         return self.clean()
 
@@ -154,10 +154,10 @@ class Compacted:
         ended = Ended(clean=clean_stop, recovery_point=recovery_point)
         self.log, _ = open_log(self.fs, DIRECTORY, PARTITION, self.config, HOOKS, ended)
 
-    # -- looking -----------------------------------------------------------------------------------------
+    # -- reading -----------------------------------------------------------------------------------------
 
     def batches(self) -> list[tuple[BatchHeader, list[Record]]]:
-        """Every batch from the start of the log to its end, as a reader finds them."""
+        """Return every batch of the log, from start to end, as a reader finds them."""
         found = []
         offset = self.log.segments[0].base_offset
         while offset < self.log.log_end_offset:
@@ -171,7 +171,7 @@ class Compacted:
         return found
 
     def records(self) -> list[tuple[int, str, str | None]]:
-        """Offset, key and value of every record of data, aborted ones too."""
+        """Return offset, key and value of every data record, aborted ones too."""
         return [
             (
                 record.offset,
@@ -184,7 +184,7 @@ class Compacted:
         ]
 
     def table(self) -> dict[str, str]:
-        """What a reader of all committed records holds in the end: the newest value of each key."""
+        """Return the newest value of each key, as a reader of all committed records ends up with."""
         end = self.log.log_end_offset
         aborted = self.log.aborted_between(0, end)
         found: dict[str, str] = {}

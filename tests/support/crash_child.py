@@ -1,8 +1,8 @@
-"""The dual write of examples/, in a process of its own that ends like a crash after its n-th call.
+"""The dual write of examples/ as a child process that crashes after its n-th call.
 
     python crash_child.py BOOTSTRAP DATABASE CRASH_AFTER PAYMENT
 
-Says `survived` if it had fewer calls than that.
+Prints `survived` if it had fewer calls than that.
 """
 
 import os
@@ -21,7 +21,7 @@ CRASHED = 77
 
 
 class Crashing:
-    """Hands calls on, and ends the process after a number of them, all instances counted together."""
+    """Forwards calls, and ends the process after a number of them, counted over all instances."""
 
     left = 0
 
@@ -42,13 +42,13 @@ class Crashing:
 
 
 def main(bootstrap_servers: str, path: str, crash_after: str, payment: str) -> None:
-    """Recover, then pay, as far as it gets."""
+    """Recover, then pay, up to the crash."""
     producer = Producer(
         {
             "bootstrap.servers": bootstrap_servers,
             "transactional.id": "payments-1",
             "transaction.two.phase.commit.enable": True,
-            "linger.ms": 0,  # the record of a process that crashes next may get there or not
+            "linger.ms": 0,  # the last record before a crash may or may not arrive
         }
     )
     database = sqlite3.connect(path, isolation_level=None)

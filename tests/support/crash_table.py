@@ -1,4 +1,4 @@
-"""What a run of the crash matrix has shown, as a table; `note` keeps it where TALLYSTICK_CRASH_TABLE says.
+"""The findings of the crash matrix as a table; `note` stores them where TALLYSTICK_CRASH_TABLE says.
 
 python tests/support/crash_table.py NOTES     # prints the tables
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, kw_only=True)
 class Struck:
-    """A process was killed, and the next recovered.
+    """A process that was killed, and the recovery by the next one.
 
     during  what it was doing
     where   before or after which step
@@ -31,13 +31,13 @@ class Struck:
 
 
 def note(strikes: Iterable[Struck]) -> None:
-    """Keep them, if the run is to be published."""
+    """Store the strikes, if the run is to be published."""
     if path := os.environ.get("TALLYSTICK_CRASH_TABLE"):
         with Path(path).open("a") as notes:
             notes.writelines(json.dumps(asdict(each)) + "\n" for each in strikes)
 
 
-# The order of a life, and of a table.
+# The order of steps in a life, and of the table's rows.
 STEPS = (
     "claim",
     "describe cluster",
@@ -64,7 +64,7 @@ STEPS = (
 
 
 def of_steps(strikes: list[Struck]) -> str:
-    """Where a life was killed, and what the next recovery found; the same in every cell, or all of them."""
+    """Return the table of where a life was killed, and what the next recovery found in every cell."""
     found = defaultdict[tuple[str, str, str], Counter[str]](Counter)
     for each in strikes:
         when, _, step = each.where.partition(" ")
@@ -83,7 +83,7 @@ def of_steps(strikes: list[Struck]) -> str:
 
 
 def of_cells(strikes: list[Struck]) -> str:
-    """How often a process was killed in each cell."""
+    """Return the table of how often a process was killed in each cell."""
     columns = sorted({(each.mode, each.cluster) for each in strikes})
     counts = Counter((each.store, each.mode, each.cluster) for each in strikes)
     lines = ["| store | " + " | ".join(f"{mode}, {cluster}" for mode, cluster in columns) + " |"]

@@ -1,4 +1,4 @@
-"""A TCP proxy that cuts: an answer lost after the server gave it, a request lost before it arrived.
+"""A TCP proxy that loses answers after the server sent them, or requests before they arrive.
 
 with CuttingProxy(postgresql.port) as proxy:
     proxy.lose_answer(b"COMMIT")   # the next COMMIT is done, and its client never hears of it
@@ -10,12 +10,12 @@ import threading
 from collections.abc import Callable
 from typing import Self
 
-# What a client sent at once: whatever one `recv` gave. Statements this short are never split.
+# The data of one `recv` from a client. Statements this short are never split.
 Wanted = Callable[[bytes], bool]
 
 
 class CuttingProxy:
-    """Forwards connections to a port on loopback; every cut takes both ends of its connection."""
+    """Forwards connections to a port on loopback; a cut closes both ends of a connection."""
 
     def __init__(self, upstream_port: int) -> None:
         self._upstream = ("127.0.0.1", upstream_port)
@@ -31,11 +31,11 @@ class CuttingProxy:
         self._start(self._accept)
 
     def lose_answer(self, wanted: bytes | Wanted) -> None:
-        """Forward the next such request, wait until the server answers it, and then cut."""
+        """Forward the next such request, wait for the server's answer, and then cut the connection."""
         self._lose_answer = _matcher(wanted)
 
     def lose_request(self, wanted: bytes | Wanted) -> None:
-        """Cut instead of forwarding the next such request."""
+        """Cut the connection instead of forwarding the next such request."""
         self._lose_request = _matcher(wanted)
 
     def cut(self) -> None:
@@ -51,7 +51,7 @@ class CuttingProxy:
         self._refusing = False
 
     def close(self) -> None:
-        """Cut everything and stop listening."""
+        """Cut every connection and stop listening."""
         self.cut()
         _close(self._listener)
         for thread in self._threads:

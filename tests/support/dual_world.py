@@ -20,7 +20,7 @@ _names = count()
 
 
 def new_name() -> str:
-    """Of a topic, a transactional id and a table."""
+    """Return an unused name for a topic, a transactional id and a table."""
     return f"pay-{next(_names)}"
 
 
@@ -28,12 +28,12 @@ Writer = DualWriter[SqlTransaction]
 
 
 class Crashed(BaseException):
-    """The process would be gone."""
+    """Stands for the end of the process."""
 
 
 @dataclass
 class Crash:
-    """Watches steps: after the n-th one, or the first `at`, the process is gone, and takes no more steps."""
+    """Watches steps; after the n-th one, or the first `at`, the process is gone and takes no more steps."""
 
     after: int = 0
     at: str = ""
@@ -55,7 +55,7 @@ class Crash:
 
 @dataclass
 class World:
-    """A table and a topic that must agree; every life has connections of its own."""
+    """A table and a topic that must agree; every life has its own connections."""
 
     broker: EmbeddedBroker
     make_engine: Callable[[], Engine]
@@ -89,7 +89,7 @@ class World:
         return writer
 
     def cut(self) -> None:
-        """The last life's connections to the database end, as those of a process that is gone."""
+        """Close the last life's database connections, like those of a process that is gone."""
         for connection in self.lives[-1][2]:
             if connection.is_valid:
                 connection.invalidate()
@@ -104,7 +104,7 @@ class World:
             return list(connection.execute(text(f"SELECT what FROM {self.table} ORDER BY n")).scalars())
 
     def check(self) -> list[str]:
-        """What both sides have."""
+        """Return the payments that both sides have."""
         rows = self.rows()
         eventually(lambda: committed_values(self.broker, self.topic, 0) == rows)
         return rows

@@ -1,10 +1,10 @@
-"""The program that lives: it forks a process for every life, so that drivers are loaded once.
+"""A server process that forks a process for every life, so that drivers are loaded once.
 
-What the client makes as it is first used, the codecs of messages, is made here as soon as a life tells which.
-No life's thread, connection or event loop is ever in this process.
+The codecs of messages, which the client makes at first use, are made here as soon as a life has named them.
+This process never has a thread, connection or event loop of a life.
 
-A life is a line of JSON on its input. On its output come the steps as they are taken, then what recovery
-found, then how the process ended. `dual_write_lives.Lives` is the other end of it.
+A life is a line of JSON on stdin. stdout gets the steps as they are taken, then what recovery found, then how
+the process ended. `dual_write_lives.Lives` is the other end.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ def _say(**what: object) -> None:
 
 
 class _Watch:
-    """Says each step, and ends the process at one: nothing of it runs afterwards, no thread of it either."""
+    """Prints each step, and ends the process with all its threads at the chosen one."""
 
     def __init__(self, strike: Strike) -> None:
         self._strike = strike
@@ -38,7 +38,7 @@ class _Watch:
         self.step(step.name, done)
 
     def step(self, name: str, done: bool) -> None:
-        """Of the recipe, or of its user."""
+        """Report a step of the recipe or of its user."""
         if done:
             _say(did=name)
         else:
@@ -97,12 +97,12 @@ def _begin(told: dict[str, Any]) -> None:
 
 
 def _teach(pipe: int) -> None:
-    """Say which codecs this life used; it was forked before it used them."""
+    """Send the codecs that this life used; it was forked before it made them."""
     os.write(pipe, pickle.dumps((list(codecs._ENCODERS), list(codecs._DECODERS))))
 
 
 def _learn(pipe: int) -> None:
-    """Make those codecs, for all lives to come. A life that was killed tells of none."""
+    """Make those codecs for all later lives. A killed life sends none."""
     with open(pipe, "rb") as said:
         told = said.read()
     encoders, decoders = pickle.loads(told) if told else ((), ())
@@ -114,7 +114,7 @@ def _learn(pipe: int) -> None:
 
 
 def main() -> None:
-    gc.freeze()  # a life's collector leaves alone what it shares with this process
+    gc.freeze()  # keep the lives' garbage collectors away from the pages they share with this process
     for line in sys.stdin:
         reading, writing = os.pipe()
         child = os.fork()

@@ -1,4 +1,4 @@
-"""Lives of a dual writer, each a process that may be killed at any step of the recipe."""
+"""Lives of a dual writer: processes that can be killed at any step of the recipe."""
 
 import json
 import signal
@@ -16,7 +16,7 @@ STUCK_S = 60
 
 @dataclass(frozen=True)
 class Strike:
-    """kill -9 at the first step of this name, before or after it; at none: an empty name."""
+    """A SIGKILL at the first step of this name, before or after it; none if the name is empty."""
 
     at: str = ""
     after: bool = False
@@ -24,11 +24,11 @@ class Strike:
 
 @dataclass
 class Life:
-    """What a process said before it ended.
+    """The output of a process.
 
     steps   names of the steps it began, in order; and those it finished
     found   of each recovery: the finding, and what was done
-    killed  by its own hand, at the strike
+    killed  whether it killed itself at the strike
     """
 
     steps: list[str] = field(default_factory=list)
@@ -39,7 +39,7 @@ class Life:
 
 
 class Lives:
-    """A process that forks lives. One at a time."""
+    """A process that forks lives, one at a time."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -58,7 +58,7 @@ class Lives:
         recoveries: int = 1,
         strike: Strike | None = None,
     ) -> Life:
-        """Recover, then make payment number `pay`; killed at `strike`, if it comes to that."""
+        """Run a life: recover, then make payment number `pay`; it is killed at `strike` if it gets there."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         strike = strike or Strike()

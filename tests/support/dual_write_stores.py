@@ -1,7 +1,7 @@
-"""Databases of a dual write by name: opened in a process that will be killed, and read by one that checks.
+"""The databases of a dual write by name: opened in a process that will be killed, and read by the checker.
 
-A database is a name (`sqlite`, `postgresql+asyncpg`, …) and where it is. The rows that belong to a writer
-are numbers, each in the table, family or path called `paid`.
+A database is a name (`sqlite`, `postgresql+asyncpg`, …) and a location. The rows of a writer are numbers,
+each in the table, family or path called `paid`.
 """
 
 import asyncio
@@ -44,12 +44,12 @@ class Place:
         return make_url(self.where).set(drivername="postgresql+psycopg" if driver == "django" else driver)
 
     def at_port(self, port: int) -> "Place":
-        """The same, through a proxy."""
+        """Return the same database through a proxy."""
         return Place(self.kind, make_url(self.where).set(port=port).render_as_string())
 
 
 def write(kind: str, handle: Any, n: int) -> Any:
-    """The user's own row, in the transaction; awaited where the store is."""
+    """Write the user's row in the transaction; an asynchronous store's result must be awaited."""
     match kind:
         case "rocksdb":
             handle.put(f"paid-{n:09}", b"")
@@ -65,7 +65,7 @@ def write(kind: str, handle: Any, n: int) -> Any:
 
 @contextmanager
 def opened(place: Place) -> Iterator[Any]:
-    """A store over connections of its own."""
+    """Open a store with its own connections."""
     match place.kind:
         case "rocksdb":
             with closing(Rdict(place.where)) as database, closing(RocksStore(database)) as rocks:
@@ -90,7 +90,7 @@ async def opened_async(place: Place) -> AsyncIterator[AsyncSqlStore]:
 
 
 def create(place: Place) -> None:
-    """Make the tables, ours and the user's."""
+    """Create the tables, ours and the user's."""
     if place.kind == "zookeeper":
         host, _, root = place.where.partition("/")
         with _connected(Place("zookeeper", host)) as client:
@@ -111,7 +111,7 @@ async def _create(place: Place) -> None:
 
 
 def rows(place: Place) -> list[int]:
-    """What was committed, in order; read by other means than the store's."""
+    """Return the committed rows in order, read without the store."""
     match place.kind:
         case "rocksdb":
             with closing(Rdict(place.where)) as database:
@@ -125,7 +125,7 @@ def rows(place: Place) -> list[int]:
 
 @contextmanager
 def closing_engine(place: Place) -> Iterator[Engine]:
-    """The database through a driver that waits."""
+    """Open the database with a synchronous driver."""
     plain = {"postgresql+asyncpg": "postgresql+psycopg", "mysql+asyncmy": "mysql+pymysql"}
     plain["sqlite+aiosqlite"] = "sqlite"
     engine = _engine(Place(plain.get(place.kind, place.kind), place.where))
@@ -155,7 +155,7 @@ _sessions: dict[str, KazooClient] = {}
 
 
 def _session(where: str) -> KazooClient:
-    """One session for all that is read: to begin one takes as long as a life."""
+    """Return the shared session for all reading: to begin one takes as long as a life."""
     client = _sessions.get(where)
     if client is None:
         client = _sessions[where] = KazooClient(where, timeout=60)
@@ -169,7 +169,7 @@ def _children(client: KazooClient) -> list[int]:
 
 
 def leave(place: Place) -> None:
-    """End what `rows` keeps open of a place: a client goes on looking for its server when that is gone."""
+    """Close what `rows` keeps open for a place: a client keeps looking for its server when that is gone."""
     client = _sessions.pop(place.where, None) if place.kind == "zookeeper" else None
     if client is not None:
         client.stop()

@@ -1,4 +1,4 @@
-"""A disk in memory of which one call, or several, fail: each call is numbered as it is made.
+"""An in-memory disk with one or several failing calls: each call is numbered as it is made.
 
 The metadata's transactions are calls of it, too, and effects after which power can fail.
 """
@@ -18,15 +18,15 @@ from tallystick.testing.sim.machine import KeptStore
 T = TypeVar("T")
 
 When = Literal["before", "after"]
-"""Whether the disk has done what the failing call asked for: an error does not say."""
+"""Whether the disk has carried out the failing call: an error does not tell."""
 
 CHANGES: Final = frozenset(
     {"create", "write", "sync", "truncate", "mkdir", "rename", "remove", "rmdir", "sync_dir", "metadata"}
 )
 METADATA: Final = "metadata"
-# What takes a file descriptor: nothing else can meet the end of them.
+# Calls that take a file descriptor: only these can run out of them.
 OPENS: Final = frozenset({"create", "open", "read", "listdir", "sync_dir", METADATA})
-# What SQLite makes of an error of the system.
+# How SQLite reports an error of the system.
 SQLITE_CODES: Final = MappingProxyType(
     {
         errors.ENOSPC: sqlite3.SQLITE_FULL,
@@ -43,7 +43,10 @@ def never(number: int, name: str, path: str) -> bool:
 
 
 class FailingCalls(MemoryFileSystem):
-    """`calls` are the names and paths of all calls since `count`, `failed` those that failed."""
+    """A disk with failing calls.
+
+    `calls` are the names and paths of all calls since `count`, `failed` those that failed.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +57,7 @@ class FailingCalls(MemoryFileSystem):
         self._when: When = "before"
 
     def count(self) -> None:
-        """Number calls from 0 again, none of which fails."""
+        """Start numbering calls from 0 again, with no call failing."""
         self.calls.clear()
         self.failed.clear()
         self.heal()
@@ -63,7 +66,7 @@ class FailingCalls(MemoryFileSystem):
         self._fails = never
 
     def fail(self, error: int, fails: Fails, when: When = "before") -> None:
-        """Fail calls of which number, name and path are to fail."""
+        """Make the calls fail that `fails` selects by number, name and path."""
         self._error, self._fails, self._when = error, fails, when
 
     def call(self, name: str, path: str, do: Callable[[], T]) -> T:
@@ -113,7 +116,7 @@ class FailingCalls(MemoryFileSystem):
 
 
 class FailingFile(MemoryFile):
-    """An open file of it."""
+    """An open file of the failing disk."""
 
     def __init__(self, fs: FailingCalls, file: MemoryFile) -> None:
         super().__init__(fs, file.path, file._node)

@@ -1,4 +1,4 @@
-"""A cluster that fails at a request of one's choice: before it was sent, or after it was answered."""
+"""A cluster that fails at a chosen request: before it is sent, or after it is answered."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,15 +15,15 @@ R = TypeVar("R")
 
 
 class Crashed(BaseException):
-    """The program is gone. Nothing catches this, and nothing is done about it."""
+    """The program is gone; no handler may catch this."""
 
 
 @dataclass
 class FaultPlan:
-    """The `at`-th request (from 0) fails, of those that `concerns` is true of.
+    """A failure of the `at`-th request (from 0) among those that `concerns` accepts.
 
-    answered  it reaches the broker, and its answer is lost; else it is lost itself
-    crash     the program ends with it; else the connection does, and the client goes on
+    answered  the request reaches the broker, and its answer is lost; otherwise the request is lost
+    crash     the program ends with it; otherwise the connection does, and the client goes on
     """
 
     at: int = -1
@@ -35,7 +35,7 @@ class FaultPlan:
 
     def strikes(self, request: object) -> bool:
         if isinstance(request, MetadataRequest | FindCoordinatorRequest) or not self.concerns(request):
-            return False  # these are asked for in the background, and change nothing
+            return False  # these are sent in the background, and change nothing
         self.seen += 1
         return self.at < self.seen <= self.at + self.times if self.at >= 0 else False
 

@@ -1,8 +1,8 @@
 """A program that forks with its clients in every state: `python forking.py KIND SERVERS BROKER_PID`.
 
-Its children try every public call of what their parent has opened, and end in both ways there are: at once
-(`os._exit`), and as programs end, with `finally` blocks, garbage collection and the interpreter's own exit.
-The parent goes on with what it was about, and looks whether it came to what it should.
+Its children try every public call of the clients their parent has opened, and end in both possible ways: at
+once (`os._exit`), and normally, with `finally` blocks, garbage collection and the interpreter's own exit.
+The parent continues its work, and checks that it ends as it should.
 """
 
 # ruff: noqa: B023, PT017 - what is defined in a loop is called in it; a child has no pytest
@@ -22,7 +22,7 @@ from tallystick.testing import eventually
 
 CHILD_S = 20
 KIND, SERVERS, BROKER = sys.argv[1], sys.argv[2], int(sys.argv[3])
-TOPIC = ""  # each state's own; groups and transactional ids are called so, too
+TOPIC = ""  # each state has its own; groups and transactional ids share the name
 AT = TopicPartition(TOPIC, 0)
 PARENT = os.getpid()
 
@@ -86,7 +86,7 @@ def refused(call: Callable[[], object], kind: type[Exception] = errors.IllegalSt
 
 
 def refuses(client: object) -> None:
-    """Every public call is refused; closing does nothing, as often as one likes."""
+    """Check that every public call is refused, and that closing, even repeatedly, has no effect."""
     kind = type(client)
     if isinstance(client, Admin):
         for name, method in inspect.getmembers(kind, inspect.isfunction):
@@ -108,7 +108,7 @@ def refuses(client: object) -> None:
 
 
 def fork(check: Callable[[], object]) -> None:
-    """Two children that check, and end; neither may hang."""
+    """Fork two children that check and then end, one at once and one normally; neither may hang."""
     for at_once in (True, False):
         child = os.fork()
         if child == 0:
@@ -128,7 +128,7 @@ def fork(check: Callable[[], object]) -> None:
 
 @contextmanager
 def broker_halted() -> Iterator[None]:
-    """Nothing is answered inside."""
+    """Suspend the broker inside the block, so that it answers nothing."""
     os.kill(BROKER, signal.SIGSTOP)
     try:
         yield
@@ -138,7 +138,7 @@ def broker_halted() -> Iterator[None]:
 
 
 class Waiting:
-    """A call in another thread, which waits for the engine thread by the time this is made."""
+    """A call in another thread, already waiting for the engine thread when the constructor returns."""
 
     def __init__(self, call: Callable[[], object]) -> None:
         self.failed: BaseException | None = None
@@ -216,7 +216,7 @@ def producer_idle() -> None:
 
 @state
 def producer_forgotten_in_the_child() -> None:
-    """Garbage collection closes the copies of its sockets, and takes none out of the parent's epoll set."""
+    """Collect the child's copies of the sockets; none may be removed from the parent's epoll set."""
     kept = [producer()]
     kept[0].send(TOPIC, b"a").result(30)
 
@@ -311,7 +311,7 @@ def producer_flush_waits() -> None:
 
 @state
 def producer_forks_in_a_signal_handler() -> None:
-    """The call that waits goes on in the parent, and is refused in the child."""
+    """Let the waiting call go on in the parent; it is refused in the child."""
     main = threading.main_thread().ident or 0
     children: list[int] = []
 
@@ -458,7 +458,7 @@ def consumer_before_joining() -> None:
 
 @state
 def consumer_joining() -> None:
-    """JoinGroup is not answered before the other member has heard of it in `poll`."""
+    """Fork before JoinGroup is answered: the other member learns of it only in `poll`."""
     furnish(b"a")
     with consumer() as first, consumer() as own:
         first.subscribe([TOPIC])
@@ -504,7 +504,7 @@ class Forking(RebalanceListener):
 
 @state
 def consumer_rebalancing() -> None:
-    """In the callback: what the child raises there leaves `poll`, in the thread that polls."""
+    """Fork in the callback: the child's exception leaves `poll`, in the polling thread."""
     furnish(b"a")
     with consumer() as own, consumer() as other:
         forking = Forking(lambda: fork(lambda: refuses(own)))
@@ -518,7 +518,7 @@ def consumer_rebalancing() -> None:
 
 @state
 def consumer_forks_in_a_callback_and_returns() -> None:
-    """`poll` is refused in the child as soon as the callback has returned."""
+    """Check that `poll` is refused in the child as soon as the callback has returned."""
     furnish(b"a")
     children: list[int] = []
     with consumer() as own, consumer() as other:

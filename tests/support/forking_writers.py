@@ -1,4 +1,4 @@
-"""`forking`, for dual writers and their pools: `python forking_writers.py writer SERVERS BROKER_PID`."""
+"""The program `forking` for dual writers and pools: `forking_writers.py writer SERVERS BROKER_PID`."""
 
 # ruff: noqa: B023 - what is defined in a loop is called in it
 
@@ -69,7 +69,7 @@ def writer_refuses(writer: DualWriter[SqlTransaction]) -> None:
 
 @state
 def writer_new() -> None:
-    """A writer that nobody has used is the child's as well as the parent's."""
+    """Use a new writer in both the child and the parent."""
     with database() as engine:
         writer = writer_of(engine)
 
@@ -107,7 +107,7 @@ def writer_ready() -> None:
 
 @state
 def writer_in_a_transaction() -> None:
-    """Neither what is called in the block, nor how the child leaves it, ends anything of the parent's."""
+    """Check that neither calls in the block nor the child's way out of it end anything of the parent's."""
     with database() as engine, writer_of(engine) as writer:
         writer.recover()
         with writer.transaction() as txn:
@@ -131,7 +131,7 @@ def writer_in_a_transaction() -> None:
 
 @state
 def writer_with_rows_in_memory() -> None:
-    """The child leaves the block without an error: it flushes nothing over the parent's connection."""
+    """Leave the block in the child without an error: it flushes nothing over the parent's connection."""
     with database() as engine, writer_of(engine) as writer:
         writer.recover()
         flushed: list[int] = []

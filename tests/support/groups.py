@@ -1,4 +1,4 @@
-"""The real group coordinator on a log in memory, whose disk a test holds in its hands."""
+"""The real group coordinator on an in-memory log, with a disk that the test controls."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
@@ -32,7 +32,7 @@ T0 = TopicPartition("t", 0)
 
 
 class Turn:
-    """Awaiting it lets everything that is ready run once."""
+    """An awaitable that lets everything that is ready run once."""
 
     def __await__(self) -> Iterator[None]:
         yield
@@ -64,7 +64,7 @@ class Gate:
         self.waiting.clear()
 
     def fail(self, cause: Exception) -> None:
-        """The disk did not keep its word: nothing that waits becomes durable."""
+        """Let the sync fail: nothing that waits becomes durable."""
         for future in self.waiting:
             if not future.done():
                 future.set_exception(cause)
@@ -72,7 +72,7 @@ class Gate:
 
 
 class MemoryPartition:
-    """A log in memory whose durability can be held back, refused, or broken."""
+    """An in-memory log whose durability can be held back, refused, or broken."""
 
     def __init__(self) -> None:
         self.batches: list[bytes] = []
@@ -80,7 +80,7 @@ class MemoryPartition:
         self.end = 0
         self.gate = Gate()
         self.refusal: Reject | Exception | None = None
-        # Raised when the batch is in the log, and nobody hears of it.
+        # Raised after the batch is in the log, so that its success is not reported.
         self.unheard: Exception | None = None
         self.unreadable: Exception | None = None
         self.failure: Exception | None = None
@@ -161,7 +161,7 @@ class World:
         await self.coordinator.stop()
 
     async def settle(self) -> None:
-        """Let the loop run until nothing is ready any more."""
+        """Let the loop run until nothing is ready."""
         for _ in range(20):
             await Turn()
 
@@ -195,7 +195,7 @@ class World:
         )
 
     async def member(self, name: str = "a") -> Joined:
-        """A member of a stable group of one."""
+        """Return a member of a stable group of one."""
         required = await self.coordinator.execute(G, self.join(None, name))
         assert isinstance(required, MemberIdRequired)
         asked = self.ask(self.join(required.member_id, name))

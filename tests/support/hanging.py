@@ -1,4 +1,4 @@
-"""A transaction that no coordinator knows: a batch sent past the check, to a broker that makes none."""
+"""Makes a hanging transaction, unknown to any coordinator, on a broker without verification."""
 
 import time
 
@@ -13,7 +13,7 @@ HOUR_MS = 3_600_000
 
 
 def hang(bootstrap: str, at: TopicPartition, producer_id: int, epoch: int = 0) -> int:
-    """Open it an hour ago, as its record says; the offset it starts at."""
+    """Open a hanging transaction, an hour old by its record; return its first offset."""
     record = Record(offset=0, timestamp_ms=int(time.time() * 1000) - HOUR_MS, key=None, value=b"hanging")
     meta = BatchMeta(producer_id=producer_id, epoch=epoch, base_sequence=0, transactional=True)
     part = produce.PartitionProduceData(index=at.partition, records=encode_batch([record], meta))

@@ -31,7 +31,7 @@ from tallystick.protocol.records import (
 from tallystick.protocol.records.batch import ATTRIBUTES_AT, CRC_AT
 from tallystick.protocol.wire import Array, Scalar, all_messages, message_spec, struct_spec
 
-# Numbers that decide something somewhere: sizes, signs, nulls, the ends of varint lengths.
+# Numbers at some boundary: sizes, signs, nulls, the ends of varint lengths.
 SPECIAL = (0, 1, 2, 0x7F, 0x80, 0xFF, 0xFE)
 AT = TopicPartition("t", 0)
 SPECIAL_INT32 = tuple(struct.pack(">i", n) for n in (-(2**31), -2, -1, 0, 1, 2**16, 2**24, 2**31 - 1))
@@ -39,7 +39,7 @@ SPECIAL_INT32 = tuple(struct.pack(">i", n) for n in (-(2**31), -2, -1, 0, 1, 2**
 
 @dataclass(frozen=True)
 class Target:
-    """One decoder, and valid inputs of it."""
+    """One decoder, with valid inputs for it."""
 
     label: str
     decode: Callable[[bytes], object]
@@ -47,7 +47,7 @@ class Target:
 
 
 def message_classes() -> tuple[type, ...]:
-    """Every declared message; importing them is what declares them."""
+    """Return every declared message, after importing the modules that declare them."""
     for module in iter_modules(messages.__path__):
         import_module(f"{messages.__name__}.{module.name}")
     return all_messages()
@@ -77,7 +77,7 @@ def targets(rng: random.Random, seeds: int = 3) -> list[Target]:
 
 
 def record_targets() -> Iterator[Target]:
-    """Record batches as they come, and with a CRC that is right again, or the CRC would stop everything."""
+    """Yield decoders of record batches: as they come, and with the CRC made right again after a mutation."""
     records = [Record(0, 1, b"k", b"v" * 90), Record(1, 5, None, None, (("h", b"x"), ("n", None)))]
     seeds = tuple(encode_batch(records, BatchMeta(codec=codec)) for codec in Codec)
     yield Target("batch", lambda raw: check_batch(memoryview(raw)), seeds)
@@ -86,7 +86,7 @@ def record_targets() -> Iterator[Target]:
 
 
 def consumed(raw: bytes) -> None:
-    """Read by the consumer as columns and as records, whichever codec does that: as many as there are."""
+    """Read as the consumer does, as columns and as records; both must give the same number."""
     raw = with_crc(raw)
     table = Fetched(AT, 0, raw, None).take_columns(1_000_000)
     records = Fetched(AT, 0, raw, None).take(1_000_000)
@@ -102,7 +102,7 @@ def with_crc(raw: bytes) -> bytes:
 
 
 def mutate(raw: bytes, rng: random.Random) -> bytes:
-    """A neighbour of `raw`: a few bytes set, cut off, taken out, doubled; or noise of about its length."""
+    """Return a variant of `raw`: a few bytes set, cut off, removed or doubled; or noise instead."""
     if rng.random() < 0.05 or not raw:
         return rng.randbytes(rng.randrange(len(raw) + 40))
     changed = bytearray(raw)
@@ -125,7 +125,7 @@ def mutate(raw: bytes, rng: random.Random) -> bytes:
 
 
 def attack(inputs: int, seed: int) -> dict[str, int]:
-    """[WIRE-1] Throw `inputs` hostile inputs; any exception but DecodeError comes out of here."""
+    """Send `inputs` hostile inputs [WIRE-1]; any exception but DecodeError propagates."""
     rng = random.Random(seed)
     aims = targets(rng)
     counts = {"inputs": 0, "values": 0, "refused": 0}
@@ -149,13 +149,13 @@ def attack(inputs: int, seed: int) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Bomb:
-    """A way to make valid messages that are one large array, of the smallest elements there are."""
+    """A way to make valid messages that are one large array of the smallest elements there are."""
 
     cls: type
     version: int
     path: tuple[str, ...]
     element: object
-    price: int  # what the decoder says one element costs, beyond four times its bytes
+    price: int  # the decoder's price of one element, beyond four times its bytes
 
     def frame(self, elements: int) -> bytes:
         empty = smallest(self.cls, self.version)
@@ -173,7 +173,7 @@ def bombs(cls: type, version: int) -> Iterator[Bomb]:
 
 
 def arrays(cls: type, version: int) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Paths to every array, and the type of its elements."""
+    """Yield the path to every array, and the type of its elements."""
     for f in struct_spec(cls).fields:
         kind = f.wire.kind
         if version not in f.wire.versions or isinstance(kind, Scalar):
@@ -187,7 +187,7 @@ def arrays(cls: type, version: int) -> Iterator[tuple[tuple[str, ...], Any]]:
 
 
 def with_array(value: Any, version: int, path: tuple[str, ...], items: tuple[object, ...]) -> Any:
-    """`value` with `items` at `path`; arrays on the way there get one element."""
+    """Return `value` with `items` at `path`; arrays on the way there get one element."""
     name, *rest = path
     if not rest:
         return replace(value, **{name: items})

@@ -16,7 +16,7 @@ POINTS_MAX = 200
 
 
 def interrupted(call: Callable[[], object], at: int, kind: type[BaseException]) -> bool:
-    """Raise `kind` at the `at`-th line of the synchronous clients that `call` runs. Was there such a line?"""
+    """Raise `kind` at the `at`-th line of the synchronous clients in `call`; return whether it has one."""
     lines = 0
 
     def trace(frame: types.FrameType, event: str, _: object) -> Any:
@@ -41,7 +41,7 @@ def interrupted(call: Callable[[], object], at: int, kind: type[BaseException]) 
 
 
 def points(make: Callable[[int], bool]) -> int:
-    """Try every point, from the first one, until there is none; how many there were."""
+    """Try every point from the first one until there is none; return how many there were."""
     for at in range(1, POINTS_MAX):
         if not make(at):
             return at - 1
@@ -49,7 +49,7 @@ def points(make: Callable[[int], bool]) -> int:
 
 
 def cancelled_at(coroutine: Coroutine[object, object, object], at: int) -> "asyncio.Task[object]":
-    """A task that is cancelled while it waits for the `at`-th time; never, if it waits less often."""
+    """Return a task that is cancelled at its `at`-th wait; never, if it waits less often."""
 
     @types.coroutine
     def counting() -> Generator[Any, Any, object]:
@@ -62,7 +62,7 @@ def cancelled_at(coroutine: Coroutine[object, object, object], at: int) -> "asyn
                 asyncio.get_running_loop().call_soon(task.cancel)
             try:
                 yield awaited
-            except BaseException as exc:  # thrown by the task: into the coroutine
+            except BaseException as exc:  # thrown by the task: passed on to the coroutine
                 return (yield from _rest(coroutine, exc))
         raise AssertionError
 
@@ -74,7 +74,7 @@ def cancelled_at(coroutine: Coroutine[object, object, object], at: int) -> "asyn
 
 
 def _rest(coroutine: Coroutine[object, object, object], thrown: BaseException) -> Generator[Any, Any, object]:
-    """What is left of a coroutine after an exception was thrown into it."""
+    """Run the rest of a coroutine after an exception was thrown into it."""
     try:
         awaited = coroutine.throw(thrown)
         while True:

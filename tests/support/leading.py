@@ -1,4 +1,4 @@
-"""A broker in memory for partition leaders and transactional producers; a test may hold its disk."""
+"""An in-memory broker for tests of partition leaders and transactional producers; its disk can be held."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -48,7 +48,7 @@ IMPLICIT, VERIFIED, OLD = 12, 11, 10  # versions of Produce
 
 
 class HeldDisk:
-    """Syncs logs when a test says so, and not before."""
+    """Syncs logs only when a test says so."""
 
     def __init__(self) -> None:
         self.holding = False
@@ -72,7 +72,7 @@ class HeldDisk:
             self.sync()
 
     def sync(self, topic: str | None = None) -> None:
-        """Everything that waits is on the disk now, or what waits of one topic."""
+        """Sync everything that waits, or only what waits of one topic."""
         for log in [log for log in self._wanted if topic in (None, log.topic_partition.topic)]:
             del self._wanted[log]
             self._synced(log, log.sync())
@@ -83,7 +83,7 @@ class HeldDisk:
 
 
 class Leader(MemoryBroker):
-    """The broker, two partitions of a topic, and what a transactional producer does."""
+    """The broker, with two partitions of a topic, and the actions of a transactional producer."""
 
     def __init__(self, broker: Broker, disk: HeldDisk) -> None:
         super().__init__(broker)
@@ -95,11 +95,11 @@ class Leader(MemoryBroker):
         return found
 
     def records_of_coordinator(self) -> int:
-        """How many records `__transaction_state` has: one for each change of a transactional id."""
+        """Return the number of records in `__transaction_state`: one per change of an id."""
         return sum(p.log.log_end_offset for p in self.broker.topics.partitions(TRANSACTION_STATE))
 
     async def rest(self) -> None:
-        """Let everything happen that is under way, also in the thread that producer ids come from."""
+        """Let everything under way finish, also in the thread that producer ids come from."""
         for _ in range(3):
             await self.broker.worker.run(lambda: None)
             await turns()
@@ -124,7 +124,7 @@ class Leader(MemoryBroker):
         return answer.client
 
     async def add(self, identity: Identity, *indexes: int, name: TransactionalId = T) -> None:
-        """As clients before transaction version 2 do, ahead of the data."""
+        """Add partitions ahead of the data, as clients before transaction version 2 do."""
         request = AddPartitionsToTxnRequest(
             v3_and_below_transactional_id=name,
             v3_and_below_producer_id=identity.producer_id,
@@ -167,7 +167,7 @@ class Leader(MemoryBroker):
     async def fetch(
         self, offset: int = 0, *, isolation: int = 1, max_bytes: int = 1 << 20, wait_ms: int = 0
     ) -> PartitionData:
-        """Of partition 0."""
+        """Fetch partition 0."""
         request = FetchRequest(
             replica_id=-1,
             max_wait_ms=wait_ms,
@@ -204,7 +204,7 @@ class Leader(MemoryBroker):
 async def leader(
     disk: Disk | None = None, *, markers: HeldMarkers | None = None, **settings: str
 ) -> AsyncIterator[Leader]:
-    """`flush_policy="ack"` holds the disk as soon as `disk.holding` is set."""
+    """Run a broker; `flush_policy="ack"` holds the disk as soon as `disk.holding` is set."""
     held = HeldDisk()
     given = replace(disk or memory_disk(), syncer=held.syncer)
     async with memory_broker(given, markers=markers, **settings) as made:

@@ -1,4 +1,4 @@
-"""A whole broker without sockets, its disk in memory: requests go in as bytes, answers come out as values."""
+"""A whole broker without sockets, on an in-memory disk: requests go in as bytes, answers out as values."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
@@ -41,7 +41,7 @@ SETTINGS = {
 
 
 class DenyTable:
-    """Everything is allowed but the rows; a type without a name stands for all of it."""
+    """Allows everything except the rows; a type without a name denies every resource of it."""
 
     def __init__(self) -> None:
         self.denied: set[tuple[Operation, Resource | ResourceType]] = set()
@@ -54,7 +54,7 @@ class DenyTable:
 
 
 class HeldMarkers:
-    """Markers stay on their way, for whoever looks at what is decided and not complete."""
+    """Markers stay under way, so that tests can see transactions that are decided and not complete."""
 
     def __init__(self) -> None:
         self.to_write: list[TopicPartition] = []
@@ -66,7 +66,7 @@ class HeldMarkers:
 
 
 class MemoryBroker:
-    """`broker` is the real one."""
+    """A test's view of a broker; `broker` is the real one."""
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
@@ -74,7 +74,7 @@ class MemoryBroker:
         self.table = broker.authorizer = DenyTable()
 
     async def ask(self, request: Any, version: int, client_id: str = "client") -> Any:
-        """Send a request through its bytes, and read the answer's."""
+        """Send a request through its bytes, and decode the answer from its bytes."""
         api = next(spec for spec in API.values() if isinstance(request, spec.request))
         context = RequestContext(api.key, version, 1, client_id, "10.0.0.1", 1)
         answer = HANDLERS[api.key].run(self.broker, memoryview(encode(request, version)), context)
@@ -86,12 +86,12 @@ class MemoryBroker:
         await self.broker.topics.create_if_absent(NewTopic(name, partitions))
 
     def deny(self, *rows: tuple[Operation, Resource | ResourceType]) -> None:
-        """Exactly these, from now on."""
+        """Deny exactly these from now on."""
         self.table.denied = set(rows)
 
 
 def memory_disk(fs: MemoryFileSystem | None = None) -> Disk:
-    """A disk that may be given to one broker after the other."""
+    """Return a disk that can be passed from one broker to the next."""
     fs = fs or MemoryFileSystem()
     stores: list[KeptStore] = []
 
@@ -112,7 +112,7 @@ async def memory_broker(
     descriptors: Descriptors = UNLIMITED,
     **settings: str,
 ) -> AsyncIterator[MemoryBroker]:
-    """Stopped at the end. It has begun to read its logs when it is handed out, and not finished."""
+    """Run a broker, and stop it at the end; it may still be reading its logs when the block begins."""
     given = {name.replace("_", "."): value for name, value in settings.items()}
     config = BrokerConfig.parse(SETTINGS | given)
     broker = Broker(config, Path("data"), FakeClock(), disk or memory_disk(), descriptors=descriptors)
@@ -135,7 +135,7 @@ async def memory_broker(
 
 
 async def set_level(desk: MemoryBroker, level: int, upgrade_type: int = 2, *, check: bool = False) -> int:
-    """Have `transaction.version` finalized at a level; the error code."""
+    """Finalize `transaction.version` at a level; return the error code."""
     update = FeatureUpdateKey(
         feature="transaction.version", max_version_level=level, upgrade_type=upgrade_type
     )
@@ -144,20 +144,20 @@ async def set_level(desk: MemoryBroker, level: int, upgrade_type: int = 2, *, ch
 
 
 async def loaded(desk: MemoryBroker) -> None:
-    """The transaction log has been read."""
+    """Wait until the transaction log has been read."""
     while desk.broker.transactions._loader.loading is not None:
         await desk.broker.transactions._loader.loading
 
 
 class Turn:
-    """Awaiting it lets everything that is ready run once."""
+    """An awaitable that lets everything that is ready run once."""
 
     def __await__(self) -> Iterator[None]:
         yield
 
 
 async def completed(desk: MemoryBroker) -> None:
-    """Every decided transaction has its markers."""
+    """Wait until every decided transaction has its markers."""
     for _ in range(1_000):
         entries = desk.broker.transactions.entries()
         assert isinstance(entries, tuple)

@@ -12,14 +12,14 @@ from tallystick.kernel.ids import TopicPartition
 
 @dataclass
 class OtherSystem:
-    """The token that was committed last, and every value that was committed with one."""
+    """The database: the last committed token, and every value that was committed with one."""
 
     token: PreparedTxnState = field(default_factory=PreparedTxnState)
     values: list[str] = field(default_factory=list)
 
 
 async def dual_write(one: PlainProducer, topic: str, other: OtherSystem, value: str) -> None:
-    """KIP-939, "Normal processing recipe", with a group's offset."""
+    """Do KIP-939's "Normal processing recipe", with a group's offset."""
     await one.txn.begin()
     await one.send(topic, value)
     offsets = {TopicPartition(topic, 0): OffsetAndMetadata(len(other.values))}
@@ -30,6 +30,6 @@ async def dual_write(one: PlainProducer, topic: str, other: OtherSystem, value: 
 
 
 async def recover(two: PlainProducer, other: OtherSystem) -> Completion:
-    """KIP-939, "Recovery recipe"."""
+    """Do KIP-939's "Recovery recipe"."""
     await two.txn.init(keep_prepared_txn=True)
     return await two.txn.complete(other.token)

@@ -1,4 +1,4 @@
-"""The least producing engine there can be: one record a request, at once. For tests of transactions alone."""
+"""A minimal producing engine for tests of transactions alone: one record per request, sent at once."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -24,7 +24,7 @@ from tallystick.protocol.records import BatchMeta, Record, encode_batch
 
 @dataclass
 class PlainFlow:
-    """Records go out in `send`, so there is never anything to flush; `held` is what a test keeps back."""
+    """A flow that has nothing to flush, as records go out in `send`; `held` delays `flush` for a test."""
 
     sequences: dict[TopicPartition, int] = field(default_factory=dict)
     held: asyncio.Event | None = None
@@ -106,7 +106,7 @@ async def producer(
     config: Mapping[str, object] | None = None,
     plan: FaultPlan | None = None,
 ) -> AsyncIterator[PlainProducer]:
-    """A producer of its own; leaving the block is its crash: it ends nothing."""
+    """Provide a producer; leaving the block is its crash: it ends nothing."""
     settings = {"bootstrap.servers": bootstrap, "transactional.id": transactional_id, **(config or {})}
     parsed = ProducerConfig.parse(settings)
     cluster = FailingCluster(parsed.client, plan or FaultPlan())

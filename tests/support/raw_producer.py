@@ -1,4 +1,4 @@
-"""A transactional producer made of single requests at versions of one's choice, and a look into any log."""
+"""A transactional producer of single requests with chosen versions, and readers of any log."""
 
 import asyncio
 from collections.abc import Callable
@@ -60,8 +60,8 @@ from tallystick.testing import eventually
 T = TypeVar("T")
 Pair = tuple[int, int]
 NO_PAIR: Pair = (-1, -1)
-# What a client tries again: loading, no coordinator yet, another one, concurrent transactions; and what
-# Produce says in their place.
+# The errors that a client retries: loading, no coordinator yet, another one, concurrent transactions; and
+# their counterparts in Produce.
 AGAIN = {
     ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
     ErrorCode.COORDINATOR_NOT_AVAILABLE,
@@ -73,7 +73,7 @@ AGAIN = {
 
 @dataclass(frozen=True)
 class Versions:
-    """Of the requests of one client; Produce 12 and EndTxn 5 go together (KIP-890)."""
+    """The request versions of one client; Produce 12 and EndTxn 5 go together (KIP-890)."""
 
     init: int = 6
     add: int = 3
@@ -98,7 +98,7 @@ class RawProducer:
         self.connection = RawConnection(broker.bootstrap_servers)
 
     def reconnect(self) -> None:
-        """Once the broker is there again, and knows what it knew."""
+        """Connect again when the broker is back and has loaded its state."""
         self.connection.__exit__(None, None, None)
         self.connection = RawConnection(self.broker.bootstrap_servers)
         eventually(lambda: self.describe().error_code == 0)
@@ -110,13 +110,13 @@ class RawProducer:
         self.connection.__exit__(None, None, None)
 
     def find(self) -> None:
-        """Have the coordinator's topic made, and wait for it."""
+        """Have the coordinator's topic created, and wait for it."""
         request = FindCoordinatorRequest(coordinator_keys=(self.name,), key_type=1)
         found = self.connection.ask(request, FindCoordinatorResponse, 4).coordinators
         assert [each.error_code for each in found] == [0]
 
     def init_until(self, epoch: int, *, keep: bool = False, two_phase: bool = False) -> None:
-        """Start over, and over again, until the pair has this epoch; all requests are under way at once."""
+        """Send InitProducerId again and again, all requests concurrently, until this epoch is reached."""
         request = InitProducerIdRequest(
             transactional_id=self.name,
             transaction_timeout_ms=60_000,
@@ -131,7 +131,7 @@ class RawProducer:
             self.became((answers[-1].producer_id, answers[-1].producer_epoch))
 
     def init(self, *, keep: bool = False, two_phase: bool = False, expected: Pair = NO_PAIR) -> Any:
-        """Until it is answered with something final."""
+        """Send InitProducerId until the answer is final."""
         request = InitProducerIdRequest(
             transactional_id=self.name,
             transaction_timeout_ms=60_000,
@@ -146,7 +146,7 @@ class RawProducer:
         return answer
 
     def add(self, topic: str, *partitions: int, pair: Pair | None = None) -> set[int]:
-        """The codes of all partitions."""
+        """Add partitions, and return the error codes of all."""
         producer_id, epoch = pair or self.pair
         request = AddPartitionsToTxnRequest(
             v3_and_below_transactional_id=self.name,
@@ -176,7 +176,7 @@ class RawProducer:
         return int(answer.error_code)
 
     def write(self, topic: str, partition: int, *values: str, pair: Pair | None = None) -> int:
-        """One batch; the partition is added before where the versions ask for that. The code."""
+        """Write one batch, add the partition before if the versions require it, and return the error code."""
         if not self.versions.implicit and pair is None:
             refused = self.add(topic, partition)
             if refused != {0}:
@@ -241,7 +241,7 @@ def _only_code(answer: Any) -> set[int]:
 
 
 def persist(ask: Callable[[], T], codes: Callable[[T], set[int]] = _only_code) -> T:
-    """Ask until the answer is not "try again"."""
+    """Ask until the answer is no retriable error."""
 
     def final() -> list[T]:
         answer = ask()
@@ -250,7 +250,7 @@ def persist(ask: Callable[[], T], codes: Callable[[T], set[int]] = _only_code) -
     return eventually(final)[0]
 
 
-# ---- what the logs hold
+# ---- reading the logs
 
 
 def make_topic(broker: EmbeddedBroker, name: str, partitions: int = 1) -> None:
@@ -263,7 +263,7 @@ def make_topic(broker: EmbeddedBroker, name: str, partitions: int = 1) -> None:
 def read(
     broker: EmbeddedBroker, topic: str, partition: int, *, committed: bool = False
 ) -> tuple[list[tuple[BatchHeader, list[Record]]], list[tuple[int, int]]]:
-    """Every batch with its records, and the aborted transactions (producer id, first offset)."""
+    """Return every batch with its records, and the aborted transactions (producer id, first offset)."""
     batches: list[tuple[BatchHeader, list[Record]]] = []
     aborted: set[tuple[int, int]] = set()
     with RawConnection(broker.bootstrap_servers) as connection:
@@ -287,7 +287,7 @@ def read(
 
 
 def committed_values(broker: EmbeddedBroker, topic: str, partition: int) -> list[str]:
-    """What a read_committed consumer hands to its application, worked out as one would."""
+    """Return what a read_committed consumer hands to its application."""
     batches, aborted = read(broker, topic, partition, committed=True)
     values: list[str] = []
     left, dropping = list(aborted), set()
@@ -304,13 +304,13 @@ def committed_values(broker: EmbeddedBroker, topic: str, partition: int) -> list
 
 
 def states_of(broker: EmbeddedBroker, name: str, partitions: int) -> list[TransactionLogValue]:
-    """What `__transaction_state` has recorded of an id, oldest first; read without our codec."""
+    """Return the records of an id in `__transaction_state`, oldest first; read without our codec."""
     values = _values_of(broker, name, partitions)
     return [decode_prefix(TransactionLogValue, value, form, 2)[0] for form, value in values]
 
 
 def stored_forms(broker: EmbeddedBroker, name: str, partitions: int) -> list[int]:
-    """The version each of those records is written in."""
+    """Return the version in which each of those records is written."""
     return [form for form, _ in _values_of(broker, name, partitions)]
 
 
@@ -328,7 +328,7 @@ def _values_of(broker: EmbeddedBroker, name: str, partitions: int) -> list[tuple
 
 
 def rewrite(broker: EmbeddedBroker, name: str, change: Callable[[TxnEntry], TxnEntry]) -> None:
-    """Put one more record of an id into the log of a broker that is down, as if requests had led there."""
+    """Append a record of an id to the log of a stopped broker, as if requests had led to it."""
 
     async def put() -> None:
         config = BrokerConfig.parse({"listeners": "PLAINTEXT://127.0.0.1:0", "flush.policy": "os"})

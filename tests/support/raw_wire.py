@@ -14,7 +14,7 @@ R = TypeVar("R")
 
 
 class RawConnection:
-    """Closed by `with`."""
+    """A connection to a broker, closed by `with`."""
 
     def __init__(self, bootstrap: str) -> None:
         host, _, port = bootstrap.rpartition(":")
@@ -33,7 +33,7 @@ class RawConnection:
         return self.ask_all([request], cls, version)[0]
 
     def ask_all(self, requests: Sequence[object], cls: type[R], version: int) -> list[R]:
-        """Send all of them, then read the answers, which come in that order."""
+        """Send all requests, then read the answers, which come in the same order."""
         spec = next(spec for spec in API.values() if spec.request is type(requests[0]))
         first = self._sent + 1
         frames = [self._frame(spec, request, version) for request in requests]

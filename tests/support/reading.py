@@ -1,4 +1,4 @@
-"""What readers of committed records find in a topic."""
+"""A reader of the committed records of a topic."""
 
 from collections.abc import Mapping
 
@@ -6,10 +6,12 @@ from tallystick import Consumer, ConsumerRecord, TopicPartition
 
 
 def committed_records(client: Mapping[str, str], topic: str, partitions: int = 1) -> list[ConsumerRecord]:
-    """All of them up to the first transaction that is open now.
+    """Return all committed records up to the first open transaction.
 
     Args:
-        client: configuration of a client; `bootstrap.servers`, with any else that it takes to connect.
+        client: configuration of a client: `bootstrap.servers`, and anything else it needs to connect.
+        topic: the topic to read.
+        partitions: the number of its partitions.
     """
     ats = [TopicPartition(topic, number) for number in range(partitions)]
     with Consumer({**client, "isolation.level": "read_committed"}) as consumer:

@@ -1,7 +1,7 @@
-"""A socket that answers as a test says: Kafka's frames, and behind them whatever the test puts there.
+"""A socket that answers as a test says: with Kafka's frames, and any bytes the test puts in them.
 
-Not a broker and no double of one: it exists for what ours never does, such as garbage, silence, old versions
-and hanging up in the middle.
+It is neither a broker nor a test double of one: it does what our broker never does, such as garbage, silence,
+old versions and closing the connection in the middle.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ class HangUp(Exception):
 
 @dataclass
 class Seen:
-    """A request as it came."""
+    """A request as it was received."""
 
     key: ApiKey
     version: int
@@ -44,11 +44,11 @@ Script = Callable[[Seen], Answer | Awaitable[Answer]]
 
 @dataclass
 class ScriptedBroker:
-    """Listens from `async with` on; `scripts` say what an API is answered with."""
+    """Listens inside `async with`; `scripts` holds the answer for each API."""
 
     node_id: int = 1
     scripts: dict[ApiKey, Script] = field(default_factory=dict)
-    greeting: bytes | None = None  # sent at once, to whoever connects
+    greeting: bytes | None = None  # sent at once to every client that connects
     features: dict[str, int] = field(default_factory=dict)
     features_epoch: int = 0
     seen: list[Seen] = field(default_factory=list)
@@ -120,7 +120,7 @@ class ScriptedBroker:
 
     @staticmethod
     def frame(key: ApiKey, version: int, correlation_id: int, answer: object) -> bytes:
-        """A whole answer. ApiVersions with an error is written in version 0, as brokers do (KIP-511)."""
+        """Return a whole answer frame. An ApiVersions error has version 0, as from brokers (KIP-511)."""
         spec = API[key]
         if key is ApiKey.API_VERSIONS and getattr(answer, "error_code", 0):
             version = 0
@@ -138,7 +138,7 @@ class ScriptedBroker:
                 raise HangUp
 
     def versions(self, **ranges: tuple[int, int]) -> ApiVersionsResponse:
-        """All we know, or with other ranges by API name."""
+        """Return all versions we know, or other ranges by API name."""
         keys = tuple(
             ApiVersion(api_key=spec.key, min_version=low, max_version=high)
             for spec in API.values()
@@ -154,7 +154,7 @@ class ScriptedBroker:
         )
 
     def metadata(self, *others: "ScriptedBroker", **leaders: int) -> MetadataResponse:
-        """This broker and `others`; topics of one partition each, by who leads them."""
+        """Return metadata with this broker and `others`; `leaders` are topics of one partition."""
         return MetadataResponse(
             brokers=tuple(
                 MetadataResponseBroker(node_id=b.node_id, host="127.0.0.1", port=b.port)

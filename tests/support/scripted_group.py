@@ -1,4 +1,4 @@
-"""A group of one member on a ScriptedBroker: joined, synced, and committed as a test says."""
+"""A group of one member on a ScriptedBroker: it joins, syncs and commits as a test says."""
 
 from dataclasses import dataclass, field
 
@@ -39,8 +39,8 @@ MEMBER = "m"
 class ScriptedGroup:
     """One topic `t` of one partition, read from offset 0; every JoinGroup makes a generation.
 
-    fetches   what Fetch is answered with, beside nothing
-    commits   the requests that came; `answers` has what becomes of each, 0 when it is used up
+    commits   the requests received
+    answers   the result of each commit in order; 0 when they are used up
     """
 
     broker: ScriptedBroker

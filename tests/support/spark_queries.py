@@ -1,4 +1,4 @@
-"""Queries of Spark's sink without Spark: a driver and tasks, each as if in a process of its own."""
+"""Queries of Spark's sink without Spark: a driver and tasks, each as if in its own process."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -66,7 +66,7 @@ class Query:
             station.close()
 
     def station(self, make: Callable[[SinkOptions], Station] = Station) -> Station:
-        """A process of its own."""
+        """Return a new station, as in a new process."""
         client = {"bootstrap.servers": self.bootstrap, "max.block.ms": "10000"}
         if self.timeout_ms is not None:
             client["transaction.timeout.ms"] = str(self.timeout_ms)
@@ -77,7 +77,7 @@ class Query:
         return self.stations[-1]
 
     def write(self, lease: Lease, batch_id: int, rows: int = 10, query_id: str = "q") -> Vote:
-        """One task in a process of its own."""
+        """Run one task in a new process."""
         batch = pa.record_batch({"value": [f"{batch_id}-{row}" for row in range(rows)]})
         return attempt(self.station(), lease, Batch(query_id, batch_id), [batch, batch.slice(0, 0)])
 
@@ -90,7 +90,7 @@ class Query:
         return votes
 
     def committed(self) -> int:
-        """Records below the last stable offset; what is aborted counts as well, and so do markers."""
+        """Return the number of records below the last stable offset, aborted ones and markers included."""
         at = TopicPartition(self.topic, 0)
         with Admin({"bootstrap.servers": self.bootstrap}) as admin:
             found = admin.list_offsets({at: -1}, read_committed=True).one(at)

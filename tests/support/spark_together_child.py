@@ -1,8 +1,8 @@
-"""A driver that dies of kill -9 at one point of a decision in a database; started by test_spark_together.
+"""A driver killed (SIGKILL) at one point of a decision in a database; started by test_spark_together.
 
     python -m tests.support.spark_together_child BOOTSTRAP PREFIX TOPIC URL FOLDER
 
-Behind the database's commit, and before the first EndTxn.
+The point is after the database's commit, and before the first EndTxn.
 """
 
 import os
@@ -40,7 +40,7 @@ class DyingStation(TableStation):
 
 
 def lines(spark: SparkSession, folder: Path) -> DataFrame:
-    """One file a batch; its lines are `<batch>-<row>`."""
+    """Return the lines of one file per batch; they are `<batch>-<row>`."""
     found = spark.readStream.option("maxFilesPerTrigger", 1).text(str(folder / "in"))
     return found.repartition(2).selectExpr(
         "value as id",

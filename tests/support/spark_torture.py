@@ -1,7 +1,7 @@
-"""Faults in the processes of a Spark query: where they strike, and what they do.
+"""Faults in the processes of a Spark query: the points where they strike, and what they do.
 
 Every effect of the sink passes `strike`, in whatever process it happens. A driver's plan of faults is a file,
-and the n-th time that a point is passed is counted over all its processes, by lock files.
+and passes of a point are counted over all its processes, with lock files.
 
     claim read describe append end mark_done open_ids ...   the driver's effects, each `.before` and `.after`
     append.between        the decision is produced, and not committed
@@ -48,7 +48,7 @@ from tallystick.testing import eventually
 FOLDER: Final = "SPARK_TORTURE"
 """The environment variable that tells all processes of a driver where its plan is."""
 _LIMIT_MS: Final = 20_000
-# A driver that stalls may find that its time was over long ago; nobody waits for ever.
+# Limits, so that no process waits for ever; a stalled driver may find that its time is long over.
 _STALL_S: Final = 120.0
 _STOP_S: Final = 5.0
 _ZOMBIE_S: Final = 90.0
@@ -58,19 +58,19 @@ _HOST: Final = "org.apache.spark.deploy.worker.Worker"
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens when a point is passed the n-th time.
+    """The effect of passing a point the n-th time.
 
     raise, kill-worker   in this process
-    kill-driver          kill -9 of the Java of the driver and of its Python
-    kill-broker          kill -9 of the broker; it is back when the effect goes on
+    kill-driver          SIGKILL of the Java of the driver and of its Python
+    kill-broker          SIGKILL of the broker; it is back when the effect goes on
     stop                 query.stop(), and some time for it to get through
-    stall                until somebody says `go`: another driver lives meanwhile
-    kill-executor        kill -9 of the Java above a task; its Python is left to notice
-    kill-host            kill -9 of all there is on a task's host: Spark's worker, executor and Python
+    stall                until the test says `go`: another driver lives meanwhile
+    kill-executor        SIGKILL of the Java above a task; its Python has to notice by itself
+    kill-host            SIGKILL of every process on a task's host: Spark's worker, executor and Python
     zombie               until `release` is passed, at a point where the attempt has a producer; from the
                          n-th time on, of a task's first attempt
-    release              the zombies go on, and this waits until they have come to their end
-    kill-database        kill -9 of the database; it is back when the effect goes on
+    release              the zombies go on, and this waits until they have ended
+    kill-database        SIGKILL of the database; it is back when the effect goes on
     lose-database        the same, and it is back when the driver has ended
     """
 
@@ -80,7 +80,7 @@ class Fault:
 
 
 class Folder:
-    """What the processes of one driver, and the test above them, tell each other."""
+    """The messages between the processes of one driver and the test above them."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -102,25 +102,25 @@ class Folder:
         fresh.replace(self.path / word)
 
     def struck(self) -> list[str]:
-        """`kind at point`, of every fault that came about, in order."""
+        """Return `kind at point` of every fault that happened, in order."""
         with suppress(FileNotFoundError):
             return (self.path / "struck").read_text().splitlines()
         return []
 
     def lasting(self) -> list[int]:
-        """The processes of zombies that have not come to their end."""
+        """Return the processes of zombies that have not ended."""
         named = [int(each.name.removeprefix("zombie-")) for each in self.path.glob("zombie-*[0-9]")]
         return [pid for pid in named if psutil.pid_exists(pid)]
 
     def attempt_ended(self) -> None:
-        """Of this process; a zombie's is noted."""
+        """Note the end of an attempt in this process, if it was a zombie."""
         zombie = self.path / f"zombie-{os.getpid()}"
         if zombie.exists():
             self._note("zombie ended")
             zombie.unlink()
 
     def _is_due(self, fault: Fault, count: int) -> bool:
-        """A zombie is a first attempt: the copy that Spark makes of its task wins."""
+        """Check whether a fault is due; a zombie is a first attempt, since Spark's copy of it wins."""
         if fault.kind != "zombie":
             return fault.nth == count
         context = TaskContext.get()
@@ -132,7 +132,7 @@ class Folder:
             struck.write(f"{what}\n")
 
     def pass_by(self, point: str) -> Fault | None:
-        """The fault that is due here and now; nobody else is given it."""
+        """Claim the fault that is due at this point now; no other process gets it."""
         here = [fault for fault in self.faults if fault.point == point]
         if not here:
             return None
@@ -148,9 +148,11 @@ class Folder:
 
 
 def strike(point: str) -> str | None:
-    """Pass a point; the kind of what happened there.
+    """Pass a point, and return the kind of fault that happened there.
 
-    Raises, if that is the plan: TimedOut; InDoubt where the answer to a decision is lost.
+    Raises:
+        TimedOut: if that is the plan.
+        InDoubt: if the plan loses the answer to a decision.
     """
     folder = Folder(Path(os.environ[FOLDER]))
     fault = folder.pass_by(point)
@@ -181,7 +183,7 @@ def strike(point: str) -> str | None:
 
 
 def _wait(folder: Folder, kind: str) -> None:
-    """Until somebody else has done his part."""
+    """Wait until the other process has done its part."""
     match kind:
         case "kill-broker" | "kill-database" | "lose-database":
             folder.say(kind)
@@ -203,7 +205,7 @@ def _wait(folder: Folder, kind: str) -> None:
 
 
 def _above(name: str) -> list[psutil.Process]:
-    """The processes that this one descends from and that run a class of this name."""
+    """Return the ancestors of this process that run a class of this name."""
     return [each for each in psutil.Process().parents() if any(name in word for word in each.cmdline())]
 
 
@@ -226,7 +228,7 @@ class Effects:
 
 
 class EndedOneByOne(ClusterParticipants):
-    """A driver may be gone when one participant is committed and the others are not."""
+    """Passes a point between two participants: one is committed, and the others are not."""
 
     async def end(
         self, participants: Collection[Participant], transaction_version: int, wish: Wish
@@ -238,7 +240,7 @@ class EndedOneByOne(ClusterParticipants):
 
 
 class DecidedInTwoSteps(DecisionTopic):
-    """A driver may be gone when the decision is produced and not committed."""
+    """Passes a point at which the decision is produced and not committed."""
 
     async def _produce(
         self, key: bytes, value: bytes | None, held: Identity | None, max_version: int
@@ -290,7 +292,7 @@ def connect(options: SinkOptions) -> Station:
 
 
 class TorturedSource(KafkaDataSource):
-    """`format("tortured")`: our source and our sink, and faults in every effect of the sink."""
+    """The format "tortured": our source and our sink, with faults in every effect of the sink."""
 
     @classmethod
     def name(cls) -> str:
@@ -301,7 +303,7 @@ class TorturedSource(KafkaDataSource):
 
 
 def disturbed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Rows of the source on their way to the query."""
+    """Pass the source's rows on to the query, with faults."""
     for batch in batches:
         strike("rows")
         yield batch

@@ -1,9 +1,9 @@
-"""A driver without Java: it asks of the sink what Spark asks, in Spark's order, and forgets as Spark does.
+"""A driver without Java: it calls the sink as Spark does, in Spark's order, and forgets as Spark does.
 
     SPARK_TORTURE=FOLDER python spark_torture_bare.py
 
-`offsets/N` is written before a batch and `commits/N` after it; begin and commit have stations of their own;
-a task is tried four times, its rows may be split anew, and now and then two attempts race: the loser is not
+`offsets/N` is written before a batch and `commits/N` after it; begin and commit have separate stations; a
+task is tried four times, its rows may be split anew, and now and then two attempts race: the loser is not
 told and may live through later batches, which Spark's local mode cannot do. The source is the numbers up to
 `until`.
 """
@@ -57,7 +57,7 @@ _processes = get_context("forkserver")
 
 
 class TaskFailed(Exception):
-    """Four attempts of one task have failed; what the last one said."""
+    """Four attempts of one task have failed; holds the last error."""
 
 
 def chunks(ids: list[int]) -> Iterator[pa.RecordBatch]:
@@ -68,7 +68,7 @@ def chunks(ids: list[int]) -> Iterator[pa.RecordBatch]:
 
 
 def structs(ids: list[int]) -> Iterator[pa.RecordBatch]:
-    """As `projected` makes them, for a topic and a table; a number is its own hash."""
+    """Yield batches like those of `projected`, for a topic and a table; a number is its own hash."""
     for rows in chunks(ids):
         values = rows.column("value")
         texts, hashes = values.cast(pa.binary()), values.cast(pa.int64())
@@ -80,7 +80,7 @@ def structs(ids: list[int]) -> Iterator[pa.RecordBatch]:
 
 
 def casting(spec: dict[str, Any]) -> Callable[[Lease, Batch, list[int]], Told]:
-    """What a task does."""
+    """Return the function that runs a task."""
     options, url = options_of(spec), spec["database"]
 
     def to_topic(lease: Lease, job: Batch, ids: list[int]) -> Told:
@@ -103,7 +103,7 @@ def options_of(spec: dict[str, Any]) -> SinkOptions:
 
 
 def serve(tasks: Connection, spec: dict[str, Any]) -> None:
-    """A Python worker: task after task, until the driver is gone."""
+    """Run task after task, as a Python worker, until the driver is gone."""
     cast = casting(spec)
     with suppress(EOFError, ConnectionError):
         while True:
@@ -131,7 +131,7 @@ class Workers:
         return connection
 
     def collect(self, connection: Connection) -> Told | str:
-        """The vote, or what went wrong."""
+        """Return the vote, or the error."""
         try:
             found: Told | str = connection.recv()
         except (EOFError, ConnectionResetError):
@@ -159,7 +159,7 @@ class BareQuery:
         options = options_of(spec)
         self.table: TorturedTableStation | None = None
         if spec["database"] is None:
-            # As in Spark, where they are processes of their own and share nothing.
+            # As in Spark, where they are separate processes and share nothing.
             self.begins, self.commits = TorturedStation(options), TorturedStation(options)
         else:
             self.table = TorturedTableStation(options, opened(spec["database"]), SINKS[1:])
@@ -222,13 +222,13 @@ class BareQuery:
             yield self.vote((*job, part), running)
 
     def attempts(self, task: tuple[Any, ...]) -> list[Connection]:
-        # None in a driver that nothing disturbs: what a loser leaves that is killed after the last commit is
-        # the next driver's to end, and there may be none.
+        # No races in a driver without faults: the leftovers of a loser that is killed after the last commit
+        # are for the next driver to end, and there may be none.
         races = bool(self.folder.faults) and self.random.random() < RACES
         return [self.workers.run(task) for _ in range(1 + races)]
 
     def vote(self, task: tuple[Any, ...], running: list[Connection]) -> Told:
-        """Of the attempt that is there first; whoever races with it is forgotten."""
+        """Return the vote of the attempt that finishes first; attempts that race with it are forgotten."""
         found: Told | str = ""
         for _ in range(ATTEMPTS):
             first = wait(running)[0]

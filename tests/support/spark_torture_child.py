@@ -1,9 +1,9 @@
-"""One driver of the torture: Spark, and one query over what is there, until that is done or somebody ends it.
+"""One driver of the torture: Spark, with one query over the input, until that is done or the driver is ended.
 
     SPARK_TORTURE=FOLDER python spark_torture_child.py
 
-A query that a fault stops is started again in the same Spark: its Python workers keep what they have. Each
-line of `outcome` in FOLDER says how a run went: `done`, `stopped`, or what the query was stopped by.
+A query that a fault stops is restarted in the same Spark: its Python workers keep their state. Each line of
+`outcome` in FOLDER says how a run went: `done`, `stopped`, or the error that stopped the query.
 """
 
 import json
@@ -30,7 +30,7 @@ PARSED = [
 
 
 def frames(spark: SparkSession, spec: dict[str, Any]) -> list[DataFrame]:
-    """(id, ts) of each topic."""
+    """Return a frame of (id, ts) for each topic."""
     found, resume = [], {}
     if spec["sink"].get("onNewCheckpoint") == "resume":
         prefix = spec["sink"]["transactional.id.prefix"]

@@ -1,12 +1,12 @@
 """Faults between the sink and its database, where topic and table are decided together.
 
-Every statement and every commit of SQL that means something passes a point (`spark_torture`), before it is
-sent and when it is answered:
+Every relevant SQL statement and commit passes a point (`spark_torture`), before it is sent and when it is
+answered:
 
     stage             a task's rows, on their way, each piece of them; `commit-stage` is their transaction's
     claim_row         the driver takes the row of its prefix
     decide move mark  the decision is written, the rows are moved; afterwards the note that all is completed
-    commit-decide     the commit point. When it fails behind it, the answer is lost: nobody has been told
+    commit-decide     the commit point. A failure after it loses the answer: the driver does not know it
 """
 
 import os
@@ -38,7 +38,7 @@ DATABASE_POINTS: Final = tuple(
 STAGING_POINTS: Final = tuple(
     f"{name}.{when}" for name in ("stage", "commit-stage") for when in ("before", "after")
 )
-# How a statement begins, and what it is for. Of several in a transaction, the first names its commit.
+# How a statement begins, and its purpose. The first of several in a transaction names its commit.
 _MEANT: Final = (
     ("INSERT INTO tallystick_staged_", "stage"),
     (f"INSERT INTO {TABLE} ", "claim_row"),
@@ -47,7 +47,7 @@ _MEANT: Final = (
     (f"UPDATE {TABLE} SET ", "decide"),
 )
 
-# As the drivers tell of a server that is gone.
+# The drivers' errors for a lost server.
 _LOST: Final = {
     "postgresql": psycopg.OperationalError("server closed the connection unexpectedly"),
     "mysql": pymysql.OperationalError(2013, "Lost connection to MySQL server during query"),
@@ -61,7 +61,7 @@ def sinks(topic: str) -> tuple[Sink, ...]:
 
 
 def disturb(engine: Engine) -> None:
-    """Let the statements of this process pass their points; once."""
+    """Let the statements of this process pass their points; repeated calls have no effect."""
     if (os.getpid(), id(engine)) in _disturbed:
         return
     _disturbed.add((os.getpid(), id(engine)))
@@ -79,7 +79,7 @@ def disturb(engine: Engine) -> None:
             strike(f"{name}.after")
 
     class Cursor(psycopg.Cursor[Any]):
-        """PostgreSQL stages rows with COPY, of which SQLAlchemy knows nothing."""
+        """A cursor that notices COPY, which PostgreSQL stages rows with and SQLAlchemy does not report."""
 
         @contextmanager
         def copy(self, *given: Any, **options: Any) -> Iterator[psycopg.Copy]:
@@ -118,7 +118,7 @@ def _meaning(statement: str) -> str | None:
 
 
 class TorturedTableStation(TableStation):
-    """The driver's."""
+    """The driver's station."""
 
     def __init__(self, options: SinkOptions, where: Database, tables: tuple[ToTable, ...]) -> None:
         disturb(engine_of(where))
@@ -133,7 +133,7 @@ class TorturedTableStation(TableStation):
 
 
 def connect_task(url: str) -> Connect:
-    """How a task reaches the cluster; its database is disturbed as well. The topic is written to first."""
+    """Return how a task reaches the cluster, with its database disturbed; it writes the topic first."""
     return partial(_connect_task, url)
 
 

@@ -1,7 +1,7 @@
-"""The test's side of the torture: a broker that may be killed, drivers in turn, and what must be true.
+"""The test's side of the torture: a broker that is killed, drivers in turn, and the final checks.
 
 Everything is drawn from one seed: the query, its surface and mode, the input with its aborted transactions,
-and the faults of each driver. What Spark's threads do with it is theirs.
+and the faults of each driver. The scheduling of Spark's threads is not.
 """
 
 import json
@@ -59,8 +59,8 @@ DRIVER_POINTS: Final = (
 )  # fmt: skip
 TASK_POINTS: Final = ("init.after", "send.after", "prepare.before", "prepare.after", "holds.after", "rows")
 PRODUCER_POINTS: Final = ("init.after", "send.after", "prepare.before", "prepare.after")
-"""Of an attempt that has a producer."""
-# A query may be stopped by these, and by nothing else: the faults, and what follows from them.
+"""The points of an attempt that has a producer."""
+# The only errors that may stop a query: the faults, and what follows from them.
 EXPECTED: Final = (
     "TimedOut",
     "InDoubt",
@@ -81,7 +81,7 @@ EXPECTED: Final = (
 
 @dataclass
 class Told:
-    """What happened to a seed."""
+    """The events of one seed."""
 
     starts: int = 0
     runs: int = 0
@@ -108,7 +108,7 @@ class Told:
         self.left_open += other.left_open
 
     def shown(self) -> str:
-        """For a person, after many seeds."""
+        """Return a report for a person, after many seeds."""
         lines = [
             f"driver starts {self.starts}, query starts {self.runs}, rows {self.rows}",
             f"missing {self.missing}, duplicates {self.duplicates}, of no input {self.strangers}",
@@ -197,7 +197,7 @@ class Torture:
         return found
 
     def two_drivers(self) -> None:
-        """The first stalls in the middle of something, the second does its work; then the first goes on."""
+        """Stall a first driver in the middle of its work, let a second one work, then resume the first."""
         point = self.random.choice(DRIVER_POINTS)
         first = self.prepare([Fault(point, self.random.randint(1, 3), "stall")], runs=1)
         process = self.launch(first)
@@ -216,7 +216,7 @@ class Torture:
             self.new_checkpoint(draw.choice(self.choices))
 
     def lose_commit(self) -> None:
-        """As after an ordinary stop() while the sink commits."""
+        """Remove the last commit from the checkpoint, as after an ordinary stop() while the sink commits."""
         logs = self.checkpoint / "commits"
         numbers = sorted(int(p.name) for p in logs.iterdir() if p.name.isdigit()) if logs.exists() else []
         if numbers:
@@ -225,7 +225,7 @@ class Torture:
             self.told.struck["lost commits/N"] += 1
 
     def new_checkpoint(self, choice: str) -> None:
-        """The checkpoint is deleted, and somebody chooses: begin anew, or behind the last decision."""
+        """Delete the checkpoint, and start anew or after the last decision, as `choice` says."""
         client = {"bootstrap.servers": self.broker.bootstrap, "tallystick.modes": self.mode}
         resolve(self.prefix, client)
         decision = resolve(self.prefix, client, dry_run=True).decision
@@ -304,7 +304,7 @@ class Torture:
         until: str = "",
         kill_after_s: float | None = None,
     ) -> None:
-        """Until it ends, or says so. The broker is killed when somebody asks for it."""
+        """Watch a driver until it ends, or says so; kill the broker when the driver asks for it."""
         give_up_at = time.monotonic() + LIFE_S
         kill_at = None
         while process.poll() is None and not (until and folder.says(until)):
@@ -329,11 +329,11 @@ class Torture:
             self.told.surprises.append(f"{folder.path}: exit code {process.returncode}: {tail}")
 
     def wishes(self) -> dict[str, Callable[[], None]]:
-        """Kinds of faults that are done from here."""
+        """Return the kinds of faults that are carried out here."""
         return {"kill-broker": partial(restart, self.broker)}
 
     def strike_from_outside(self, folder: Folder) -> None:
-        """At no point of the plan."""
+        """Kill the driver at no point of the plan."""
         self.kill(folder)
         self.told.struck["kill-driver at any time"] += 1
 
@@ -364,7 +364,7 @@ class Torture:
     # ------------------------------------------------------------------------------ input and output
 
     def produce(self, *, last: bool = False) -> None:
-        """Some more rows, in transactions; some are aborted, and their rows come again in the next one."""
+        """Produce some more rows, in transactions; rows of aborted ones are sent again in the next."""
         shape, size = SHAPES[self.shape], 250
         producer = Producer(
             {
@@ -393,13 +393,13 @@ class Torture:
         if last and shape.ends:
             producer.begin_transaction()
             for number, topic in enumerate(self.topics):
-                for partition in range(PARTITIONS):  # ids of their own: nothing joins them
+                for partition in range(PARTITIONS):  # separate ids, which nothing joins
                     row = -1 - partition - PARTITIONS * number
                     producer.produce(topic, f"{row},{END_MS}", partition=partition)
             producer.commit_transaction(30)
 
     def written(self) -> Counter[str]:
-        """Every committed row of the output and how often it is there, as librdkafka reads it."""
+        """Count every committed row of the output, as librdkafka reads it."""
         consumer = Consumer(
             {
                 "bootstrap.servers": self.broker.bootstrap,
@@ -439,7 +439,7 @@ class Torture:
             self.told.surprises.append(f"{self.folder}: {where}: {shown}")
 
     def open_transactions(self) -> list[str]:
-        """Of this query."""
+        """Return this query's open transactions."""
         with Admin({"bootstrap.servers": self.broker.bootstrap}) as admin:
             listed = admin.list_transactions(states=("Ongoing",)).all()
         opened = [each.transactional_id for found in listed.values() for each in found]
@@ -447,7 +447,7 @@ class Torture:
 
 
 def restart(server: Any) -> None:
-    """kill -9, and there again."""
+    """Kill a server (SIGKILL) and start it again."""
     server.kill()
     server.start()
 
@@ -475,7 +475,7 @@ class BareTorture(Torture):
 
 
 class Together(Torture):
-    """Topic and table in one decision, which is a row of the database: that is killed, too."""
+    """Topic and table in one decision, a row of the database, which is killed as well."""
 
     server: Callable[[], PostgreSQL | MariaDB] = PostgreSQL
 
@@ -557,7 +557,7 @@ class BareTogetherInMariaDB(BareTogether):
 
 
 class ClusterTorture(Torture):
-    """Under Spark on a master and two workers: executors and hosts are lost, and slow attempts are raced."""
+    """A run on a Spark master and two workers: executors and hosts are lost, slow attempts are raced."""
 
     def __init__(self, seed: int, folder: Path, cluster: Cluster, *, starts: int, rows_a_start: int) -> None:
         super().__init__(seed, folder, starts=starts, rows_a_start=rows_a_start)
@@ -580,7 +580,7 @@ class ClusterTorture(Torture):
         return found
 
     def zombies(self) -> list[Fault]:
-        """Some that outlive their batches, or are killed by Spark in the middle of what they do."""
+        """Return zombies: they outlive their batches, or Spark kills them in the middle of an effect."""
         draw = self.random
         kill_after = draw.choice(("600s", "600s", "2s"))
         self.settings = {**self.cluster.settings, "spark.python.task.killTimeout": kill_after}

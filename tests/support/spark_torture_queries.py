@@ -1,7 +1,7 @@
-"""The queries of the torture: what goes in, what Spark makes of it, and what must come out.
+"""The queries of the torture: their input, Spark's plan, and the expected output.
 
-Row `i` of the input has the event time `time_of(i)` and goes to all topics of its query. What must come out
-is computed here from the numbers alone, without Spark.
+Row `i` of the input has the event time `time_of(i)` and goes to all topics of its query. The expected output
+is computed from the numbers alone, without Spark.
 """
 
 from collections import Counter
@@ -12,17 +12,17 @@ from typing import Final
 from pyspark.sql import DataFrame
 from pyspark.sql.functions import expr
 
-# A watermark begins at 0, and what is not later than it is late.
+# A watermark begins at 0, and a row at or below it is late.
 START_MS: Final = 1_000_000
 STEP_MS: Final = 10
 WINDOW_MS: Final = 2_000
 LATE: Final = "5 seconds"
-# Far beyond every row: the watermark passes them all, and what state holds comes out.
+# Far beyond every row: the watermark passes them all, and the state is emitted.
 END_MS: Final = 1_000_000_000_000
 REPEATED_AFTER: Final = 20
 
 Rows = list[tuple[int, int]]
-"""Of one topic: (id, event time)."""
+"""The rows of one topic: (id, event time)."""
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ class Shape:
     """One kind of query.
 
     rows      of each topic, for the ids of a range
-    plan      from one frame (id long, ts timestamp) a topic to a column `value`
+    plan      from one frame (id long, ts timestamp) per topic to a column `value`
     expected  values, for all ids up to a number
-    ends      whether rows at END_MS are needed for the rest to come out
+    ends      whether rows at END_MS are needed for the rest to be emitted
     """
 
     topics: int
@@ -51,7 +51,7 @@ def _plain(ids: range) -> list[Rows]:
 
 
 def _twice(ids: range) -> list[Rows]:
-    """Each a second time, a little later in the log."""
+    """Return each row a second time, a little later in the log."""
     rows: Rows = []
     for i in ids:
         rows.append((i, time_of(i)))
@@ -61,7 +61,7 @@ def _twice(ids: range) -> list[Rows]:
 
 
 def _pairs(ids: range) -> list[Rows]:
-    """The second topic lacks every third."""
+    """Return two topics, of which the second lacks every third row."""
     return [[(i, time_of(i)) for i in ids], [(i, time_of(i) + 5) for i in ids if i % 3]]
 
 

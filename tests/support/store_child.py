@@ -2,7 +2,7 @@
 
     python store_child.py KIND WHERE BOOTSTRAP STEP VALUE
 
-STEP is the number of a step, or the name of the first such one in the transaction; 0 for none.
+STEP is the number of a step, or a name for the first such step in the transaction; 0 for none.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ TOPIC = "matrix"
 
 
 def killer(step: str) -> Callable[[int, Step, bool], None]:
-    """kill -9 of ourselves, after that step succeeded."""
+    """Return a watch that kills this process (SIGKILL) after the step has succeeded."""
     begun = False
 
     def watch(number: int, taken: Step, done: bool) -> None:

@@ -1,4 +1,4 @@
-"""Apache Kafka on three brokers, one of which is killed and comes back; read by a client that is not ours."""
+"""Apache Kafka on three brokers, one of which is killed and comes back; librdkafka reads the result."""
 
 from dataclasses import dataclass
 from itertools import count
@@ -16,8 +16,8 @@ from tallystick.testing import eventually
 NODES: Final = 3
 RETURN_S: Final = 90.0
 
-# A broker that is gone is noticed in seconds, and the other two elect a controller at once. One partition
-# makes one coordinator, so that its broker can be named.
+# A lost broker is noticed in seconds, and the other two elect a controller at once. One partition of the
+# internal topic makes one coordinator, whose broker can be named.
 SETTINGS: Final = {
     "min.insync.replicas": "2",
     "broker.session.timeout.ms": "3000",
@@ -34,7 +34,7 @@ SETTINGS: Final = {
 
 @dataclass
 class ThreeBrokers:
-    """A running cluster; topics have three copies, two of which acknowledge."""
+    """A running cluster; topics have three replicas, two of which must acknowledge."""
 
     kafka: apache_kafka.ApacheKafka
 
@@ -50,7 +50,7 @@ class ThreeBrokers:
         return cls(kafka)
 
     def end(self) -> None:
-        """Nobody reads these logs again: no broker waits for the others to take over."""
+        """End the brokers at once, without handing over leadership: their logs are not read again."""
         for broker in self.kafka.brokers:
             broker.kill()
 
@@ -58,7 +58,7 @@ class ThreeBrokers:
         return self.kafka.brokers[node_id - 1]
 
     def topic(self, stem: str, partitions: int = 1, copies: int = NODES) -> str:
-        """A topic that no other test uses, with a leader for each partition."""
+        """Create a topic of this test's own, with a leader for each partition, and return its name."""
         name = f"{stem}-{next(self._names)}"
         wanted = NewTopic(name, partitions, copies)
         eventually(lambda: self.admin.create_topics([wanted])[name].result(30) is None, RETURN_S)
@@ -66,7 +66,7 @@ class ThreeBrokers:
         return name
 
     def leader(self, topic: str, partition: int = 0) -> int:
-        """Whoever leads it, as soon as the broker that is asked has heard of the topic."""
+        """Return the partition's leader, as soon as the queried broker has heard of the topic."""
 
         def found() -> list[int]:
             known = self.admin.list_topics(topic, timeout=10).topics[topic].partitions.get(partition)
@@ -75,7 +75,7 @@ class ThreeBrokers:
         return int(eventually(found, RETURN_S)[0])
 
     def bring_back(self) -> None:
-        """Start whoever is down, and wait until every copy of every partition is in sync again."""
+        """Start the brokers that are down, and wait until all replicas are in sync again."""
         down = [broker for broker in self.kafka.brokers if not broker.running]
         for broker in down:
             broker.launch()
@@ -94,10 +94,10 @@ class ThreeBrokers:
         assert not late, late
         return True
 
-    # ---- what became of it, as librdkafka sees it
+    # ---- the result, as librdkafka sees it
 
     def ended(self, topic: str) -> bool:
-        """Is nothing open in any partition: may readers of committed records go to the end?"""
+        """Return whether no transaction is open, so that read_committed consumers reach the end."""
         partitions = self.admin.list_topics(topic, 10).topics[topic].partitions
         places = [TopicPartition(topic, partition) for partition in partitions]
         latest = dict.fromkeys(places, OffsetSpec.latest())
@@ -109,7 +109,7 @@ class ThreeBrokers:
         return True
 
     def committed(self, topic: str) -> list[list[str]]:
-        """Every committed record by partition, in order, read once from the start to the end."""
+        """Return every committed record by partition, in order, read once from the start to the end."""
         config = {
             "bootstrap.servers": self.bootstrap,
             "group.id": str(uuid4()),
@@ -138,7 +138,7 @@ class ThreeBrokers:
         return values
 
     def group_offset(self, group: str, topic: str) -> int:
-        """What a member of the group would start at, once no transaction is open over it."""
+        """Return the offset at which a member of the group would start, once no transaction on it is open."""
         wanted = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, 0)])
         told = self.admin.list_consumer_group_offsets([wanted], require_stable=True, request_timeout=10)
         return int(told[group].result().topic_partitions[0].offset)

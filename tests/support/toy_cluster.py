@@ -1,7 +1,8 @@
-"""A cluster of dictionaries for the protocol of Spark's sink, and a scheduler that may stop anybody anywhere.
+"""A toy cluster for the protocol of Spark's sink, and a scheduler that can stop any coroutine.
 
-It has transactional ids, what is open and what is committed, and one log of decisions. Every effect yields to
-the scheduler before and after it happens, so a coroutine that is closed there has crashed there.
+The cluster is made of dictionaries: transactional ids, what is open and what is committed, and one log of
+decisions. Every effect yields to the scheduler before and after it happens, so a coroutine that is closed
+there has crashed there.
 """
 
 from collections import Counter
@@ -23,7 +24,7 @@ from tallystick.spark.protocol.transactional_ids import coordinator_id
 
 
 class Step:
-    """Awaited: the scheduler goes on elsewhere."""
+    """An awaitable that lets the scheduler run another coroutine."""
 
     def __await__(self) -> Generator[None, None, None]:
         yield
@@ -33,7 +34,7 @@ class Step:
 class ToyId:
     """One transactional id.
 
-    pair    the one that may speak
+    pair    the producer id and epoch that is not fenced
     last    the one before it, where a retry may name it (KIP-360, KIP-890)
     writer  of the open transaction: `pair`, unless that was kept by a recovery (KIP-939)
     """
@@ -47,7 +48,7 @@ class ToyId:
 
 @dataclass
 class ToyCluster:
-    """What survives every crash."""
+    """The state that survives every crash."""
 
     ids: dict[str, ToyId] = field(default_factory=dict)
     committed: Counter[Any] = field(default_factory=Counter)
@@ -55,12 +56,12 @@ class ToyCluster:
     done: dict[str, str] = field(default_factory=dict)
     timeout_ms: int | None = None
     version: int = 2
-    """transaction.version: from 2 on the end of a transaction moves its epoch."""
+    """transaction.version: from 2 on the end of a transaction bumps its epoch."""
     keeps: bool = True
-    """InitProducerId can keep what is open (KIP-939)."""
+    """Whether InitProducerId can keep an open transaction (KIP-939)."""
     effects: int = 0
     flaky: Callable[[], bool] = lambda: False
-    """Is this answer lost, or this request?"""
+    """Returns whether this answer, or this request, is lost."""
 
     def initialise(self, name: str) -> Identity:
         found = self.ids.get(name)
@@ -71,7 +72,10 @@ class ToyCluster:
         return found.pair
 
     def keep(self, name: str) -> tuple[Identity, Identity | None]:
-        """InitProducerId with KeepPreparedTxn: the new client's pair, and the pair of what is open."""
+        """Do InitProducerId with KeepPreparedTxn.
+
+        Returns the new client's producer id and epoch, and those of the open transaction, if any.
+        """
         found = self.ids[name]
         if not self.keeps:
             raise refused("InitProducerId", name, ErrorCode.UNSUPPORTED_VERSION)
@@ -89,7 +93,7 @@ class ToyCluster:
         found = self.ids[name]
         complete = "CompleteCommit" if wish is Wish.COMMIT else "CompleteAbort"
         if found.state == complete and pair == (found.last if self.version >= 2 else found.pair):
-            return  # the answer was lost, and this is asked again (KIP-890)
+            return  # the answer was lost, and the request is repeated (KIP-890)
         if found.pair != pair:
             raise refused("EndTxn", name, ErrorCode.PRODUCER_FENCED)
         if found.state != "Ongoing":
@@ -102,7 +106,7 @@ class ToyCluster:
             found.last, found.pair = pair, _next(pair)
 
     def time_out(self, name: str) -> None:
-        """The coordinator's clock ends what is open."""
+        """Abort an open transaction by the coordinator's timeout."""
         found = self.ids[name]
         found.rows.clear()
         found.state, found.last, found.pair, found.writer = "CompleteAbort", None, _next(found.pair), None
@@ -124,7 +128,7 @@ def _next(pair: Identity) -> Identity:
 
 
 class ToyParticipants:
-    """`ports.Participants` on the toy cluster."""
+    """Implements `ports.Participants` on the toy cluster."""
 
     def __init__(self, cluster: ToyCluster, prefix: str) -> None:
         self._cluster, self._name, self._prefix = cluster, coordinator_id(prefix), prefix
@@ -208,7 +212,7 @@ class ToyParticipants:
 
 
 class ToyLog:
-    """`ports.DecisionLog` on the toy cluster: written in a transaction of the coordinator's id."""
+    """Implements `ports.DecisionLog` on the toy cluster: written in a transaction of the coordinator's id."""
 
     def __init__(self, cluster: ToyCluster, prefix: str) -> None:
         self._cluster, self._prefix, self._name = cluster, prefix, coordinator_id(prefix)
@@ -258,19 +262,19 @@ class ToyLog:
 
 
 class Scheduler:
-    """Runs coroutines a step at a time, in an order drawn at random, and kills some."""
+    """Runs coroutines a step at a time, in random order, and kills some."""
 
     def __init__(self, random: Random, kill_chance: float = 0.0) -> None:
         self._random, self._kill_chance = random, kill_chance
         self.live: list[Coroutine[Any, Any, None]] = []
 
     def add(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Start it, up to its first effect."""
+        """Start a coroutine and run it up to its first effect."""
         self.live.append(coroutine)
         self._step(coroutine)
 
     def step(self) -> None:
-        """One step of one of them; one that ends is dropped."""
+        """Run one step of one coroutine; a coroutine that ends is dropped."""
         chosen = self._random.choice(self.live)
         if self._random.random() < self._kill_chance:
             chosen.close()
@@ -286,7 +290,7 @@ class Scheduler:
 
 
 def run_alone(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Run one coroutine to its end, undisturbed; what it returns."""
+    """Run one coroutine to its end, undisturbed, and return its result."""
     while True:
         try:
             coroutine.send(None)

@@ -1,16 +1,17 @@
-"""Scripts: blocks of commands, a line of dashes, and the transcript that a person reads and a tool writes."""
+"""Scripts: blocks of commands, a line of dashes, and the transcript that a tool writes and people read."""
 
 import re
 from collections.abc import Callable, Mapping
 
-# Runs one command line and gives the lines of the transcript it leads to.
+# Runs one command line and returns the lines of its transcript.
 Runner = Callable[[str], list[str]]
 
 
 def rewritten(text: str, runner: Callable[[Mapping[str, str]], Runner]) -> str:
-    """The script with the transcript as it is now.
+    """Return the script with a new transcript.
 
     Args:
+        text: the script.
         runner: makes a runner from the words of the `config` lines.
     """
     parsed = blocks(text)
@@ -24,7 +25,7 @@ def rewritten(text: str, runner: Callable[[Mapping[str, str]], Runner]) -> str:
 
 
 def blocks(text: str) -> list[list[str]]:
-    """The comment and command lines of each block."""
+    """Return the comment and command lines of each block."""
     return [block.partition("\n----")[0].splitlines() for block in re.split(r"\n\n+", text.strip())]
 
 

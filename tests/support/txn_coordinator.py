@@ -1,4 +1,4 @@
-"""The transaction coordinator over a topic, partitions and a clock that a test holds in its hand."""
+"""The transaction coordinator over a topic, partitions and a clock that the test controls."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
@@ -46,7 +46,7 @@ FULL = LogFull("/data", "no space left")
 
 
 class Turn:
-    """Awaiting it lets everything that is ready run once."""
+    """An awaitable that lets everything that is ready run once."""
 
     def __await__(self) -> Generator[None, None, None]:
         yield
@@ -66,7 +66,7 @@ class At:
 
 
 class MemoryPartition:
-    """A log in memory whose syncs can be held back, and whose appends can be refused or fail."""
+    """An in-memory log whose syncs can be held back, and whose appends can be refused or fail."""
 
     def __init__(self) -> None:
         self.batches: list[bytes] = []
@@ -74,7 +74,7 @@ class MemoryPartition:
         self.leader_epoch = 7
         self.syncs: list[asyncio.Future[None]] | None = None
         self.refusal: Reject | Exception | None = None
-        # Raised when the batch is in the log, and nobody hears of it.
+        # Raised after the batch is in the log, so that its success is not reported.
         self.unheard: Exception | None = None
         self.unreadable: Exception | None = None
 
@@ -99,11 +99,11 @@ class MemoryPartition:
         return future
 
     def hold(self) -> None:
-        """From now on nothing becomes durable by itself."""
+        """Hold back every sync from now on."""
         self.syncs = []
 
     def sync(self, failure: Exception | None = None) -> None:
-        """Put everything so far on the disk, or fail to."""
+        """Sync everything so far, or fail to."""
         held, self.syncs = self.syncs or [], []
         for future in held:
             if failure is None:
@@ -117,7 +117,7 @@ class MemoryPartition:
         yield from self.batches
 
     def states(self) -> list[str]:
-        """What the log says, in order."""
+        """Return the states in the log, in order."""
         return [
             record.entry.state.label if isinstance(record, EntryStored) else "gone"
             for batch in self.batches
@@ -141,7 +141,7 @@ class MemoryTopic:
 
 
 class MemoryMarkers:
-    """Partitions that take markers, unless they are told not to."""
+    """Partitions that take markers, unless a test makes them refuse."""
 
     def __init__(self) -> None:
         self.written: list[tuple[SendMarkers, TopicPartition, int]] = []
@@ -199,7 +199,7 @@ class World:
             await Turn()
 
     async def restart(self) -> None:
-        """The process ends and another begins, with what is in the log."""
+        """End the process, and begin another one with the same log."""
         await self.coordinator.stop()
         self.log.syncs = None
         self.coordinator = self.new_coordinator()
@@ -221,7 +221,7 @@ class World:
         return answer.client
 
     async def begin(self, *partitions: TopicPartition, name: TransactionalId = T) -> Identity:
-        """An open transaction."""
+        """Open a transaction."""
         who = await self.init(name)
         assert await self.coordinator.execute(name, add(who, *(partitions or (P0,)))) == DONE
         return who

@@ -1,4 +1,4 @@
-"""The client's machine and the coordinator's, hand in hand: no loop, no socket, every answer may be lost."""
+"""The client's state machine and the coordinator's in lockstep: no loop, no socket, answers may be lost."""
 
 from txn_words import TWO_PHASE, Txn, code
 
@@ -16,7 +16,7 @@ OUTCOMES = {Wish.COMMIT: Outcome.COMMIT, Wish.ABORT: Outcome.ABORT}
 
 
 def coordinator(client: Identity | None = None, config: TxnConfig = TWO_PHASE) -> Txn:
-    """An id that nobody has used, or one that InitProducerId has just answered with `client`."""
+    """Return an unused id, or one that InitProducerId has just answered with `client`."""
     spares = range(73, 200)
     return (
         Txn(config, spares=(42, *spares))
@@ -26,7 +26,7 @@ def coordinator(client: Identity | None = None, config: TxnConfig = TWO_PHASE) -
 
 
 def shown(txn: Txn) -> Seen:
-    """DescribeTransactions."""
+    """Return what DescribeTransactions reports."""
     entry = txn.entry
     forced = frozenset(each.writer for each in entry.forced if each.partition is None)
     return Seen(state=entry.state.label, identity=entry.shown, forced=forced)
@@ -66,7 +66,7 @@ class PureClient:
         self.call(Call.BEGIN)
 
     def write(self) -> ErrorCode:
-        """One record, with Produce 12."""
+        """Write one record, with Produce 12."""
         self.call(Call.SEND)
         self.machine = self.machine.opened()
         assert self.machine.client is not None
@@ -91,7 +91,7 @@ class PureClient:
         return result
 
     def end(self, *, lost: str = "") -> None:
-        """Send what is due: `lost` is "request" or "answer" of the first attempt."""
+        """Send the EndTxn that is due; `lost` is "request" or "answer" of the first attempt."""
         machine = self.machine
         if machine.state not in (State.COMMITTING, State.ABORTING):
             return

@@ -1,4 +1,4 @@
-"""Requests of the transaction APIs, in the words of the tests of their handlers."""
+"""Requests of the transaction APIs in short form, for the tests of their handlers."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -33,7 +33,7 @@ def named(wanted: dict[str, tuple[int, ...]]) -> tuple[AddPartitionsToTxnTopic, 
 
 
 def add(pair: Any, wanted: dict[str, tuple[int, ...]], name: str = "t") -> Any:
-    """Up to version 3."""
+    """Return an AddPartitionsToTxn request, up to version 3."""
     return AddPartitionsToTxnRequest(
         v3_and_below_transactional_id=name,
         v3_and_below_producer_id=pair.producer_id,
@@ -43,7 +43,10 @@ def add(pair: Any, wanted: dict[str, tuple[int, ...]], name: str = "t") -> Any:
 
 
 def batched(*transactions: tuple[str, Any, dict[str, tuple[int, ...]], bool]) -> Any:
-    """From version 4 on: name, pair, partitions, whether to verify only."""
+    """Return an AddPartitionsToTxn request from version 4 on.
+
+    Each transaction gives its name, producer id and epoch, partitions, and whether to verify only.
+    """
     return AddPartitionsToTxnRequest(
         transactions=tuple(
             AddPartitionsToTxnTransaction(
@@ -101,7 +104,7 @@ def pair_of(answer: Any) -> tuple[int, int]:
 
 
 async def claimed(desk: MemoryBroker, name: str = "t", **flags: bool) -> Pair:
-    """The pair of a new incarnation; topics and coordinator are there."""
+    """Return the producer id and epoch of a new incarnation; creates the topics and loads the coordinator."""
     await desk.make_topic("orders")
     await desk.ask(find(4, name), 4)
     answer = await desk.ask(init(name, **flags), 6 if flags else 5)

@@ -1,4 +1,4 @@
-"""One transactional id in a TxnWorld, in the words of the KIPs."""
+"""One transactional id in a TxnWorld, in the terms of the KIPs."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -54,7 +54,7 @@ def ident(producer_id: int, epoch: int) -> Identity:
 
 
 def code(answer: Answer | None) -> ErrorCode:
-    """NONE, the code of a refusal, or the one code all partitions were refused with."""
+    """Return NONE, the code of a refusal, or the one code all partitions were refused with."""
     match answer:
         case Reject(code=refused):
             return refused
@@ -66,9 +66,9 @@ def code(answer: Answer | None) -> ErrorCode:
 
 
 class Txn:
-    """What clients, partition leaders and operators ask about one id, and how it stands.
+    """The requests of clients, partition leaders and operators for one id, and the id's state.
 
-    Every request goes through `ask`, which leaves what was answered in `answers`.
+    Every request goes through `ask`, which appends the answer to `answers`.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Txn:
 
     @classmethod
     def idle(cls, client: Identity, *, config: TxnConfig = TWO_PHASE, spares: Iterable[int] = (85,)) -> "Txn":
-        """An id that InitProducerId has just answered with `client`."""
+        """Return an id that InitProducerId has just answered with `client`."""
         txn = cls(config, spares=spares)
         txn.world.put(
             TxnEntry(
@@ -109,7 +109,7 @@ class Txn:
         config: TxnConfig = TWO_PHASE,
         spares: Iterable[int] = (85,),
     ) -> "Txn":
-        """A transaction `writer` left open and `client` holds now."""
+        """Return a transaction that `writer` left open and `client` holds now."""
         txn = cls.idle(writer, config=config, spares=spares)
         txn.add(writer)
         txn.world.put(replace(txn.entry, client=client, superseded=None))
@@ -117,7 +117,10 @@ class Txn:
 
     @classmethod
     def in_state(cls, state: str, *, config: TxnConfig = TWO_PHASE, version: int = 2) -> "Txn":
-        """42/10 has come this far by requests of `version`; ends move the pair to 42/11 under version 2."""
+        """Return an id that producer 42, epoch 10, brought to a state by requests of `version`.
+
+        Under version 2 the end of a transaction moves it to epoch 11.
+        """
         txn = cls.idle(ident(42, 10), config=config)
         if state == "Empty":
             return txn
@@ -149,7 +152,7 @@ class Txn:
         )
 
     def add(self, identity: Identity, *partitions: TopicPartition, version: int = 2) -> Answer:
-        """AddPartitionsToTxn by the client: up to version 3 of the request `version` is 0."""
+        """Send AddPartitionsToTxn as the client does: up to version 3 of the request `version` is 0."""
         return self.ask(
             AddPartitions(
                 identity=identity, partitions=frozenset(partitions or (P0,)), transaction_version=version
@@ -157,7 +160,7 @@ class Txn:
         )
 
     def write(self, identity: Identity, *partitions: TopicPartition) -> Answer:
-        """The first batch of a transaction comes to a partition leader, by Produce 12 or later."""
+        """Add partitions as their leader does at a transaction's first batch, with Produce 12 or later."""
         return self.ask(AddImplicitly(identity=identity, partitions=frozenset(partitions or (P0,))))
 
     def verify(self, identity: Identity, *partitions: TopicPartition) -> Answer:
@@ -176,11 +179,11 @@ class Txn:
         return self.ask(TimeOut())
 
     def complete(self) -> None:
-        """Every partition gets its marker."""
+        """Write the markers of every partition."""
         self.world.write_markers(self.id)
         assert isinstance(self.entry.phase, Idle)
 
-    # ---- how it stands
+    # ---- its state
 
     @property
     def entry(self) -> TxnEntry:
@@ -211,7 +214,7 @@ class Txn:
 
 
 def tc_state(txn: Txn) -> tuple[str, int, int, int, int, int]:
-    """The "TC STATE" of KIP-939, as the last record of the log has it.
+    """Return the "TC STATE" of KIP-939 from the last record of the log.
 
     State, ProducerId, ProducerEpoch, PrevProducerId, NextProducerId, NextProducerEpoch.
     """
@@ -227,14 +230,14 @@ def tc_state(txn: Txn) -> tuple[str, int, int, int, int, int]:
 
 
 def last_value(world: TxnWorld) -> TransactionLogValue:
-    """The schema version and then Kafka's fields, read without our codec."""
+    """Return the log's last value: the schema version and Kafka's fields, read without our codec."""
     *_, record = decode_records(world.log[-1], 0)
     assert record.value is not None
     return decode_prefix(TransactionLogValue, record.value, int.from_bytes(record.value[:2], "big"), 2)[0]
 
 
 def unchanged(txn: Txn, before: TxnEntry, records: int) -> bool:
-    """Neither the entry nor the log has moved."""
+    """Return whether neither the entry nor the log has changed."""
     return txn.entry == before and len(txn.world.log) == records
 
 

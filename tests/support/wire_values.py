@@ -41,20 +41,20 @@ _SCALARS: dict[Scalar, st.SearchStrategy[object]] = {
     BYTES: st.binary(max_size=140),
     RECORDS: st.one_of(st.none(), st.binary(max_size=140)),
 }
-# Tagged fields from here on are ours, skipped by whoever does not know them: docs/formats/private-tags.md.
+# Tagged fields from here on are ours; other readers skip them: docs/formats/private-tags.md.
 PRIVATE_TAGS_FROM = 10_000
 Override = Callable[[FieldSpec], "st.SearchStrategy[object] | None"]
 
 
 def is_private(f: FieldSpec) -> bool:
-    """A field that Kafka's schema does not have."""
+    """Return whether Kafka's schema lacks the field."""
     return f.wire.tag is not None and f.wire.tag >= PRIVATE_TAGS_FROM
 
 
 def values(
     cls: type, version: int, override: Override = lambda field: None, depth: int = 0
 ) -> st.SearchStrategy[object]:
-    """Instances of `cls` that hold, outside the fields of `version`, only defaults."""
+    """Draw instances of `cls` whose fields outside `version` hold only defaults."""
     fields = {
         f.name: field_values(f, version, override, depth)
         for f in struct_spec(cls).fields
@@ -98,7 +98,7 @@ def random_value(
     depth: int = 0,
     override: RandomOverride = lambda field, rng: UNTOUCHED,
 ) -> object:
-    """An instance from a seeded generator: for bulk, where Hypothesis would be the slow part."""
+    """Return an instance from a seeded generator, for bulk, where Hypothesis would be too slow."""
     chosen = {}
     for f in struct_spec(cls).fields:
         if version not in f.wire.versions:
