@@ -250,8 +250,7 @@ class MemoryFileSystem:
         Args:
             choose: answers each question with the number of a possibility.
             derived: endings of files that can be rebuilt from others. Their names are kept all or none, and
-                their
-                bytes in full, in part or not at all; otherwise there would be too many combinations.
+                their bytes in full, in part or not at all; otherwise there would be too many combinations.
         """
         self._begin_life()
         names_of_derived: int | None = None

@@ -350,7 +350,7 @@ class World:
         self.reader.start_over()
 
     def _note_reports(self) -> None:
-        """(7) Note each hanging transaction an unclean start lists, and each entry's forced outcomes."""
+        """Note each hanging transaction an unclean start lists, and each entry's forced outcomes (7)."""
         broker = self.machine.broker
         if broker is None:
             return
@@ -506,7 +506,7 @@ class World:
         return {entry.transactional_id: entry for entry in entries}
 
     def _compare_entries(self, before: Mapping[str, TxnEntry], after: Mapping[str, TxnEntry]) -> None:
-        """(5) Compare entries replayed with those live, apart from fields that version 0 has no place for.
+        """Compare entries replayed with those live, apart from fields that version 0 has no place for (5).
 
         An unclean start also moves an id with a hanging transaction to another producer id.
         """
@@ -558,7 +558,7 @@ class World:
         self._note_errors()
 
     async def _compare_reading(self, visible: Mapping[TopicPartition, list[str]]) -> None:
-        """(1) Compare what readers were shown, all along and now, with what the batches come to."""
+        """Compare what readers were shown, all along and now, with what the batches come to (1)."""
         anew = Reader("reader anew", PARTITIONS, self.network, self.history)
         anew.expects, anew.start_of = self._expects, self._start_of
         may_go = self.history.may_go

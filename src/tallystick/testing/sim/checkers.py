@@ -99,7 +99,7 @@ def decide(batches: Iterable[Batch], upto: int) -> Decisions:
 
 
 def check_stable_offset(partition: Partition) -> Iterator[str]:
-    """(3) Yield each open transaction below the last stable offset.
+    """Yield each open transaction below the last stable offset (3).
 
     The last stable offset precedes every transaction without a marker that a power loss cannot remove. If the
     transaction's first records are deleted, it counts from the log start offset (Kafka:
@@ -116,7 +116,7 @@ def check_stable_offset(partition: Partition) -> Iterator[str]:
 
 
 def check_pair(history: History, exchange: Exchange, *, forgets: bool = False) -> None:
-    """(4), I2 and I5: check that a returned producer id and epoch are new and follow the newest.
+    """Check that a returned producer id and epoch are new and follow the newest: (4), I2, I5.
 
     A client that repeats its request may get the newest ones again; a client with an earlier epoch gets none.
 
@@ -166,13 +166,12 @@ def check_answer(history: History, exchange: Exchange) -> None:
 def check_texts(
     batches: Mapping[TopicPartition, Sequence[Batch]], excused: AbstractSet[str] = frozenset()
 ) -> Iterator[str]:
-    """(6) Yield each record that is in the logs twice, committed or not.
+    """Yield each record that is in the logs twice, committed or not (6).
 
     Args:
         batches: the batches of each partition.
         excused: texts of transactions that an administrator ended in a partition. A batch repeated afterwards
-            is
-            not part of the open transaction, and counts as new if its producer has expired.
+            is not part of the open transaction, and counts as new if its producer has expired.
     """
     counts = Counter(text for found in batches.values() for batch in found for text in batch.texts)
     for text, count in counts.items():
@@ -181,7 +180,7 @@ def check_texts(
 
 
 def check_atomic(history: History, visible: Mapping[TopicPartition, Sequence[str]]) -> Iterator[str]:
-    """(1) Yield each transaction that is visible in part, or differently from what its clients were told."""
+    """Yield each transaction that is visible in part, or differently from what its clients were told (1)."""
     where = {text: partition for partition, texts in visible.items() for text in texts}
     for txn in history.txns:
         seen = txn.records.keys() & where.keys()
@@ -199,7 +198,7 @@ def check_atomic(history: History, visible: Mapping[TopicPartition, Sequence[str
 
 
 def check_aborted(history: History, visible: Mapping[TopicPartition, Sequence[str]]) -> Iterator[str]:
-    """(1) Yield each aborted transaction that is visible, on a disk that may lose what was acknowledged.
+    """Yield each aborted transaction that is visible, on a disk that may lose what was acknowledged (1).
 
     Only version 2 is checked: before it, a producer epoch names many transactions, and a marker that is
     written again may end a later one.
@@ -212,7 +211,7 @@ def check_aborted(history: History, visible: Mapping[TopicPartition, Sequence[st
 
 
 def check_gone(history: History, visible: Mapping[TopicPartition, Sequence[str]]) -> Iterator[str]:
-    """(8) Yield each record that is visible though its deletion was confirmed."""
+    """Yield each record that is visible though its deletion was confirmed (8)."""
     for partition, texts in visible.items():
         for text in texts:
             if text in history.gone:
@@ -243,8 +242,8 @@ def check_markers(
     Args:
         history: the transactions by their writer.
         decisions: the decisions of each partition.
-        hanging: hanging transactions that a start listed; the markers that end them are not the
-            coordinator's.
+        hanging: hanging transactions that a start listed; a marker that ends one belongs to another
+            transaction.
     """
     outcomes: dict[Identity, tuple[bool, TopicPartition]] = {}
     for partition, decided in decisions.items():
@@ -254,6 +253,7 @@ def check_markers(
                 continue
             if (partition, writer.producer_id) in hanging or writer in history.torn:
                 continue
+            # KIP-890: in version 2 a marker carries the epoch after that of the data it ends.
             if signer != Identity(writer.producer_id, ProducerEpoch(writer.epoch + 1)):
                 yield f"{partition}: {txn} was ended by a marker of {signer}"
             found, where = outcomes.setdefault(writer, (commit, partition))
@@ -271,7 +271,7 @@ def check_database(
     visible: Mapping[TopicPartition, Sequence[str]],
     forced: Mapping[Identity, ForcedCause],
 ) -> Iterator[str]:
-    """(2) Yield each difference between the database's transactions and the log's.
+    """Yield each difference between the database's transactions and the log's (2).
 
     A forced outcome excuses a difference, if the coordinator reports it.
 
@@ -303,7 +303,7 @@ def check_entries(
     partitions: Mapping[TopicPartition, Decisions],
     hanging: AbstractSet[tuple[TopicPartition, ProducerId]],
 ) -> Iterator[str]:
-    """(7) and I4: yield each transaction still open after every client has recovered.
+    """Yield each transaction still open after every client has recovered: (7), I4.
 
     Checks the coordinator's entries and the partitions.
 
@@ -323,7 +323,7 @@ def check_entries(
 
 
 def check_offset(history: History, owner: str, committed: int | None) -> Iterator[str]:
-    """(1) Check that a group's offset is that of its owner's last committed transaction with an offset.
+    """Check that a group's offset is that of its owner's last committed transaction with an offset (1).
 
     Args:
         history: the transactions, as their clients know them.
