@@ -60,7 +60,7 @@ TOOLS: Final = {
     "kafka-transactions": "org.apache.kafka.tools.TransactionsCommand",
 }
 
-# A tool runs for a second: the optimizing compiler and parallel collectors only slow it down.
+# A tool runs for a second: the optimising compiler and parallel collectors only slow it down.
 QUICK_JVM: Final = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
 # The options kafka-run-class.sh gives a server.
 SERVER_JVM: Final = (

@@ -32,7 +32,7 @@ OPEN: Final = 10_000
 OPEN_PARTITIONS: Final = 100
 IDS: Final = 100_000
 _SOURCE: Final = Path(__file__).with_name("Transactions.java")
-# Options for a small client that keep the optimizing compiler: users do not run with C1 alone.
+# Options for a small client that keep the optimising compiler: users do not run with C1 alone.
 _CLIENT_JVM: Final = ("-XX:+UseSerialGC", "-Xshare:auto")
 
 

@@ -444,9 +444,7 @@ def every_choice() -> Iterator[Choose]:
 
     Do a deterministic run once with each of them, to its end.
     """
-    script: list[
-        tuple[int, int]
-    ] = []  # each answer given, with the number of possibilities it was picked from
+    script: list[tuple[int, int]] = []  # each answer, and the number of possibilities
     while True:
         at = 0
 

@@ -1,7 +1,7 @@
 """An event loop without sockets, threads or waiting: virtual time that moves when nothing is ready.
 
 Several loops can share one `VirtualTime`, as a broker and its clients do: each is a process, and can die
-without the others. Their behavior depends only on the calls made and their order (style R17).
+without the others. Their behaviour depends only on the calls made and their order (style R17).
 """
 
 import asyncio
