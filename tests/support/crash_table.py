@@ -64,7 +64,7 @@ STEPS = (
 
 
 def of_steps(strikes: list[Struck]) -> str:
-    """Return the table of where a life was killed, and what the next recovery found in every cell."""
+    """Return the table of where lives were killed and what the next recoveries found, over all cells."""
     found = defaultdict[tuple[str, str, str], Counter[str]](Counter)
     for each in strikes:
         when, _, step = each.where.partition(" ")

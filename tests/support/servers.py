@@ -166,7 +166,7 @@ def _gone(process: psutil.Process) -> bool:
 
 
 class PostgreSQL(Server):
-    """PostgreSQL. It refuses to run as root, so root runs it as `nobody`, on binaries readable to it."""
+    """PostgreSQL. It refuses to run as root: then an unprivileged account runs it, on readable binaries."""
 
     name = "PostgreSQL"
     stop_signal = signal.SIGINT  # "fast": does not wait for clients to leave

@@ -6,7 +6,7 @@ import org.apache.kafka.clients.producer.KafkaProducer;
 import org.apache.kafka.clients.producer.ProducerRecord;
 import org.apache.kafka.common.serialization.ByteArraySerializer;
 
-/** Transactions of one message through Apache's Java client, one thread a producer; prints a JSON line. */
+/** Transactions of one message through Apache's Java client, one thread per producer; prints a JSON line. */
 public final class Transactions {
     private static final class Worker extends Thread {
         private final String bootstrap, topic;

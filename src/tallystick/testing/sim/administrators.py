@@ -153,7 +153,10 @@ class Administrator:
             self._history.may_go = known  # refused: no record may be missing
 
     async def end_in_one_partition(self, at_s: float, names: Collection[TopicPartition]) -> None:
-        """Abort one open transaction in one partition, bypassing its coordinator (KIP-664)."""
+        """Abort one open transaction in one partition, bypassing its coordinator (KIP-664).
+
+        The marker names the transaction's first offset, so that it ends no other one.
+        """
         await asyncio.sleep(at_s)
         opened = [
             (partition, first, producer_id)

@@ -175,6 +175,7 @@ class Producer:
         await self._ask(
             FindCoordinatorRequest(key=self.name, key_type=TRANSACTION), 3, FindCoordinatorResponse, _code_of
         )
+        # KIP-939: version 6 of InitProducerId has the flags for two-phase commit.
         is_v6 = keep or self.kind.two_phase
         request = InitProducerIdRequest(
             transactional_id=self.name,
@@ -194,6 +195,7 @@ class Producer:
         return _pair(response.ongoing_txn_producer_id, response.ongoing_txn_producer_epoch)
 
     def _become(self, pair: Identity) -> None:
+        # KIP-360: sequence numbers begin at 0 under a new epoch.
         if pair != self.pair:
             self._sequences.clear()
             self._acknowledged.clear()
@@ -237,6 +239,7 @@ class Producer:
                     for partition, (batch, _) in batches.items()
                 ),
             )
+            # KIP-890: from Produce 12 on, the write itself adds the partition to the transaction.
             version = 12 if self.kind.version >= 2 else 11
             # Under an epoch that goes on, a late batch could join the next transaction.
             repeats: Repeats = "at once" if self.kind.reuses_numbers else "any time"
@@ -362,6 +365,7 @@ class Producer:
         if response.error_code:
             raise Fenced(f"EndTxn: {ErrorCode(response.error_code).name}")
         txn.told = commit
+        # KIP-890: EndTxn 5 answers with the producer id and epoch of the next transaction.
         if self.kind.version >= 2:
             self._become(_pair(response.producer_id, response.producer_epoch))
         elif not commit and self.kind.reuses_numbers and not self._out_of_order:

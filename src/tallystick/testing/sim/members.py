@@ -211,6 +211,7 @@ class Member:
             self._id, self._generation = response.member_id, response.generation_id
             if response.error_code == ErrorCode.NONE:
                 return response
+            # KIP-394: a new member is given its id first, and joins again with it.
             if response.error_code != ErrorCode.MEMBER_ID_REQUIRED:
                 self._group.report(f"JoinGroup is answered with {ErrorCode(response.error_code).name}")
                 raise Stuck(self._name)
@@ -229,6 +230,7 @@ class Member:
         for partition in partitions:
             least = self._group.committed.get(partition, 0)
             topic = OffsetFetchRequestTopic(name=partition.topic, partition_indexes=(partition.partition,))
+            # KIP-447: `require_stable` turns offsets of open transactions into a retriable error.
             request = OffsetFetchRequest(group_id=GROUP, topics=(topic,), require_stable=True)
             response = await self._ask(request, 7, OffsetFetchResponse, _fetch_codes)
             offset = response.topics[0].partitions[0].committed_offset

@@ -117,6 +117,7 @@ class Reader:
         aborted = deque(
             sorted((found.first_offset, found.producer_id) for found in data.aborted_transactions or ())
         )
+        # KIP-98: an aborted transaction is skipped from its first offset up to its ABORT marker.
         aborting: set[int] = set()
         for at, header in iter_headers(records):
             if header.last_offset >= data.last_stable_offset:
