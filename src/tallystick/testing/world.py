@@ -345,7 +345,7 @@ class World:
         self.clients.call_later(loss.down_s, self._start)
 
     def _forget(self) -> None:
-        """Reset what binds the broker: acknowledged records may be lost with the power."""
+        """Forget producer ids given out and records shown: the power loss may have taken them back."""
         self.history.pairs.clear()
         self.reader.start_over()
 

@@ -2,12 +2,17 @@
 
 Run it with `tallystick.testing.world`. The modules:
 
-loop       processes without threads, sockets or waiting
-machine    the broker's computer: a disk that loses unsynced data, a process that is restarted
-network    requests and replies that are lost, late or duplicated
-faults     the faults of one run
-clients    transactional producers, and readers
-dual_write a database, and KIP-939's recipe to commit atomically to it and to the log
-history    the record of what clients did and were told
-checkers   whether that history can be true
+administrators  deletions of topics and records, and aborts of single transactions
+checkers        whether the history can be true
+clients         transactional producers
+dual_write      a database, and KIP-939's recipe to commit atomically to it and to the log
+failing_disk    disk calls that fail for a while
+faults          the faults of one run
+history         the record of what clients did and were told
+loop            processes without threads, sockets or waiting
+machine         the broker's computer: a disk that loses unsynced data, a process that is restarted
+members         consumers of one group
+network         requests and replies that are lost, late or duplicated
+reader          a read_committed consumer
+workers         clients that run transactions, die and are replaced
 """
