@@ -15,6 +15,7 @@ from sqlalchemy.exc import StatementError
 from sqlalchemy.pool import NullPool
 
 import tallystick.dualwrite
+from tallystick.dualwrite import DualWriter
 from tallystick.errors import InDoubt
 from tallystick.testing import EmbeddedBroker, eventually
 
@@ -79,12 +80,17 @@ def pay(world: World, writer: Writer, n: int, strike: Strike) -> None:
 
 
 @pytest.mark.parametrize(
-    "what",
-    [TimeIsUp, pytest.param(KeyboardInterrupt, marks=pytest.mark.slow)],
-    ids=lambda each: each.__name__,
+    ("what", "closed"),
+    [
+        (TimeIsUp, False),
+        pytest.param(KeyboardInterrupt, False, marks=pytest.mark.slow),
+        pytest.param(TimeIsUp, True, marks=pytest.mark.slow),
+    ],
 )
-def test_an_exception_at_any_line_tears_nothing(make_world: MakeWorld, what: type[BaseException]) -> None:
-    """[DW-3, DW-7] And wherever it struck, the same writer can be recovered and goes on."""
+def test_an_exception_at_any_line_tears_nothing(
+    make_world: MakeWorld, what: type[BaseException], closed: bool
+) -> None:
+    """[DW-3, DW-7] Wherever it struck: the same writer is recovered, or it is closed and another one is."""
     world = make_world()
     writer = world.life()
     writer.recover()
@@ -95,8 +101,13 @@ def test_an_exception_at_any_line_tears_nothing(make_world: MakeWorld, what: typ
         if strike.where is None:
             break
         struck[f"{n}"] = strike.where
+        if closed:
+            writer.close()
+            writer = DualWriter(world.store, world.config)
         if not writer.ready:
             writer.recover()
+    if closed:
+        writer.close()
     assert len(set(struck.values())) > 60, "lines were struck"
     rows = world.rows()
     kept = eventually(lambda: _complete(world, rows))

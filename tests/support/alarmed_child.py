@@ -83,6 +83,7 @@ class Shop:
         self.store = SqlStore(self.engine)
         self.store.create()
         self.took: list[float] = []
+        self.interrupted = 0
         self.writer = self._writer(self._note)
 
     def _writer(self, watch: object = None) -> Writer:
@@ -121,8 +122,11 @@ class Shop:
                 signal.setitimer(signal.ITIMER_REAL, 0)
             Aiming.delay_s = None
         if not self.writer.ready:
-            with suppress(TallystickError):
-                self.writer.recover()
+            self.interrupted += 1
+            # Every other time as at the end of a `with` block: closed in doubt, and another one recovers.
+            if self.interrupted % 2:
+                with suppress(TallystickError):
+                    self.writer.recover()
             if not self.writer.ready:
                 self.writer.close()
                 self.writer = self._writer()

@@ -654,6 +654,8 @@ class Session(Generic[D, P]):
             return
         within = self.standing in _WITHIN  # its open database transaction would block _abort_open's note
         self.standing = Standing.CLOSED
+        if not within and self._database is not None:  # its locks would outlive this writer
+            yield from self._rolled_back(self._database)
         # Once the database was asked to commit, its row decides, and only a claim may ask it [DW-3].
         if not within and self._outcome is Outcome.NOT_COMMITTED:
             yield from self._abort_open()
