@@ -51,6 +51,16 @@ def test_a_transaction_that_was_committed_is_whole(history: History) -> None:
     assert [*checkers.check_atomic(history, {B: ["t:0:0"], A: ["t:0:1"]})], "and where it was sent to"
 
 
+def test_version_1_goes_unchecked_only_where_topics_can_be_confused(history: History) -> None:
+    txn = transaction(history, told=False)
+    txn.version = 1
+    assert [*checkers.check_atomic(history, {A: ["t:0:0"], B: []})]
+    history.version_1_unproven = True
+    assert not [*checkers.check_atomic(history, {A: ["t:0:0"], B: []})]
+    txn.version = 2
+    assert [*checkers.check_atomic(history, {A: ["t:0:0"], B: []})]
+
+
 def test_what_was_deleted_may_be_missing_and_nothing_else(history: History) -> None:
     transaction(history, told=True)
     history.may_go.add("t:0:1")

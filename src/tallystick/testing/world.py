@@ -126,7 +126,7 @@ class World:
         self.faults = faults
         self.time = VirtualTime()
         self.clients = new_loop(self.time)
-        self.history = History()
+        self.history = History(version_1_unproven=faults.confuses_topics)
         self.database = Database()
         self.level = self.random.choice((2, 2, 2, 2, 1, 0)) if kinds is None else 2
         if self.faults.fresh_disk:

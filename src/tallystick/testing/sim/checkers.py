@@ -182,7 +182,7 @@ def check_texts(
 def check_atomic(history: History, visible: Mapping[TopicPartition, Sequence[str]]) -> Iterator[str]:
     """Yield each transaction that is visible in part, or differently from what its clients were told (1)."""
     where = {text: partition for partition, texts in visible.items() for text in texts}
-    for txn in history.txns:
+    for txn in history.proven():
         seen = txn.records.keys() & where.keys()
         for text in sorted(seen):
             if where[text] != txn.records[text]:
@@ -282,7 +282,7 @@ def check_database(
         forced: the outcomes that the coordinator reported while it knew the id.
     """
     texts = {text for found in visible.values() for text in found}
-    for txn in history.txns:
+    for txn in history.proven():
         row = database.rows.get(txn.owner)
         if row is None or not txn.records:
             continue

@@ -101,6 +101,11 @@ class FaultPlan:
         broken = bool(self.disk_breaks_at_s or self.failing_calls)
         return self.flush_policy != "ack" and (unkept or broken)
 
+    @property
+    def confuses_topics(self) -> bool:
+        """Whether a start can take a recreated topic for its predecessor that lost its end."""
+        return self.flush_policy != "ack" and bool(self.deletions_at_s and self.power_losses)
+
 
 SPAN_S: Final = 2.0
 """The seconds in which faults come; a run without faults ends sooner."""

@@ -1,6 +1,6 @@
 """The history of a run: what clients did and were told, the checkers' only source besides the disk."""
 
-from collections.abc import Container
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 
 from tallystick.kernel.ids import Identity, ProducerId, TopicPartition
@@ -57,6 +57,9 @@ class History:
     sent_ms      when each text was sent, which is its timestamp
     answered_ms  when its client got the answer: it is not sent again
     wrong        violations found during the run
+    version_1_unproven  whether transactions before version 2 go unchecked: a start that cannot tell a topic
+                 from its successor may write a former transaction's marker again, and there the next
+                 transaction has the same producer epoch (docs/skipped.md)
     """
 
     txns: list[Txn] = field(default_factory=list)
@@ -69,6 +72,7 @@ class History:
     sent_ms: dict[str, int] = field(default_factory=dict)
     answered_ms: dict[str, int] = field(default_factory=dict)
     wrong: list[str] = field(default_factory=list)
+    version_1_unproven: bool = False
 
     def begin(self, owner: str, version: int, *, two_phase: bool) -> Txn:
         txn = Txn(len(self.txns), owner, version, two_phase)
@@ -80,6 +84,10 @@ class History:
         txn.writer = writer
         if txn.version >= 2 and self.by_writer.setdefault(writer, txn) is not txn:
             self.reused.add(writer)
+
+    def proven(self) -> Iterator[Txn]:
+        """Yield the transactions whose outcome the broker guarantees in this run."""
+        return (txn for txn in self.txns if txn.version >= 2 or not self.version_1_unproven)
 
     def texts_of(self, partitions: Container[TopicPartition], *, acknowledged: bool = False) -> set[str]:
         """Return the texts sent to some partitions, or only those the broker has acknowledged."""
